@@ -26,8 +26,6 @@ How it is measured:
 `--work` keeps detections and calibration statistics, so that a run that was interrupted goes on where it was.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import re
@@ -45,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Images, detect, evenly, input_name, load_samples, paired, pooled, publish, read_splits, table
 
-from qdqtool.tuning.detection import Matches, match, precision
+from qdqtool.tuning.metrics import Matches, match, precision
 
 EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names
 FILES = ("model", "calibration", "evaluation")

@@ -7,8 +7,6 @@ from zero and some gains of their normalizations are large, as in published tran
 The last 64 of 4,096 training pictures calibrate, pictures of another seed judge.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import io

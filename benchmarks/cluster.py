@@ -16,8 +16,6 @@ most 15 % more than one plain process; client and scheduler take at most a kilob
 1 when one is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -43,7 +41,7 @@ from PIL import Image
 from calibration import TensorStatistics, clustered, collect, runner
 from calibration.dataset import Looks
 from qdqtool.cluster.mapping import Cluster
-from qdqtool.demo.model import write_images, yolov8n
+from qdqtool.demo.run import write_images, yolov8n
 from qdqtool.model.modelfile import load
 
 SIZE = 320

@@ -1,7 +1,5 @@
 """What the scripts share: tables in pages, rows in files, splits of images, detectors, and paired differences."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.tuning.detection import Detections, Matches, decode, precision
+from qdqtool.tuning.metrics import Detections, Matches, decode, precision
 
 RESAMPLES = 500
 Images = npt.NDArray[np.float32]
@@ -84,7 +82,7 @@ def read_splits(path: Path, files: Sequence[str]) -> list[dict[str, Any]]:
 
 def load_samples(model: str | Path, data: str | Path) -> Images:
     """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
-    from calibration.images import open_data
+    from calibration.arrays import open_data
     from calibration.session import input_specs, metadata_size
     from qdqtool.model.modelfile import load
 

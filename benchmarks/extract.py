@@ -10,8 +10,6 @@ where its whole network does. --minimize and --private repeat it for N findings 
 private one is searched for every name of the whole. Nothing was chosen on these networks but the limit of hops.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import statistics
@@ -31,8 +29,9 @@ import qdqtool
 import qdqtool.errors
 from qdqtool.builders import build
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.model import yolov8n
-from qdqtool.extraction.private import choose, key, made_private, texts
+from qdqtool.demo.run import yolov8n
+from qdqtool.extraction.private import made_private, texts
+from qdqtool.extraction.select import choose, key
 from qdqtool.insertion.api import insert
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model

@@ -9,8 +9,6 @@ logarithms with robust weights; a prior holds each constant near its start, so t
 not move it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

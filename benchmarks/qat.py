@@ -17,10 +17,8 @@ fine-tuned as long, PTQ, QAT, the same with BatchNormalization frozen (which of 
 seed 0, so that the others judge), and Ultralytics' ``quantize=8``, which is ModelOpt's. The fine-tuned rows have the
 same pictures, steps and rates (``qdqtool.qat.ultralytics.RECIPE``); the last checkpoint counts, none is chosen. All
 rows are files, run with onnxruntime without graph optimizations, on the same pictures for every seed, which no network
-was trained, calibrated or chosen on. mAP is COCO's mAP50-95, by qdqtool.tuning.detection. Done rows are kept in FOLDER.
+was trained, calibrated or chosen on. mAP is COCO's mAP50-95, by qdqtool.tuning.metrics. Done rows are kept in FOLDER.
 """
-
-from __future__ import annotations
 
 import argparse
 import ast
@@ -53,7 +51,7 @@ from torch import Tensor, nn
 import qdqtool
 from qdqtool import qat
 from qdqtool.qat.networks import exporting_heads
-from qdqtool.tuning.detection import Detections, match, precision
+from qdqtool.tuning.metrics import Detections, match, precision
 
 TOP = 50
 JUDGED_SEED = 1_000_003

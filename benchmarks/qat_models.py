@@ -13,8 +13,6 @@ TensorRT-RTX builds each file, and the row says how many convolutions it ran as 
 and forward passes in turns on the same batches; the median of the pairs' ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy
@@ -136,7 +134,7 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
         **summary,
     }  # fmt: skip
     if rtx:
-        from qdqtool.verification.built_here import verify_with_builder
+        from qdqtool.verification.api import verify_with_builder
 
         row["rtx"] = verify_with_builder(path, "tensorrt-rtx").convolutions
     return row

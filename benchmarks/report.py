@@ -8,8 +8,6 @@ that blocked the page. Each is the median of several openings; the promise is un
 that does nothing else.
 """
 
-from __future__ import annotations
-
 import io
 import statistics
 import sys
@@ -20,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 
 import qdqtool
-from qdqtool.demo.model import write_images, yolov8n
+from qdqtool.demo.run import write_images, yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.model.modelfile import save
 from qdqtool.reporting.api import Report

@@ -7,8 +7,6 @@ Each benchmark is a script beside this one, with a `main()` and a docstring that
 processes of that version and of the sources at hand in turns, and prints ratios with intervals (`benchmarks/speed.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.util

@@ -9,8 +9,6 @@ the tool's own defaults; nothing of it may be reported. Then the scales that ``i
 a time; all of that should be. Four images calibrate, four others are looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -7,8 +7,6 @@ lies there with the probability given (5 turns: 94 %, 6: 97 %, 3: only 75 %). Se
 the turns; processor time is user and system, of all threads and child processes.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics
@@ -107,7 +105,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
 
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
-    from qdqtool.demo.model import yolov8
+    from qdqtool.demo.run import yolov8
     from qdqtool.model.modelfile import save
 
     save(yolov8(letter, size), path)
@@ -116,7 +114,7 @@ def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
 def _quantized(path: Path) -> None:
     import numpy as np
 
-    from qdqtool.demo.model import yolov8n
+    from qdqtool.demo.run import yolov8n
     from qdqtool.insertion.api import insert
 
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 640, 640)).astype(np.float32)
@@ -191,7 +189,7 @@ class Files:
             where = self.folder / f"images-{count}-{size}"
             if count and not where.exists():
                 where.mkdir()
-                self._apart("from qdqtool.demo.model import write_images\n"
+                self._apart("from qdqtool.demo.run import write_images\n"
                             f"write_images(Path({str(where)!r}), {count}, {size})")
             found["IMAGES"] = str(where if count else self._photos)
             if not count:

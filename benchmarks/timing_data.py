@@ -9,8 +9,6 @@ target than trt8.6. The other tables there are layers.tsv (kernels of published 
 and blind.tsv (published times that are judged only).
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -103,7 +101,7 @@ class Data:
         self.weights.append(weight)
         self.segments.append(len(works))
 
-    def of(self, keep: Sequence[bool]) -> Data:
+    def of(self, keep: Sequence[bool]) -> "Data":
         """Some of the measurements."""
         result, start = Data(), 0
         for i, count in enumerate(self.segments):
@@ -118,7 +116,7 @@ class Data:
         """The GPU of each measurement."""
         return [self.gpus[i] for i in np.cumsum([0, *self.segments[:-1]])]
 
-    def with_overhead(self, overhead: float) -> Data:
+    def with_overhead(self, overhead: float) -> "Data":
         """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
         usual = [0.0 if label.startswith("convolutions-") else overhead * 1e-6 for label in self.labels]
         return replace(self, overhead=usual)

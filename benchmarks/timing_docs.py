@@ -3,8 +3,6 @@
 usage: python benchmarks/timing_docs.py     # after fit_timing.py --write; reads benchmarks/timing/judged.json alone
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

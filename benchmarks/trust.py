@@ -6,8 +6,6 @@
 multiset of pass, event, subject and object, without those of ConstQDQInitializersFusion where a log only counts them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from qdqtool.trt.targets import BUILDS

@@ -24,8 +24,6 @@ fully convolutional network. `tune` gets the pictures as files and judges by lab
 `tune` never saw, with the networks' own labels.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import re
@@ -47,7 +45,7 @@ from common import Images, detect, evenly, input_name, load_samples, paired, poo
 import qdqtool
 from qdqtool.model.sessions import open_session
 from qdqtool.tuning.configuration import Cost, cost_of
-from qdqtool.tuning.detection import match
+from qdqtool.tuning.metrics import match
 from qdqtool.tuning.result import Tuning
 
 Array = npt.NDArray[Any]

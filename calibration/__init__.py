@@ -6,9 +6,9 @@
 One pass collects everything that all methods need; see :func:`collect` and :data:`METHODS`.
 """
 
+from calibration.arrays import Dataset, InputSpec, Preprocess, open_data
 from calibration.cache import Statistics, load_statistics, save_statistics
 from calibration.focus import Focus, FocusMap
-from calibration.images import Dataset, InputSpec, Preprocess, open_data
 from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
 from calibration.runner import collect
 from calibration.statistics import TensorStatistics, merge_all

@@ -14,12 +14,27 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.dataset import Array, InputSpec, Sample, Source, fit_all, printable
-from calibration.listing import file_digest
+from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable
+from calibration.listing import file_digest, files_under
+from calibration.pictures import (
+    IMAGE_SUFFIXES,
+    OTHER_PICTURES,
+    YOLO_PREPROCESS,
+    ImageSource,
+    decode,
+    describe,
+    is_url,
+    local_path,
+    prepare,
+    url_source,
+)
 from qdqtool.base import budgets
+from qdqtool.base.options import Preprocess
+from qdqtool.base.parameters import typed
+from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import open_input
-from qdqtool.io.packed import Archive, Header, read_values, short
+from qdqtool.io.files import open_input, read_input
+from qdqtool.io.packed import Archive, Header, read_values
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 
@@ -68,7 +83,7 @@ class StackedArray:
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
             except Exception as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
-                raise DataError(f"{self.what}: damaged at sample {index}: {short(error)}") from error
+                raise DataError(f"{self.what}: damaged at sample {index}: {reason_of(error)}") from error
         if len(data) != self.row_bytes:
             raise DataError(f"{self.what}: the file is cut off at sample {index}; copy it again")
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
@@ -156,16 +171,13 @@ class StackedSource(Source):
         return f"{printable(self.path.name)}[{self.rows[index]}]"
 
 
-class SampleFilesSource(Source):
-    """One file for each sample."""
+class SampleFilesSource(FilesSource):
+    """One npz or npy for each sample."""
 
     def __init__(self, paths: Sequence[Path], root: Path, inputs: Sequence[InputSpec]) -> None:
         self.paths = paths
         self.root = root
         self.inputs = inputs
-
-    def count(self) -> int:
-        return len(self.paths)
 
     def load(self, index: int) -> Sample:
         path = self.paths[index]
@@ -178,18 +190,6 @@ class SampleFilesSource(Source):
                 budgets.require(header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError)
                 arrays = {self.inputs[0].name: read_values(file, header, str(path))}
         return fit_all(arrays, self.inputs, str(path))
-
-    def digest(self, index: int) -> bytes:
-        return self.name(index).encode() + file_digest(self.paths[index])
-
-    def portion(self, indices: Sequence[int]) -> SampleFilesSource:
-        part = copy.copy(self)
-        part.root = Path(os.path.abspath(self.root))
-        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
-        return part
-
-    def name(self, index: int) -> str:
-        return printable(self.paths[index].relative_to(self.root).as_posix())
 
 
 # In memory -----------------------------------------------------------------------------------------------------------
@@ -266,3 +266,107 @@ class MemorySource(Source):
             for start in range(0, flat.size, step):  # evenly spread blocks, as for files
                 digest.update(flat[start : start + _BLOCK].data)
         return digest.digest()
+
+
+# From whatever the user has to a Dataset -----------------------------------------------------------------------------
+
+
+__all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
+
+DEFAULT_MAX_IMAGES = 512
+
+
+@typed
+def open_data(
+    source: object,
+    inputs: Sequence[InputSpec],
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    max_images: int = DEFAULT_MAX_IMAGES,
+    size: tuple[int, int] | None = None,
+) -> Dataset:
+    """Opens calibration data for a model.
+
+    Args:
+        source: A folder of pictures (searched through, in the order of their paths), a ``.txt`` file with one path a
+            line, one picture; a URL of a folder of pictures that fsspec opens (``s3://bucket/images``); an ``.npz`` of
+            stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
+            iterable of ``{input name: array}``; or a Dataset, returned as it is.
+        inputs: The model's inputs.
+        preprocess: For pictures only; arrays are taken as they are.
+        max_images: At most so many samples are used, evenly spread over the set.
+        size: Height and width in pixels where the model leaves them open.
+
+    Raises:
+        DataError: There is nothing usable, or it does not fit the inputs.
+    """
+    if isinstance(source, Dataset):
+        return source
+    if max_images < 1:
+        raise DataError(f"the number of calibration images is {max_images}; it must be at least 1")
+    if not inputs:
+        raise DataError("the model has no inputs to calibrate with")
+    if isinstance(source, (str, os.PathLike)):
+        text = os.fspath(source)
+        if is_url(text):
+            return Dataset(url_source(text, inputs, preprocess, size), inputs, max_images)
+        path = Path(local_path(text))
+        try:
+            path.exists()
+        except (OSError, ValueError) as error:  # too long, or with a NUL
+            raise DataError(f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}") from None
+        return Dataset(_path_source(path, inputs, preprocess, size), inputs, max_images)
+    if isinstance(source, np.ndarray):
+        source = {inputs[0].name: source}
+    if isinstance(source, Mapping):
+        return Dataset(MemorySource(rows_of(source, inputs), inputs), inputs, max_images)
+    if isinstance(source, Iterable):
+        return Dataset(MemorySource(source, inputs), inputs, max_images)
+    raise DataError(f"calibration data of type {type(source).__name__} is not understood; give a folder of images")
+
+
+def _path_source(
+    path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+) -> Source:
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        passed = dict.fromkeys(OTHER_PICTURES, 0)
+        pictures = files_under(path, IMAGE_SUFFIXES, passed)
+        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
+        others = ", ".join(f"{number} {suffix[1:]}" for suffix, number in passed.items() if number)
+        unread = f"pictures of other formats are not read ({others}): convert them to one of {kinds}" if others else ""
+        if len(pictures):
+            source = ImageSource(pictures, path, inputs, preprocess, size)
+            source.remarks = [unread] if unread else []
+            return source
+        arrays = files_under(path, ARRAY_SUFFIXES)
+        if len(arrays):
+            return SampleFilesSource(arrays, path, inputs)
+        raise DataError(f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}")
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if suffix in ARRAY_SUFFIXES:
+        return StackedSource(path, inputs)
+    if suffix in IMAGE_SUFFIXES:
+        return ImageSource([path], path.parent, inputs, preprocess, size)
+    if suffix in (".txt", ".lst", ".list"):
+        return ImageSource(_listed(path), path.parent, inputs, preprocess, size)
+    raise DataError(f"{path}: not a folder, a list of images (.txt), an image, .npz or .npy")
+
+
+def _listed(path: Path) -> list[Path]:
+    """The paths in a text file; relative ones count from the file's folder, else from the current one."""
+    try:
+        lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
+    result = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if "\0" in text:
+            raise DataError(f"{path}: line {number}: no file name can hold a NUL")
+        if text and not text.startswith("#"):
+            beside = path.parent / text
+            result.append(beside if beside.exists() or not Path(text).exists() else Path(text))
+    if not result:
+        raise DataError(f"{path}: lists no images")
+    return result

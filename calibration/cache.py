@@ -19,10 +19,11 @@ from calibration.dataset import Looks
 from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
 from qdqtool.base import budgets
 from qdqtool.base.parameters import typed
+from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 from qdqtool.io.files import read_input
 from qdqtool.io.outputs import atomic_write, parse_json, write_text
-from qdqtool.io.packed import Archive, short
+from qdqtool.io.packed import Archive
 
 FORMAT = "qdqtool/calibration/4"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done
@@ -44,6 +45,7 @@ class Statistics(Mapping[str, TensorStatistics]):
         notes: What was done with the cache.
     """
 
+    @typed
     def __init__(
         self,
         tensors: Mapping[str, TensorStatistics],
@@ -73,6 +75,7 @@ class Statistics(Mapping[str, TensorStatistics]):
     def __repr__(self) -> str:
         return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
 
+    @typed
     def merge(self, other: Statistics) -> Statistics:
         """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
 
@@ -87,9 +90,9 @@ class Statistics(Mapping[str, TensorStatistics]):
             tensors,
             images=self.images + other.images,
             fingerprint="+".join(parts),
-            warnings=dict.fromkeys([*self.warnings, *other.warnings]),
-            skipped=dict.fromkeys([*self.skipped, *other.skipped]),
-            notes=dict.fromkeys([*self.notes, *other.notes]),
+            warnings=list(dict.fromkeys([*self.warnings, *other.warnings])),
+            skipped=list(dict.fromkeys([*self.skipped, *other.skipped])),
+            notes=list(dict.fromkeys([*self.notes, *other.notes])),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -181,6 +184,10 @@ def _span(counts: npt.NDArray[np.int64]) -> tuple[int, int]:
     return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
 
 
+class _Unfit(DataError):
+    """A file that is no cache of ours; its words say what to do."""
+
+
 def load_progress(path: str | os.PathLike[str]) -> Progress:
     """Reads what :func:`save_progress` wrote.
 
@@ -192,7 +199,7 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
         # Not noted as read: a cache is the one file that a command reads and replaces.
         with Archive(path, budgets.UNPACKED_CACHE, note=False) as archive:
             if "header" not in archive.members:
-                raise DataError(f"{name}: is not a calibration cache; give another name or delete it")
+                raise _Unfit(f"{name}: is not a calibration cache; give another name or delete it")
             budgets.require(archive.members["header"].file_size, budgets.CACHE_HEADER, f"{name}: its header takes",
                             DataError)
             return _parse(archive, name)
@@ -200,11 +207,11 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
         if isinstance(error.__cause__, zipfile.BadZipFile):
             raise DataError(f"{name}: is not a calibration cache, or is cut off; give another name or delete it"
                             ) from error
-        if "delete it" in str(error) or not os.path.isfile(path):
+        if isinstance(error, _Unfit) or not os.path.isfile(path):
             raise
         raise DataError(f"{error}; give another name or delete it") from error
     except _DAMAGED as error:
-        raise DataError(f"{name}: the calibration cache is damaged ({short(error)}); delete it") from error
+        raise DataError(f"{name}: the calibration cache is damaged ({reason_of(error)}); delete it") from error
 
 
 def _parse(archive: Archive, path: str) -> Progress:
@@ -212,7 +219,7 @@ def _parse(archive: Archive, path: str) -> Progress:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
-        raise DataError(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
+        raise _Unfit(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
     plain, focused = _of(header["tensors"], list), _of(header["focused"], list)
     names = [*plain, *focused]
     bins = _of(header["bins"], int)

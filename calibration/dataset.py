@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import threading
@@ -9,13 +10,15 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.listing import read_ahead
+from calibration.listing import file_digest, read_ahead
 from qdqtool.base import budgets
+from qdqtool.base.parameters import require, typed, typed_fields
 from qdqtool.errors import DataError
 
 FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
@@ -87,6 +90,9 @@ class InputSpec:
     shape: tuple[int | None, ...]
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        typed_fields(self)
+
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype)
@@ -105,6 +111,9 @@ class InputSpec:
         Raises:
             DataError: Its shape or type does not fit; ``what`` names it.
         """
+        if not hasattr(array, "ndim"):  # the kind of one is looked at below
+            require("array", array, Array, __name__)
+        require("what", what, str, __name__)
         if array.ndim == len(self.shape) - 1:
             array = array[None]
         fits = array.ndim == len(self.shape) and all(
@@ -197,6 +206,29 @@ def fit_all(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -
     return {i.name: i.fit(np.asarray(arrays[i.name]), f"{what}: array '{i.name}'") for i in inputs}
 
 
+class FilesSource(Source):
+    """One file for each sample."""
+
+    paths: Sequence[Path]
+    root: Path
+
+    def count(self) -> int:
+        return len(self.paths)
+
+    def name(self, index: int) -> str:
+        path = self.paths[index]
+        return printable(path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path))
+
+    def digest(self, index: int) -> bytes:
+        return self.name(index).encode() + file_digest(self.paths[index])
+
+    def portion(self, indices: Sequence[int]) -> Self:
+        part = copy.copy(self)
+        part.root = Path(os.path.abspath(self.root))
+        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
+        return part
+
+
 def printable(path: str) -> str:
     """A file name as UTF-8 can hold it: bytes that are not UTF-8 are written ``\\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -266,6 +298,7 @@ class Dataset:
 
     _lock = threading.Lock()  # of all datasets: it is held for a few additions
 
+    @typed
     def __init__(self, source: Source, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source
         self.inputs = list(inputs)
@@ -299,6 +332,7 @@ class Dataset:
             if sample is not None:
                 yield sample[0]
 
+    @typed
     def tasks(self, done: Set[int] = frozenset()) -> Iterator[tuple[int, Task]]:
         """The work of one pass: a sample's number and a function that loads it, which any thread may call.
 
@@ -318,22 +352,26 @@ class Dataset:
                     loaded = self._load(group)
                     yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
 
+    @typed
     def group(self, number: int) -> list[int]:
         """The source's indices in sample ``number``; only where the length is known."""
         assert self.indices is not None
         return list(self.indices[number * self.batch : (number + 1) * self.batch])
 
+    @typed
     def take(self, looks: Looks, skipped: Iterable[tuple[str, str]]) -> None:
         """Notes what was noticed about samples that were loaded elsewhere."""
         with self._lock:
             self.looks.merge(looks)
             self.skipped.extend(skipped)
 
+    @typed
     def load(self, number: int) -> Sample | None:
         """Sample ``number`` of a source that has a length; None when all of its images are broken."""
         loaded = self._load(self.group(number))
         return None if loaded is None else loaded[0]
 
+    @typed
     def name(self, number: int) -> str:
         """What the (first) image of a sample is called."""
         return self.source.name(self.group(number)[0])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
+from qdqtool.base.parameters import typed
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 DEFAULT_PERCENTILE = 99.99
@@ -47,11 +48,13 @@ class Range(NamedTuple):
     power: float | None
 
 
+@typed
 def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> float:
     """The range that a method chooses; see :func:`range_of`."""
     return range_of(stats, method, percentile).amax
 
 
+@typed
 def range_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> Range:
     """The range that a method chooses, and how.
 
@@ -107,6 +110,7 @@ def _percentile(stats: TensorStatistics, percentile: float) -> float:
 def squared_error(stats: TensorStatistics, amax: float, levels: int = INT8_LEVELS) -> float: ...
 @overload
 def squared_error(stats: TensorStatistics, amax: npt.NDArray[np.float64], levels: int = INT8_LEVELS) -> Floats: ...
+@typed
 def squared_error(
     stats: TensorStatistics, amax: float | npt.NDArray[np.float64], levels: int = INT8_LEVELS
 ) -> float | Floats:
@@ -123,14 +127,24 @@ def squared_error(
     Raises:
         ValueError: A range is not above zero.
     """
-    ranges = np.atleast_1d(np.asarray(amax, np.float64))
-    if not (ranges > 0).all():
-        raise ValueError("amax must be above zero")
+    ranges = _ranges(amax)
     if stats.count:
         errors = _errors(stats.histogram, ranges, levels) / stats.count
     else:
         errors = np.zeros(len(ranges))
     return errors if isinstance(amax, np.ndarray) and amax.ndim else float(errors[0])
+
+
+def _ranges(amax: float | npt.NDArray[np.float64]) -> Floats:
+    """Ranges [n].
+
+    Raises:
+        ValueError: One is not above zero.
+    """
+    ranges: Floats = np.atleast_1d(np.asarray(amax, np.float64))
+    if not (ranges > 0).all():
+        raise ValueError("amax must be above zero")
+    return ranges
 
 
 def focus_power(parts: Sequence[TensorStatistics]) -> float:
@@ -209,6 +223,7 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
     return float(ranges[int(np.argmin(costs + BIASED_WEIGHT * np.mean(shares, axis=0) ** 2))])
 
 
+@typed
 def focused_error(
     stats: TensorStatistics, amax: npt.NDArray[np.float64], power: float = 2.0, bits: int | None = None
 ) -> Floats:
@@ -223,7 +238,13 @@ def focused_error(
     Returns:
         float64 [n]: :data:`FOCUS_WEIGHT` of the mean where the network looks, the rest of the mean over all values;
         where it is not known where the network looks, the latter alone.
+
+    Raises:
+        ValueError: A range is not above zero, or the power below 1.
     """
+    if power < 1:
+        raise ValueError(f"power is {power:g}; it must be at least 1")
+    amax = _ranges(amax)
     result = np.zeros(len(amax))
     for histogram, weight in _weighted(stats, bits):
         result += weight * _errors(histogram, amax, INT8_LEVELS, power)
@@ -244,6 +265,7 @@ def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram
     return [(histogram(stats), (1.0 - FOCUS_WEIGHT) / stats.count), (histogram(focus), FOCUS_WEIGHT / focus.count)]
 
 
+@typed
 def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
     """The share of values whose magnitude is beyond a range, from 0 to 1; exact to within one bin."""
     if not stats.count or amax >= stats.absmax:

@@ -15,17 +15,19 @@ import posixpath
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
-from calibration.dataset import Array, InputSpec, Source, printable
-from calibration.listing import UNREADABLE, Folder, file_digest
+from calibration.dataset import Array, FilesSource, InputSpec, printable
+from calibration.listing import UNREADABLE, Folder
 from qdqtool.base import budgets
+from qdqtool.base.options import Preprocess
+from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 from qdqtool.io.files import note_read
 
@@ -33,39 +35,10 @@ from qdqtool.io.files import note_read
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
 _STRIP = 1 << 22  # pixels
 
-
-@dataclass(frozen=True)
-class Preprocess:
-    """How a picture becomes a network input; the defaults are those of Ultralytics YOLO.
-
-    ``value = (pixel * scale - mean) / std`` for each channel, in the order the network takes them.
-
-    Attributes:
-        resize: ``letterbox`` keeps the aspect ratio and pads both sides evenly; ``stretch`` does not.
-        bgr: Channel order blue, green, red instead of red, green, blue.
-        scale: Factor for the 0 to 255 pixel values.
-        mean: Subtracted after scaling, for each channel.
-        std: Divided by after that.
-        fill: Grey level of the padding, 0 to 255.
-    """
-
-    resize: str = "letterbox"
-    bgr: bool = False
-    scale: float = 1.0 / 255.0
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    fill: int = 114
-
-    def __post_init__(self) -> None:
-        if self.resize not in ("letterbox", "stretch"):
-            raise DataError(f"resize is '{self.resize}'; use letterbox or stretch")
-        if len(self.mean) != 3 or len(self.std) != 3:
-            raise DataError("mean and std take three numbers, one for each channel")
-        if not all(s > 0 for s in self.std):
-            raise DataError(f"std is {self.std}; every channel's must be above 0")
-        if not 0 <= self.fill <= 255:
-            raise DataError(f"fill is {self.fill}; it is a grey level from 0 to 255")
-
+# How many times as much memory as others the decoder of a format takes for a pixel: 18 bytes to 7 for WebP's, which
+# holds all of it packed, unpacked and as Pillow's image.
+_COPIES = {"WEBP": 2}
+_ORIENTATION = 0x0112  # EXIF's tag
 
 YOLO_PREPROCESS = Preprocess()
 
@@ -83,7 +56,7 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
     Raises:
         DataError: It cannot be read, is no regular file, is cut off, has a side of more than
             :data:`qdqtool.base.budgets.PICTURE_SIDE` pixels, or more than
-            :data:`qdqtool.base.budgets.PICTURE_PIXELS` in all.
+            :data:`qdqtool.base.budgets.PICTURE_PIXELS` in all, a WebP half as many.
     """
     with decoded(source, name) as pixels:
         return pixels
@@ -101,13 +74,17 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 raise DataError("no regular file" if Path(source).exists() else "No such file or directory")
             with Image.open(source, formats=_FORMATS) as picture:
                 count = picture.width * picture.height
-                if count > budgets.PICTURE_PIXELS:
-                    raise DataError(f"{picture.width}x{picture.height} pixels; the limit is {budgets.PICTURE_PIXELS}")
+                times = _COPIES.get(picture.format or "", 1)
+                if count * times > budgets.PICTURE_PIXELS:
+                    raise DataError(f"{picture.width}x{picture.height} pixels; the limit is "
+                                    f"{budgets.PICTURE_PIXELS // times}")
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
-                stack.enter_context(_DECODING.taken(count))
+                stack.enter_context(_DECODING.taken(count * times))
+                orientation = picture.getexif().get(_ORIENTATION, 1)
                 pixels = _as_rgb(picture)
             del picture  # with its own copy of the pixels, which would live as long as the block
+            pixels = _turned(pixels, orientation)
         except DataError:
             raise
         except Exception as error:  # a damaged file can raise nearly anything in the decoders
@@ -118,9 +95,19 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
         yield pixels
 
 
+def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
+    """As EXIF's orientation says. Pillow would hold the picture twice while it turns it."""
+    if orientation in (3, 4, 6, 7):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 7, 8):
+        pixels = pixels[:, ::-1]
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    return np.ascontiguousarray(pixels)
+
+
 def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     """The pixels, converted a strip at a time: Pillow's and numpy's copies of the whole would take a gigabyte."""
-    ImageOps.exif_transpose(picture, in_place=True)
     width, height = picture.size
     result = np.empty((height, width, 3), np.uint8)
     step = max(1, _STRIP // max(width, 1))
@@ -231,7 +218,7 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_PICTURES = (".tif", ".tiff", ".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".tga")
 
 
-class ImageSource(Source):
+class ImageSource(FilesSource):
     """Pictures for a model with one input of rank 4, NCHW or NHWC, with 3 channels or 1."""
 
     single_rows = True
@@ -269,28 +256,12 @@ class ImageSource(Source):
         self.preprocess = preprocess
         self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
 
-    def count(self) -> int:
-        return len(self.paths)
-
     @property
     def is_images(self) -> bool:
         return True
 
-    def name(self, index: int) -> str:
-        path = self.paths[index]
-        return printable(path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path))
-
-    def digest(self, index: int) -> bytes:
-        return self.name(index).encode() + file_digest(self.paths[index])
-
     def settings(self) -> str:
         return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
-
-    def portion(self, indices: Sequence[int]) -> ImageSource:
-        part = copy.copy(self)
-        part.root = Path(os.path.abspath(self.root))
-        part.paths = [Path(os.path.abspath(self.paths[i])) for i in indices]
-        return part
 
     def load(self, index: int) -> dict[str, Array]:
         return self.prepared(self.paths[index])
@@ -362,7 +333,7 @@ def opened(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise DataError(f"{url}: {' '.join(str(error).split())} (pip install it here and on every worker)") from None
     except Exception as error:  # each file system has classes of its own
-        raise DataError(f"{url}: cannot be opened: {_reason(error)}") from None
+        raise DataError(f"{url}: cannot be opened: {reason_of(error)}") from None
     return system, str(path)
 
 
@@ -383,7 +354,7 @@ def url_source(
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{url}: cannot be listed: {_reason(error)}") from None
+        raise DataError(f"{url}: cannot be listed: {reason_of(error)}") from None
     if not len(names):
         kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
         raise DataError(f"{url}: no images ({kinds}) under this URL")
@@ -440,7 +411,7 @@ class UrlSource(ImageSource):
     def name(self, index: int) -> str:
         return printable(self.names[index])
 
-    def portion(self, indices: Sequence[int]) -> UrlSource:
+    def portion(self, indices: Sequence[int]) -> Self:
         part = copy.copy(self)
         part.names = [self.names[i] for i in indices]
         return part
@@ -482,7 +453,7 @@ class UrlSource(ImageSource):
         except FileNotFoundError:
             raise DataError("No such file or directory") from None
         except Exception as error:
-            raise DataError(_reason(error)) from None
+            raise DataError(reason_of(error)) from None
         budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
         mark = _mark(details) if isinstance(details, dict) else b""
         mark = mark or hashlib.blake2b(data, digest_size=16).digest()
@@ -496,7 +467,3 @@ def _mark(details: dict[str, Any]) -> bytes:
         if details.get(name):
             return f"{details.get('size')} {details[name]}".encode()
     return b""
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

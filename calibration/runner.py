@@ -10,13 +10,13 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calibration.arrays import DEFAULT_MAX_IMAGES, open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.counting import Tally, ThreadPass
 from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
-from calibration.images import DEFAULT_MAX_IMAGES, open_data
 from calibration.listing import file_digest
-from calibration.pictures import YOLO_PREPROCESS, Preprocess
+from calibration.pictures import YOLO_PREPROCESS
 from calibration.session import (
     check_tensors,
     external_folder,
@@ -27,8 +27,9 @@ from calibration.session import (
     worker_count,
 )
 from calibration.statistics import DEFAULT_BINS, spotted_samples
+from qdqtool.base.options import Preprocess
 from qdqtool.base.parameters import typed
-from qdqtool.base.progress import track
+from qdqtool.base.process import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.io.files import check_output
 from qdqtool.model.external import location_of
@@ -65,7 +66,7 @@ def collect(
 
     Args:
         model: A path, serialized bytes, a ModelProto or a Model.
-        data: What :func:`calibration.images.open_data` takes, or a Dataset.
+        data: What :func:`calibration.arrays.open_data` takes, or a Dataset.
         tensors: Names of activations or graph inputs.
         cache: A file that keeps the statistics: saved every few seconds and at the end, resumed after an interruption,
             and reused when model, data and tensors are the same. ``notes`` of the result says what was done.

@@ -16,6 +16,7 @@ from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
 from qdqtool.base import budgets
+from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.io.outputs import parse_json
 from qdqtool.model import external, sessions
@@ -230,7 +231,7 @@ def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
 
 
 def _refused(name: str, error: BaseException) -> ModelError:
-    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {_reason(error)}")
+    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {reason_of(error, 300)}")
 
 
 def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
@@ -244,10 +245,6 @@ def return_freed_memory() -> None:
     those of a few megabytes for itself: 110 MB with YOLOv8s. Elsewhere nothing is done."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 class Fetcher:
@@ -271,5 +268,5 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(f"onnxruntime failed on a sample: {_reason(error)}") from error
+            raise ModelError(f"onnxruntime failed on a sample: {reason_of(error, 300)}") from error
         return dict(zip(self.outputs, values, strict=True))

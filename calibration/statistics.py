@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.parameters import require, typed
 from qdqtool.errors import DataError
 
 Counts = npt.NDArray[np.int64]
@@ -294,6 +295,7 @@ class TensorStatistics:
 
     __slots__ = ("bins", "count", "counter", "focus", "maximum", "minimum", "nonfinite", "spots")
 
+    @typed
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
         self.bins = bins
         self.count = 0
@@ -327,10 +329,12 @@ class TensorStatistics:
         """Counts and edges of |x|, the bins as they were collected; the first bin starts at 0."""
         return self.counter.histogram(self.absmax)
 
+    @typed
     def coarse(self, bits: int) -> Histogram:
         """As :attr:`histogram`, with at most ``2**bits`` bins to an octave."""
         return self.counter.histogram(self.absmax, bits)
 
+    @typed
     def linear(self, bins: int = DEFAULT_BINS) -> Histogram:
         """Counts (float64) in equal bins from 0 to the largest magnitude; bins that are split count as evenly filled.
 
@@ -342,6 +346,7 @@ class TensorStatistics:
         ends = np.append(edges[:-1], max(self.absmax, found[-1]))
         return Histogram(np.diff(np.interp(ends, found, cumulative)), edges)
 
+    @typed
     def add(self, array: npt.NDArray[Any], scratch: Scratch | None = None, looked_at: bool = False) -> None:
         """Takes in every element of an array of any shape; other types are converted to float32.
 
@@ -375,6 +380,7 @@ class TensorStatistics:
             part.counter.raise_top(top_of(max(-low, high)))
         self.counter.add(values, scratch, *(part.counter for part in parts[1:]))
 
+    @typed
     def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: Scratch | None = None) -> None:
         """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
         if self.focus is None:
@@ -382,12 +388,14 @@ class TensorStatistics:
         for part in parts:
             self.focus.add(part, scratch)
 
+    @typed
     def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
         """Remembers a few positions of an activation [n, c, h, w]; :meth:`add` has to get it as well."""
         found = taken(array, number)
         if found is not None:
             self.spots.append(found)
 
+    @typed
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of the values of both.
 
@@ -416,6 +424,7 @@ class TensorStatistics:
         return result
 
     @staticmethod
+    @typed
     def of(array: npt.NDArray[Any], bins: int = DEFAULT_BINS) -> TensorStatistics:
         """Statistics of one array."""
         result = TensorStatistics(bins)
@@ -423,16 +432,17 @@ class TensorStatistics:
         return result
 
 
+@typed
 def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     """Statistics of the values of all parts, for tensors that share one scale.
 
     Raises:
         DataError: There is no part, or they differ in bins.
     """
-    iterator = iter(parts)
-    result = next(iterator, None)
+    result = None
+    for part in parts:
+        require("parts", part, TensorStatistics, __name__)
+        result = part if result is None else result.merge(part)
     if result is None:
         raise DataError("no statistics to merge")
-    for part in iterator:
-        result = result.merge(part)
     return result

@@ -30,14 +30,14 @@ import calibration
 import qdqtool
 from qdqtool import cli, qat
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.model import write_images, yolov8n
+from qdqtool.demo.run import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.explain.codes import CODES, Code
 from qdqtool.explain.errors import KNOWN, KnownError
 from qdqtool.explain.ways import WAYS
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
-from qdqtool.trt.rules import cases
+from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
 from qdqtool.types import Evidence
 

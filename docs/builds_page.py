@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qdqtool.knowledge.evidence import Case
-from qdqtool.trt.rules import cases
+from qdqtool.knowledge.tables import Case
+from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, Build
 from qdqtool.types import Evidence
 

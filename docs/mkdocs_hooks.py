@@ -9,6 +9,8 @@ from typing import Any
 
 import griffe
 
+import qdqtool
+
 
 def on_page_content(html: str, **_: Any) -> str:
     """Drops the role in front of a name (``:class:`X```)."""
@@ -16,10 +18,12 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 class CompletedDocstrings(griffe.Extension):
-    """Options that are stated once are in a docstring and a signature only when the module runs."""
+    """Options that are stated once are in a docstring and a signature only when the module runs; a stub has no text."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        if func.docstring is not None and "{options}" in func.docstring.value:
+        if func.module.path == "qdqtool":
+            func.docstring = griffe.Docstring(inspect.getdoc(getattr(qdqtool, func.name)) or "", parent=func)
+        elif func.docstring is not None and "{options}" in func.docstring.value:
             real = getattr(importlib.import_module(func.module.path), func.name)
             func.docstring.value = inspect.getdoc(real) or ""
             func.parameters = griffe.Parameters(*map(_parameter, inspect.signature(real).parameters.values()))

@@ -11,29 +11,14 @@ Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a f
 ``verify``). Nothing that was read is overwritten.
 
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
-Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing.
+Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing. Type checkers and editors
+read ``__init__.pyi``, which ``python -m tests.tools.make_stub`` writes.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from qdqtool.comparing.api import compare
-    from qdqtool.comparing.result import Comparison
-    from qdqtool.extraction.job import extract
-    from qdqtool.extraction.result import Extraction
-    from qdqtool.insertion.api import insert
-    from qdqtool.insertion.result import Insertion
-    from qdqtool.prediction import predict
-    from qdqtool.reporting.api import Report, report
-    from qdqtool.tuning.api import tune
-    from qdqtool.tuning.result import Tuning
-    from qdqtool.types import TOOL_VERSION as __version__
-    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
-    from qdqtool.verification.api import verify
-    from qdqtool.verification.result import Verification
+from typing import Any
 
 _HOMES = {
     "compare": "qdqtool.comparing.api",
@@ -52,7 +37,7 @@ _HOMES = {
     "Finding": "qdqtool.types",
     "Precision": "qdqtool.types",
     "Prediction": "qdqtool.types",
-    "Verification": "qdqtool.verification.result",
+    "Verification": "qdqtool.verification.lines",
     "__version__": "qdqtool.types",
 }
 

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
+from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
+from qdqtool.options import Assumed, On, Way
 from qdqtool.trt.outcome import assumed_target, settled, simulate
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
-if TYPE_CHECKING:
-    from calibration import Preprocess
 
-
+@takes(on=On, assumed=Assumed, how=Way)
 @typed
+@watched
 def predict(
     model: ModelSource | Model,
-    target: str | Target = DEFAULT_TARGET,
+    on: On,
     *,
     advice: bool = True,
-    assume: Mapping[str, str] | None = None,
-    way: str | None = None,
+    assumed: Assumed,
+    how: Way,
 ) -> Prediction:
     """Says which convolutions TensorRT will run in INT8, which not, and why. Needs no GPU and no TensorRT.
 
     Args:
         model: Path, ModelProto or bytes of a Q/DQ model. Weights are not needed: external data may be missing.
-        target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
         advice: Whether to look for findings as well.
-        assume: What to assume where reports differ on a fusion: ``{"silu-add": "fused"}`` or ``"apart"``.
-        way: How the engine is built, which findings then refer to: ``trtexec``, ``python``, ``onnxruntime``,
-            ``torch-tensorrt`` or ``deepstream``.
+        {options}
 
     Returns:
         The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the optimizer's trace,
@@ -46,7 +44,7 @@ def predict(
         ModelError: The model cannot be read.
         QdqtoolError: The target, the assumption or the way is not known.
     """
-    chosen = assumed_target(target_named(target), assume)
+    chosen, way = assumed_target(target_named(on.target), assumed.assume), how.way
     if way is not None:
         from qdqtool.explain.ways import way_named
 
@@ -58,15 +56,16 @@ def predict(
 
             prediction = predict_rtx(index, chosen.name)
         else:
-            prediction = simulate(index, target_named(target), assume)
+            prediction = simulate(index, target_named(on.target), assumed.assume)
         if advice:
-            prediction.findings = advise(index, prediction, chosen, way)
+            prediction.findings = advise(index, prediction, way)
     return prediction
 
 
+@takes(images=Images)
 def check_activations(
-    model: ModelSource | Model, prediction: Prediction, data: object, *, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None, max_images: int = 64, progress: bool = False,
+    model: ModelSource | Model, prediction: Prediction, data: object, *, images: Images, max_images: int = 64,
+    progress: bool = False,
 ) -> None:
     """Runs a Q/DQ model on data and adds a finding where scales of activations do not fit it.
 
@@ -76,8 +75,7 @@ def check_activations(
         model: The model that was predicted; its weights are needed.
         prediction: Its prediction, to which the finding is added.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays.
-        preprocess: How images become inputs; default: letterbox, RGB, divided by 255.
-        size: Height and width in pixels where the model leaves them open.
+        {options}
         max_images: Use at most so many samples, spread evenly.
         progress: Whether to draw progress on stderr (only when that is a terminal).
 
@@ -97,8 +95,8 @@ def check_activations(
     if not tensors:
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
-    statistics = collect(float_model(index, weights=True), data, tensors, preprocess=preprocess or Preprocess(),
-                         size=size, max_images=max_images, progress=progress)
+    statistics = collect(float_model(index, weights=True), data, tensors, preprocess=images.preprocess or Preprocess(),
+                         size=images.size, max_images=max_images, progress=progress)
     report = Report(prediction.target)
     activation_scales.run(view, report, statistics)
     prediction.findings = _ordered([*prediction.findings, *report.findings])
@@ -115,9 +113,7 @@ def outcome(model: Model, target: Target) -> Prediction:
         return settled(model, target)
 
 
-def advise(
-    model: Model, prediction: Prediction, target: Target | None = None, way: str | None = None
-) -> list[Finding]:
+def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:
     """Everything worth reporting about a prediction: build failures first, then the widest cost first.
 
     Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
@@ -125,7 +121,6 @@ def advise(
     Args:
         model: The model that was predicted.
         prediction: Its outcome. Of TensorRT-RTX, whose own refusals say more, the lint adds what they do not.
-        target: Its target with what was assumed; the prediction's own by default.
         way: How the engine is built.
     """
     from qdqtool.explain.report import Report

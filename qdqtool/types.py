@@ -8,13 +8,17 @@ Regions of Myelin, finding codes and what a prediction assumes are among them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, dataclass_transform
 
+from qdqtool.base.parameters import typed
 from qdqtool.base.records import record
+from qdqtool.io.files import Guard
+from qdqtool.io.outputs import save_answer
 
 
 @dataclass(slots=True)
@@ -146,11 +150,23 @@ class Precision(StrEnum):
         """True for every floating-point type that is not a quantized one."""
         return self in (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
 
+    @property
+    def width(self) -> float | None:
+        """Bytes of an element; None for a type that is not known."""
+        return _WIDTH.get(self)
+
     def agrees(self, other: Precision) -> bool:
         """Whether a prediction of ``self`` and a build of ``other`` say the same; FLOAT equals any float width."""
         if self == other:
             return True
         return Precision.FLOAT in (self, other) and self.is_float and other.is_float
+
+
+_WIDTH = {
+    Precision.INT8: 1.0, Precision.UINT8: 1.0, Precision.FP8: 1.0, Precision.BOOL: 1.0, Precision.INT4: 0.5,
+    Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
+    Precision.INT64: 8.0,
+}
 
 
 class Evidence(StrEnum):
@@ -179,7 +195,7 @@ class Severity(StrEnum):
         return "note" if self is Severity.INFO else self.value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)  # not frozen, which takes four times as long to make: there are many
 class Event:
     """One line of TensorRT's optimizer log as data.
 
@@ -205,12 +221,14 @@ class Event:
         }
 
 
+@dataclass_transform(frozen_default=True)
 @record
 class Refusal:
     """What was looked at and found unfit: by a pass that did not fire, by a check of the model, by a placement.
 
-    Each reason is a class of its own (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...) with the nodes and
-    values that decided. Findings hold these records; words are made from them last (``qdqtool.explain.messages``).
+    Each reason is a class of its own, a record as this one is (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...),
+    with the nodes and values that decided. Findings hold these records; words are made from them last
+    (``qdqtool.explain.messages``).
 
     Attributes:
         reason: A short code of the class, stable, that tests refer to.
@@ -225,26 +243,30 @@ class Refusal:
     pass_name: str
     node: str
 
+    def __init_subclass__(cls, reason: str = "") -> None:
+        cls.reason = reason
+        record(cls)
+
     def names(self) -> Iterator[str]:
-        """Every name in it, of nodes and of tensors; operators and the pass are none."""
-        for name, value in vars(self).items():
-            if name not in ("pass_name", "op"):
-                yield from _names(value)
+        """Every name in it, of nodes and of tensors, each once; operators and the pass are none."""
+        found: dict[str, None] = {}
+        _add_names(self, found, set())
+        return iter(found)
 
 
-def _names(value: Any) -> Iterator[str]:
-    if type(value) is str:
-        if value:
-            yield value
-    elif isinstance(value, Refusal):
-        yield from value.names()
-    elif isinstance(value, (tuple, frozenset)):
-        for part in value:
-            yield from _names(part)
-    elif hasattr(value, "_fields"):
-        for name, part in vars(value).items():
-            if name not in ("op", "shape"):
-                yield from _names(part)
+def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> None:
+    """Adds the names in a record or tuple; what several others hold, as ways do their steps, is looked at once."""
+    seen.add(id(value))
+    parts: Iterable[Any] = value
+    if hasattr(value, "_fields"):
+        apart = ("pass_name", "op") if isinstance(value, Refusal) else ("op", "shape")
+        parts = [part for name, part in vars(value).items() if name not in apart]
+    for part in parts:
+        if type(part) is str:
+            if part:
+                found[part] = None
+        elif id(part) not in seen and (isinstance(part, (tuple, frozenset)) or hasattr(part, "_fields")):
+            _add_names(part, found, seen)
 
 
 @record
@@ -318,7 +340,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)  # not frozen, as Event
 class TensorPrecision:
     """A tensor at the edge of an engine layer."""
 
@@ -438,7 +460,8 @@ class Prediction:
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
     TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
-    without Q/DQ, which ``convolutions`` does not list.
+    without Q/DQ, which ``convolutions`` does not list. ``read`` holds the files that were read, none of which
+    :meth:`save` overwrites.
     """
 
     model: ModelInfo
@@ -456,6 +479,16 @@ class Prediction:
     assumptions: list[Assumption] = field(default_factory=list)
     regions: list[MyelinRegion] = field(default_factory=list)
     float_products: list[str] = field(default_factory=list)
+    read: Guard | None = field(default=None, repr=False, compare=False)
+
+    @typed
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the JSON that ``qdqtool predict --format json`` prints, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
+        """
+        save_answer(path, self.as_json(), self.read)
 
     def __repr__(self) -> str:
         s = self.summary()
@@ -493,6 +526,7 @@ class Prediction:
         possible = sum(len(r.possible) for r in self.regions)
         return max(0, min(known) - possible), max(known) + sum(r.uncertain for r in self.regions)
 
+    @typed
     def convolution(self, name: str) -> ConvOutcome:
         """The outcome of the convolution of that name.
 
@@ -541,17 +575,6 @@ class QuantizedTensor:
 
     def as_json(self) -> Json:
         return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
-
-
-@record
-class SkippedNode:
-    """A node that could have been quantized and was left float, and why."""
-
-    node: str
-    reason: str
-
-    def as_json(self) -> Json:
-        return {"node": self.node, "reason": self.reason}
 
 
 FindingCode = Literal[

@@ -1,23 +1,47 @@
 """Settings of all tests: quick by default; ``--all`` adds the slow ones and more examples of the properties."""
 
-from __future__ import annotations
-
 import gc
 import os
+import sys
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+if TYPE_CHECKING:
+    from tests.insertion.nets import Net
+    from tests.trt.builder import Graph
+
 for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads that wait busily help nobody
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+# Each of the many processes would compile the whole package, and each run all tests: half of what they take.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
 for name, examples in (("quick", 20), ("all", 60)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def g() -> "Graph":
+    """An empty graph."""
+    from tests.trt.builder import Graph
+
+    return Graph()
+
+
+@pytest.fixture
+def net() -> "Net":
+    """An empty network of floats with an image ``x``."""
+    from tests.insertion.nets import Net
+
+    return Net()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,8 +4,6 @@
 the present against it. Both describe with the functions here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import enum
@@ -24,6 +22,7 @@ from PIL import Image
 
 from qdqtool.cli import COMMANDS, cli, run
 from tests.buildlog import samples
+from tests.tables import rows
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -180,51 +179,8 @@ def _plain() -> onnx.ModelProto:
     return g.model(g.conv(g.concat(parts, "join"), "c2", scale=None, weights="float"))
 
 
-# Name of the run, arguments ({d} is the folder, {m} the recorded model), whether stdout is JSON whose fields count.
-RUNS: tuple[tuple[str, str, bool], ...] = (
-    ("predict", "predict {d}/residual.onnx --format json", True),
-    ("predict whole network", "predict {m} --format json", True),
-    ("predict rtx", "predict {d}/residual.onnx --target rtx1.7 --format json", True),
-    ("predict text", "predict {d}/residual.onnx --all --trace --layers", False),
-    ("predict require met", "predict {d}/residual.onnx --require c0", False),
-    ("predict require unmet", "predict {d}/residual.onnx --require c4", False),
-    ("predict require nothing", "predict {d}/residual.onnx --require nowhere", False),
-    ("predict fail on code", "predict {d}/residual.onnx --fail-on SKIP-FLOAT", False),
-    ("predict fail on severity", "predict {d}/residual.onnx --fail-on warning", False),
-    ("predict fail on error", "predict {d}/residual.onnx --fail-on error", False),
-    ("predict no such file", "predict {d}/none.onnx", False),
-    ("predict garbage", "predict {d}/garbage.onnx", False),
-    ("predict no such target", "predict {d}/residual.onnx --target trt7", False),
-    ("predict no such option", "predict {d}/residual.onnx --nothing", False),
-    ("verify", "verify {m} {d}/agrees.log --format json", True),
-    ("verify mismatch", "verify {m} {d}/differs.log --format json", True),
-    ("verify partial", "verify {m} {d}/half.log --format json", True),
-    ("verify partial allowed", "verify {m} {d}/half.log --allow-partial", False),
-    ("verify another model", "verify {d}/residual.onnx {d}/agrees.log", False),
-    ("verify garbage", "verify {m} {d}/garbage.log", False),
-    ("verify without build", "verify {m}", False),
-    ("fix", "fix {d}/residual.onnx -o {d}/fixed.onnx --format json", True),
-    ("fix text", "fix {d}/residual.onnx -o {d}/fixed2.onnx", False),
-    ("fix no such code", "fix {d}/residual.onnx -o {d}/fixed3.onnx --only NOTHING", False),
-    ("insert", "insert {d}/float.onnx --calib {d}/images --size 16 -o {d}/q.onnx --format json", True),
-    ("insert text", "insert {d}/float.onnx --calib {d}/images -o {d}/q2.onnx", False),
-    ("insert without images", "insert {d}/float.onnx -o {d}/q3.onnx", False),
-    ("insert quantized already", "insert {d}/residual.onnx --calib {d}/images -o {d}/q4.onnx", False),
-    ("explain code", "explain SKIP-FLOAT --format json", True),
-    ("explain list", "explain --list --format json", True),
-    ("explain error", "explain 'Could not fuse 2nd input (kernel weights) of CONVOLUTION' --format json", True),
-    ("explain nothing known", "explain xyzzy", False),
-    ("log", "log {d}/trtexec.log --format json", True),
-    ("log pass", "log {d}/agrees.log --pass QDQToCopy --format json", True),
-    ("log to onnx", "log {d}/trtexec.log --to-onnx {d}/from_log.onnx --format json", True),
-    ("log garbage", "log {d}/garbage.log", False),
-    ("engine", "engine {d}/trtexec.log --format json", True),
-    ("engine compared", "engine {d}/trtexec.log --compare {d}/trtexec.log --format json", True),
-    ("engine garbage", "engine {d}/garbage.log", False),
-    ("build no such file", "build {d}/none.onnx", False),
-    ("build no such GPU", "build {d}/residual.onnx --sm x", False),
-    ("demo wrong size", "demo -o {d}/demo --size 100", False),
-)
+# Name of the run and arguments ({d} is the folder, {m} the recorded model); of JSON on stdout the fields count.
+RUNS = rows("contract-runs.tsv")
 # Objects whose keys are names of the model or finding codes and not fields.
 MAPS = ("before.findings", "after.findings", "mismatches[].predicted", "mismatches[].built")
 
@@ -232,12 +188,12 @@ MAPS = ("before.findings", "after.findings", "mismatches[].predicted", "mismatch
 def runs(folder: Path) -> Described:
     """Runs :data:`RUNS` in a prepared folder: exit code, and the fields of the JSON with their types."""
     found: Described = {}
-    for name, arguments, counts in RUNS:
+    for name, arguments in RUNS:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run([a.format(d=folder, m=MODEL) for a in shlex.split(arguments)])
         found[name] = {"exit": code}
-        if counts:
+        if "--format json" in arguments:
             assert out.getvalue(), f"{name}: exit {code}, {err.getvalue()}"
             found[name]["fields"] = fields(json.loads(out.getvalue()))
     return found

@@ -1,7 +1,5 @@
 """Families of graphs by size, for tests and benchmarks of how cost grows with the input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of which every test run takes the first rows, and `make test-all` the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The laws are checked on random graphs in which one result is read through operat
 Slice, Split, Dropout, Transpose, Resize, Concat), by quantizers of equal and of different scales.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import onnx
@@ -29,7 +27,7 @@ from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Severity
-from qdqtool.verification.result import Verification
+from qdqtool.verification.lines import Verification
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 

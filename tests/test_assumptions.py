@@ -1,7 +1,5 @@
 """Where reports differ on a fusion: both outcomes are told, one is counted, the user or a build settles it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

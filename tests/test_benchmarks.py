@@ -1,9 +1,9 @@
 """`make bench` runs what can run: a script that cannot without arguments or optional packages is known to `run.py`."""
 
-from __future__ import annotations
-
 import ast
 import runpy
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 OPTIONAL = {"torch", "torchvision", "ultralytics", "selenium", "distributed", "tensorrt_rtx", "lightning", "modelopt"}
@@ -41,6 +41,19 @@ def test_what_a_script_needs_is_known(name: str) -> None:
     imported |= {(n.module or "").split(".")[0] for n in tree.body if isinstance(n, ast.ImportFrom)}
     if name not in RUN["DATA"]:
         assert imported & OPTIONAL <= set(RUN["PACKAGES"].get(name, ()))
+
+
+def test_what_scripts_take_from_the_package_is_there() -> None:
+    """Scripts that need data or packages run rarely; a name that moved would be missed until then."""
+    pytest.importorskip("torch")
+    for path in HERE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("qdqtool", "calibration")):
+                if "ultralytics" in str(node.module):
+                    pytest.importorskip("ultralytics")
+                module = import_module(str(node.module))
+                for name in node.names:
+                    assert hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}"), (path, name.name)
 
 
 def test_only_scripts_that_are_there_are_named() -> None:

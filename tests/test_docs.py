@@ -1,7 +1,5 @@
 """What README and documentation name exists: commands, options, targets, files. `make docs` builds the site itself."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writing files whole or not at all."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os
@@ -21,6 +19,7 @@ from qdqtool.cli import run
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.io import files, outputs
 from qdqtool.io.outputs import atomic_write, write_text
+from qdqtool.prediction import predict
 from tests.comparing.networks import network
 from tests.fuzz_inputs.seeds import write_seeds
 
@@ -51,6 +50,15 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     assert got == ["whole"]
     assert stat.S_ISFIFO(path.stat().st_mode)
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="this system has no /dev/zero")
+def test_a_device_without_end_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    link = tmp_path / "z.onnx"
+    link.symlink_to("/dev/zero")
+    for path in (Path("/dev/zero"), link):
+        with pytest.raises(QdqtoolError, match=rf"^{path}: is a device; give a file$"):
+            predict(path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
@@ -177,7 +185,7 @@ def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str)
 def test_every_file_is_read_through_the_guard() -> None:
     # What reads for the guard, and what reads its own files, installed with it.
     own = {"files.py", "gpus.py", "physics.py", "recording.py", "facts.py", "page.py", "tables.py"}
-    own |= {"metrics.py", "process.py"}  # which read of processes in /proc
+    own |= {"process.py"}  # which reads of processes in /proc
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):

@@ -1,11 +1,14 @@
 """Cost grows with the input: four times the nodes take at most about four times the time."""
 
 import gc
+import io
 import time
 
 import pytest
 
 import qdqtool
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.fixing.api import fix
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
@@ -46,7 +49,7 @@ def test_fix(family):
     _grows_with_the_input(lambda model: fix(model, target="trt8.5").as_json(), family, 150)
 
 
-@pytest.mark.parametrize("family", ["residual", "C2f", "pairs", "lattice", "wide Split"])
+@pytest.mark.parametrize("family", _families(["residual", "C2f", "pairs", "lattice", "wide Split"]))
 def test_report(family, tmp_path):
     def work(model):
         qdqtool.report(model, target="trt8.5").save(tmp_path / "page.html")
@@ -73,3 +76,18 @@ def test_what_many_quantizers_share_costs_no_more_to_leave():
         return min(_seconds(work, Model(FAMILIES["fan-out, equal"](size))) for _ in range(2))
 
     assert seconds(16_000) < 8 * max(seconds(4000), LEAST)
+
+
+def test_graph_from_a_log():
+    """Of Qs of which each has its scales for channels, and which all write and read the same tensors."""
+    node = ("q [QuantizeLinear] inputs: [x -> (16, 3, 3, 3)[FLOAT]], [s -> (16)[FLOAT]], [z -> (16)[INT8]], ",
+            "q [QuantizeLinear] outputs: [x -> (16, 3, 3, 3)[FLOAT]], ")
+    stamp = "[10/31/2025-17:53:30] [V] [TRT] "
+
+    def seconds(size):
+        lines = [stamp + line for _ in range(size) for line in ("Parsing node: q [QuantizeLinear]", *node)]
+        text = "\n".join([f"{stamp}Trace of TensorRT version: 8.5.2", *lines]) + "\n"
+        build = read_build(io.BytesIO(text.encode()))
+        return min(_seconds(graph_from_log, build) for _ in range(2))
+
+    assert seconds(1600) < RATIO * max(seconds(400), LEAST)

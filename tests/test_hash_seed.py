@@ -1,7 +1,5 @@
 """The same input gives the same bytes whatever order Python's sets have."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

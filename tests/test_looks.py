@@ -1,7 +1,5 @@
 """How answers look: help, columns, colour, progress."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -19,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from qdqtool import cli
-from qdqtool.base import progress
-from qdqtool.demo.model import yolov8n
+from qdqtool.base import process
+from qdqtool.demo.run import yolov8n
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
 from qdqtool.render.output import all_as_options, as_options, coloured, in_colour
@@ -120,15 +118,15 @@ def test_pipes_and_json_get_no_colour(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter(range(0, 10_000, 25))
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
     def steps() -> Iterator[int]:
         yield from range(8)
 
-    assert list(progress.track(steps(), "Calibrating", 8)) == list(range(8))
+    assert list(process.track(steps(), "Calibrating", 8)) == list(range(8))
     told = capsys.readouterr().err.splitlines()
     assert [re.findall(r"\d+", line) for line in told] == [["2", "8", "25", "75"], ["5", "8", "62", "150"]]
-    assert list(progress.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
+    assert list(process.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("words", "found"), [

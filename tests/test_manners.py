@@ -1,7 +1,5 @@
 """What a process does with closed streams, signals, and control characters."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -30,6 +28,7 @@ from tests.buildlog import samples
 from tests.fuzz.grammar import network
 from tests.fuzz_inputs import interrupts
 from tests.fuzz_inputs.seeds import write_seeds
+from tests.slow import slow_after
 
 TOOL = f"{sys.executable} -m qdqtool"
 ODD = "\x1b]0;owned\x07 \x9b31m \x85 \x7f \u202e"
@@ -202,7 +201,7 @@ def test_the_filter_keeps_json_whole() -> None:
     assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, 0.0])
+@pytest.mark.parametrize("value", slow_after(2, [math.nan, 3e38, math.inf, 0.0]))
 @pytest.mark.parametrize("command", ["predict", "predict --target rtx1.7", "predict --gpu T4", "verify own.log",
                                      "fix -o out", "extract --finding SKIP-FLOAT -o out", "report -o out"])
 def test_json_has_only_numbers(
@@ -333,6 +332,34 @@ def test_a_stop_that_python_drops_comes_again() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
     assert (run.returncode, run.stdout) == (130, "")
+    assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
+
+
+def test_a_signal_waits_for_a_compiled_module_whichever_thread_takes_it() -> None:
+    """Threads that libraries start take signals as well, and Python's handler runs in the one that loads."""
+    code = (
+        "import os, signal, threading\n"
+        "from importlib.machinery import ExtensionFileLoader\n"
+        "from qdqtool import cli\n"
+        "begun = threading.Event()\n"
+        "def send():\n"
+        "    begun.wait()\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "thread = threading.Thread(target=send)\n"
+        "def load(*_):\n"
+        "    begun.set()\n"
+        "    thread.join()\n"
+        "    print('loaded whole')\n"
+        "ExtensionFileLoader.exec_module = load\n"
+        "def main(**_):\n"
+        "    thread.start()\n"
+        "    ExtensionFileLoader.exec_module(None)\n"
+        "    print('went on')\n"
+        "cli.cli.main = main\n"
+        "cli.main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
+    assert (run.returncode, run.stdout) == (130, "loaded whole\n"), run.stderr
     assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
 
 

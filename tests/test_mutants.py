@@ -1,7 +1,5 @@
 """What `make mutants` draws."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What runs in pull requests: the steps of the action, the hook, and the SARIF and Markdown that they write."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -88,7 +86,7 @@ def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_p
     assert len(runs) == 1 and uris == {"new%20model.onnx"}
 
 
-@pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(5, [
+@pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(3, [
     ({}, "HEAD~", 0, ["new model.onnx"]),  # its findings are warnings, and the default is error
     ({}, "HEAD", 0, []),  # nothing changed
     ({}, "0" * 40, 0, ["new model.onnx", "old.onnx"]),  # a first push
@@ -201,8 +199,7 @@ def test_fingerprints_stay_when_other_findings_come_and_go(tmp_path: Path, capsy
     assert marks[0] == marks[1] and marks[0]
 
 
-def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    g = Graph()
+def test_names_are_no_markup(g: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float"))
     for node in proto.graph.node:
         node.name += ODD

@@ -12,8 +12,11 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import click
 import onnx.defs
 import pytest
+
+from qdqtool.cli import cli
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -231,12 +234,13 @@ def words_of_the_command_line() -> Broken:
 
     Options that trtexec has as well are its words; so are all in explain, which speaks of command lines to type.
     """
-    known = {e.value for path in (HOME / "qdqtool" / "commands").glob("*.py") for e in ast.walk(tree_of(path))
-             if isinstance(e, ast.Constant) and isinstance(e.value, str) and e.value.startswith("--")}  # fmt: skip
+    context = click.Context(cli)
+    commands = [c for c in (cli.get_command(context, name) for name in cli.list_commands(context)) if c is not None]
+    known = {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")}
     either = "|".join(sorted(known - TRTEXEC))
     options = re.compile(rf"(?<![\w-])(?:{either})(?![\w-])")
     for module, path in sources().items():
-        if room_of(module) in ("commands", "cli", "demo", "render", "explain"):
+        if room_of(module) in ("commands", "cli", "demo", "render", "explain") or module.endswith(".options"):
             continue
         tree = tree_of(path)
         docs = {id(n.body[0].value) for n in ast.walk(tree)

@@ -3,8 +3,6 @@
 Wording is held here and nowhere else; all other tests look at codes and data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile
@@ -15,10 +13,14 @@ import numpy as np
 import onnx
 
 import qdqtool
+from qdqtool.explain import left_float
 from qdqtool.prediction import predict
 from qdqtool.render.build_text import render_comparison
+from qdqtool.trt.faults import DepthwiseAdd, LargeKernel
+from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.types import Refusal
 from tests.comparing.networks import float_network, network
-from tests.comparing.test_builds import listing
+from tests.comparing.test_changes import listing
 from tests.explain.graphs import GRAPHS
 from tests.explain.test_causes import residual
 from tests.explain.test_refusals import TARGETS
@@ -54,7 +56,8 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1), "bare weights": lint.weights_model("float"),
         "axis": lint.weights_model(axis=1), "axis of transposed": lint.weights_model(op="ConvTranspose", axis=1),
         "shared weights": lint.shared_model(), "stored": lint.stored("int8"),
-        "behind": lint.stored("float", "Identity"),
+        "behind": lint.stored("float", "Identity"), "bias": lint.quantized_bias(), "few scales": lint.too_few_scales(),
+        "few zero points": lint.too_few_zero_points(),
         "head": lint.head(), "joined head": lint.head(join=True), "float": float_network(1), "24": conv(24),
         "8": conv(8), "groups": conv(32, groups=4), "depthwise SiLU": conv(32, "SiLU", groups=32),
         "Softmax": one("Softmax"), "plugin": one("Special", domain="trt"), "residual": residual("float"),
@@ -105,8 +108,23 @@ def of_comparisons(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def of_skipped() -> dict[str, list[str]]:
+    """Kinds of records of what a placement leaves float to their words, one for each value where it is one of few."""
+    made: dict[type[Refusal], list[tuple[object, ...]]] = {kind: [()] for kind in left_float.WORDS} | {
+        left_float.Excluded: [("exclude_op", "Add")], left_float.OtherDomain: [("example",)],
+        left_float.KeptByPreset: [(part,) for part in left_float.Part], WeightsNotConstant: [("w",)],
+        left_float.UnfitInput: [(unfit,) for unfit in left_float.Unfit], LargeKernel: [((16, 16),)],
+        left_float.Unreachable: [(hidden,) for hidden in left_float.Hidden], left_float.WeightsType: [("double",)],
+        left_float.WeightsRank: [(3,)], left_float.SmallConvolution: [(3, 8, (3, 1))], left_float.InBody: [(2,)],
+        left_float.ResultFloat: [(True,), (False,)], left_float.ResidualLeft: [(True,), (False,)],
+        DepthwiseAdd: [("add",)],
+    }  # fmt: skip
+    return {kind.__name__: [left_float.SkippedNode(kind(left_float.PLACEMENT, "n", *values)).reason for values in rows]
+            for kind, rows in made.items()}
+
+
 def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
-    return {"findings": of_findings(), "comparisons": of_comparisons(folder)}
+    return {"findings": of_findings(), "comparisons": of_comparisons(folder), "skipped": of_skipped()}
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def built(path: Path, row: str) -> str:
     """How many convolutions TensorRT-RTX really built as predicted for it, where it is installed."""
     if row.startswith("float"):
         return ""
-    from qdqtool.verification.built_here import verify_with_builder
+    from qdqtool.verification.api import verify_with_builder
 
     try:
         verification = verify_with_builder(path, "tensorrt-rtx")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import collections.abc
+import dataclasses
 import functools
 import inspect
+import itertools
 import numbers
 import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from qdqtool.errors import QdqtoolError
@@ -20,8 +23,9 @@ R = TypeVar("R")
 
 _WORDS = {
     str: "text", bytes: "bytes", int: "an integer", float: "a number", bool: "True or False", type(None): "None",
-    os.PathLike: "a path", collections.abc.Callable: "a function", collections.abc.Mapping: "a dict",
-    collections.abc.Sequence: "a list", tuple: "a tuple",
+    os.PathLike: "a path", dict: "a dict", collections.abc.Callable: "a function", collections.abc.Mapping: "a dict",
+    collections.abc.Sequence: "a list", collections.abc.Iterable: "a list", collections.abc.Set: "a set",
+    tuple: "a tuple",
 }
 _TEXTS = (str, bytes, bytearray, memoryview, Mapping)
 _SHOWN = 60  # characters of a value in a message
@@ -35,15 +39,15 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        signature = _signature(function)
-        given = signature.bind(*args, **keywords).arguments  # a TypeError as for any function of Python
-        for name, value in given.items():
-            parameter = signature.parameters[name]
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD or value is parameter.default:
-                continue
-            for one in value if parameter.kind is inspect.Parameter.VAR_POSITIONAL else (value,):
-                require(name, one, parameter.annotation, function.__module__)
-        return function(*args, **keywords)
+        single, rest, known = _parameters(function)
+        for name, value in itertools.chain(zip(single, args, strict=False), keywords.items()):
+            parameter = known.get(name)
+            if parameter is not None and value is not parameter.default:
+                require(name, value, parameter.annotation, function.__module__)
+        if rest is not None:
+            for value in args[len(single):]:
+                require(rest.name, value, rest.annotation, function.__module__)
+        return function(*args, **keywords)  # a TypeError as for any function of Python where they do not fit
 
     return call
 
@@ -61,7 +65,13 @@ def require(name: str, value: object, annotation: Any, module: str) -> None:
         QdqtoolError: The value is of another type.
     """
     hint = _evaluated(annotation, module) if isinstance(annotation, str) else annotation
-    if not fits(value, hint):
+    if type(value) is hint:
+        return
+    try:
+        right = fits(value, hint)
+    except Exception:  # of a class of the user's, which has a length or elements and does not give them
+        right = False
+    if not right:
         try:
             shown = " ".join(repr(value).split())
         except Exception:  # of a class of the user's
@@ -70,17 +80,41 @@ def require(name: str, value: object, annotation: Any, module: str) -> None:
         raise QdqtoolError(f"`{name}={shown}`: is {_class(value)}; give {_words(hint)}")
 
 
+def typed_fields(record: Any) -> None:
+    """Refuses values of another type than the fields of a dataclass are annotated with; for its ``__post_init__``.
+
+    Raises:
+        QdqtoolError: A field is of another type.
+    """
+    for one in dataclasses.fields(record):
+        require(one.name, getattr(record, one.name), one.type, type(record).__module__)
+
+
+_Known = tuple[list[str], inspect.Parameter | None, dict[str, inspect.Parameter]]
+
+
 @functools.cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
+def _parameters(function: Callable[..., Any]) -> _Known:
+    """Names of the parameters that take one argument by position, the one that takes the rest, and those with names."""
+    known = inspect.signature(function).parameters
+    single = [n for n, p in known.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p for p in known.values() if p.kind is p.VAR_POSITIONAL), None)
+    return single, rest, {n: p for n, p in known.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+class _Names(dict[str, Any]):
+    """The names of a module; Any for what is imported for type checkers alone."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
 
 
 @functools.cache
 def _evaluated(annotation: str, module: str) -> Any:
-    """The type that an annotation names; Any where it names what is imported for type checkers alone."""
+    """The type that an annotation names."""
     try:
-        return eval(annotation, vars(sys.modules[module]))  # our own source
-    except (NameError, TypeError):
+        return eval(annotation, {}, _Names(vars(sys.modules[module])))  # our own source
+    except TypeError:
         return Any
 
 
@@ -103,8 +137,8 @@ def fits(value: object, hint: Any) -> bool:
     kind = origin or hint
     if kind is collections.abc.Callable:
         return callable(value)
-    if kind is collections.abc.Mapping:
-        return isinstance(value, Mapping) and (not inner or all(
+    if kind in (collections.abc.Mapping, dict):
+        return isinstance(value, kind) and (not inner or all(
             fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items()))
     if kind is tuple:
         if isinstance(value, _TEXTS) or not isinstance(value, Collection):
@@ -116,12 +150,15 @@ def fits(value: object, hint: Any) -> bool:
         if isinstance(value, _TEXTS) or not isinstance(value, Collection) or hasattr(value, "dtype"):
             return False  # an array is neither true nor false, and an iterator is read once only
         return all(fits(one, inner[0]) for one in value)
+    if kind is collections.abc.Iterable:  # an iterator's elements are looked at where they are read
+        return isinstance(value, Iterable) and not isinstance(value, _TEXTS) and (
+            not isinstance(value, Collection) or all(fits(one, inner[0]) for one in value))
     if getattr(kind, "__name__", "") == "ndarray":
-        return not isinstance(value, _TEXTS) and value is not None
+        return _is_array(value)
     if not isinstance(kind, type):
         return True
     if getattr(kind, "_is_protocol", False) and kind is not os.PathLike:
-        return True
+        return all(hasattr(value, n) for n in (*vars(kind), *kind.__annotations__) if n == "__call__" or n[0] != "_")
     if kind.__module__.partition(".")[0] == "onnx" and type(value).__module__.partition(".")[0] == "onnx_graphsurgeon":
         return True  # its graphs are exported
     if kind is os.PathLike and isinstance(value, os.PathLike):
@@ -132,8 +169,15 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, kind)
 
 
+def _is_array(value: object) -> bool:
+    """Whether it is an array of numbers, of numpy or of what gives numpy its arrays."""
+    return hasattr(value, "ndim") and hasattr(value, "__array__") and (
+        getattr(getattr(value, "dtype", None), "kind", "f") not in "OSUMm")
+
+
 def _class(value: object) -> str:
-    return "None" if value is None else type(value).__name__
+    kind = getattr(getattr(value, "dtype", None), "name", "")
+    return "None" if value is None else f"{type(value).__name__} of {kind}" if kind else type(value).__name__
 
 
 def _words(hint: Any) -> str:
@@ -142,9 +186,13 @@ def _words(hint: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         words = list(dict.fromkeys(_words(one) for one in inner))
         return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
-    if origin is collections.abc.Sequence and inner and inner[0] is not Any:
+    if origin in (collections.abc.Sequence, collections.abc.Iterable) and inner and inner[0] is not Any:
         return f"a list of {_words(inner[0])}"
+    if origin in (collections.abc.Mapping, dict) and Any not in inner:
+        return f"a dict from {' to '.join(map(_words, inner))}"
     if origin is tuple and Ellipsis not in inner:
         return f"({', '.join(map(_words, inner))})"
     kind = origin or hint
+    if getattr(kind, "__name__", "") == "ndarray":
+        return "an array of numbers"
     return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))

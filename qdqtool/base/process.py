@@ -1,4 +1,4 @@
-"""Manners of a Unix process: closed descriptors, signals, and what is left in a stream at the end.
+"""Manners of a Unix process: descriptors, signals, what is left in a stream at the end; progress of long work.
 
 Onnx is loaded here only when something asks for it, and threads take tasks from one place.
 """
@@ -11,11 +11,11 @@ import importlib
 import importlib.util
 import io
 import os
-import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType, ModuleType
@@ -65,7 +65,9 @@ _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
 _AGAIN = 0.01  # seconds
+_own = False  # whether the process is the command line's
 _asked: list[int] = []
+_loading: list[tuple[Any, ...]] = []  # compiled modules, one inside the other
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -102,6 +104,8 @@ def prepare() -> None:
 
     A file opened later would get their numbers otherwise, and a library's message would be written into it.
     """
+    global _own
+    _own = True
     _asked.clear()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
     defer()
@@ -117,6 +121,12 @@ def prepare() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def keep_garbage() -> None:
+    """Collects none any more, in a process of our own: all that is made from now on is needed until its end."""
+    if _own:
+        gc.disable()
 
 
 def columns() -> int:
@@ -173,26 +183,32 @@ def _handler(code: int) -> signal._HANDLER:
         _asked.append(code)
         if code != INTERRUPTED:
             signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be disturbed by the same signal again
-        raise Stopped(code)
+        if not _loading:
+            raise Stopped(code)
 
     return stop
 
 
 @functools.cache
 def _hold_while_loading() -> None:
-    """Lets signals wait while a compiled module is loaded: an exception in its C++ code would abort the process."""
-    if not hasattr(signal, "pthread_sigmask"):
-        return
-    numbers = {getattr(signal, name) for name in _CODES}
+    """Lets signals wait while a compiled module is loaded: an exception in its C++ code would end the process.
+
+    They are not blocked: the threads that libraries start would take them, and Python's handler runs in this one.
+    """
 
     def held(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def load(*args: Any) -> Any:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            if threading.current_thread() is not threading.main_thread():
+                return original(*args)
+            before = len(_asked)
+            _loading.append(args)
             try:
                 return original(*args)
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                _loading.pop()
+                if not _loading and len(_asked) > before:
+                    raise Stopped(_asked[-1])
 
         return load
 
@@ -267,7 +283,9 @@ class Crew(Generic[T, R]):
         self._ending = ending
         self._tasks = iter(tasks)
         self._lock = threading.Lock()
-        self._finished: queue.SimpleQueue[R | _Ended] = queue.SimpleQueue()
+        from queue import SimpleQueue  # needed by few commands
+
+        self._finished: SimpleQueue[R | _Ended] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def tasks(self) -> Iterator[T]:
@@ -334,3 +352,57 @@ class _Ended:
     """A thread is done, or has failed."""
 
     error: BaseException | None = None
+
+
+def descendants(process: int | str, thread: int | None = None) -> list[int]:
+    """The processes that one (``"self"``), or one of its threads, started, and that these did.
+
+    None where the system does not say.
+    """
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{process}/task") if thread is None else (thread,):
+            with open(f"/proc/{process}/task/{task}/children") as children:
+                for started in map(int, children.read().split()):
+                    found += (started, *descendants(started))
+    except (OSError, ValueError):  # it has ended meanwhile
+        return found
+    return found
+
+
+# Progress on stderr: a bar on a terminal, else one line a minute, as logs expect -------------------------------------
+
+
+LINE_SECONDS = 60.0
+
+
+def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Yields ``items`` and prints how far they are.
+
+    Args:
+        items: What to go through.
+        description: A few words shown before the bar.
+        total: Number of items, where ``items`` has no length.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield from _in_lines(items, description, total)
+        return
+    from rich.console import Console
+    from rich.progress import track as rich_track
+
+    stream = getattr(sys.stderr, "unfiltered", sys.stderr)  # a bar is drawn with control characters
+    yield from rich_track(items, description, total=total, console=Console(file=stream), transient=True)
+
+
+def _in_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    """Short work says nothing."""
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    begun = printed = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - printed >= LINE_SECONDS and sys.stderr is not None:
+            printed = now
+            of = f" of {total} ({done / total:.0%})" if total else ""
+            print(f"qdqtool: {description}: {done}{of} after {now - begun:.0f} s", file=sys.stderr, flush=True)
+        yield item

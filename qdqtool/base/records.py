@@ -5,6 +5,7 @@ A hundred small classes are loaded with every command; Python's own decorator co
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -39,6 +40,17 @@ def contents(item: Any) -> tuple[Any, ...]:
     return tuple([values[name] for name in item._fields])
 
 
+def published(item: Any, *names: str) -> dict[str, Any]:
+    """Fields of a dataclass as JSON: all, or those named; what has ``as_json`` by that, enumerations as text."""
+    return {name: _published(getattr(item, name)) for name in names or item.__dataclass_fields__}
+
+
+def _published(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_published(one) for one in value]
+    return value.as_json() if hasattr(value, "as_json") else str(value) if isinstance(value, StrEnum) else value
+
+
 def replaced(item: T, **changes: Any) -> T:
     """A record with other values in some fields."""
     values: dict[str, Any] = dict(zip(item._fields, contents(item), strict=True))  # type: ignore[attr-defined]
@@ -49,17 +61,17 @@ def _init(self: Any, *args: Any, **named: Any) -> None:
     names = self._fields
     values = self.__dict__
     if named or len(args) != len(names):
-        given = dict(zip(names, args, strict=False))
-        wrong = [name for name in named if name in given or name not in names]
-        named = {**self._defaults, **named, **given}
-        if wrong or len(args) > len(names) or len(named) < len(names):
-            lacking = [name for name in names if name not in named]
+        values.update(self._defaults)
+        values.update(zip(names, args, strict=False))
+        values.update(named)
+        left = names[len(args):]
+        wrong = [name for name in named if name not in left]
+        if wrong or len(args) > len(names) or len(values) < len(names):
+            lacking = [name for name in names if name not in values]
             raise TypeError(f"{type(self).__name__}({', '.join(names)}): {len(args)} by place, wrong {wrong}, "
                             f"lacking {lacking}")
-        for name in names:
-            values[name] = named[name]
     else:
-        values.update(zip(names, args, strict=True))
+        values.update(zip(names, args, strict=False))
 
 
 def _set(self: Any, name: str, *value: object) -> None:

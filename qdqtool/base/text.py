@@ -49,6 +49,14 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
+    """What an exception of somebody else's code says, on one line; the name of its class where it says nothing."""
+    text = str(error)
+    if first_line:
+        text = next(iter(text.strip().splitlines()), "")
+    return " ".join(text.split())[:length] or type(error).__name__
+
+
 def counted(number: int | str | None, word: str) -> str:
     """``1 layer``, ``2 layers``."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"

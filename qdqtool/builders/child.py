@@ -152,7 +152,6 @@ class Child:
 
 # What a user of TensorRT-RTX has to know about its licence -----------------------------------------------------------
 
-
 NOTICE = (
     "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
     "installing it: it may not be passed on, and NVIDIA may collect system information.\n"

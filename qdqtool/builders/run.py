@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
+from qdqtool.base.process import descendants
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.io.outputs import atomic_write
@@ -64,7 +65,6 @@ class BuildResult:
 
 # Names that a log can carry -----------------------------------------------------------------------------------------
 
-
 _SAFE = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
 
 
@@ -108,7 +108,6 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
 
 
 # The run ------------------------------------------------------------------------------------------------------------
-
 
 Shapes = Mapping[str, Sequence[Sequence[int]]]
 
@@ -218,7 +217,6 @@ def _kept(source: Path, folder: Path) -> Path | None:
 
 # trtexec: the flags that its version has, a verbose log, the layer listing ------------------------------------------
 
-
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
 # Where JetPack and NVIDIA's packages put it, without adding it to PATH.
 _USUAL = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec", "/usr/local/tensorrt/bin/trtexec")
@@ -315,13 +313,10 @@ def flags(
 
 def version_of(log: bytes) -> str:
     """The version that the first line of a trtexec log states (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
+    from qdqtool.buildlog import sections
+
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))
-    if match is None:
-        return ""
-    digits = match[1]
-    if len(digits) >= 6:
-        return f"{int(digits[:-4])}.{int(digits[-4:-2])}.{int(digits[-2:])}"
-    return f"{digits[0]}.{digits[1]}.{int(digits[2:] or 0)}"
+    return sections.version_of(match[1]) if match else ""
 
 
 def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
@@ -343,6 +338,10 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
     except subprocess.TimeoutExpired:
         return None
     finally:
+        started = descendants(process.pid)  # `timeout`, setsid and job control make groups of their own
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)  # what it left running as well
+        for other in started:
+            with contextlib.suppress(OSError):
+                os.kill(other, signal.SIGKILL)
         process.wait()

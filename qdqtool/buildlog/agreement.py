@@ -1,6 +1,6 @@
 """What the parts of a verification hold: a build's facts, and how much of each part of a prediction it confirms.
 
-``as_json()`` gives the published fields. Nothing here imports anything of qdqtool.
+``as_json()`` gives the published fields.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
+
+from qdqtool.base.records import published
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Described: TypeAlias = dict[str, JsonValue]
@@ -57,6 +59,9 @@ class _Record:
         except AttributeError:
             raise KeyError(name) from None
 
+    def as_json(self) -> dict[str, Any]:
+        return published(self)
+
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts(_Record):
@@ -84,11 +89,8 @@ class BuildFacts(_Record):
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        ran = {} if self.status is None else {"status": self.status, "message": self.message}
-        return {
-            "source": str(self.source), "files": list(self.files), "tensorrt": self.tensorrt, "device": self.device,
-            "complete": self.complete, "missing": list(self.missing), **ran,
-        }
+        ran = () if self.status is None else ("status", "message")
+        return published(self, "source", "files", "tensorrt", "device", "complete", "missing", *ran)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,6 @@ class ConvolutionCounts(_Record):
     unknown: int = 0
     unknown_names: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        return {"total": self.total, "agree": self.agree, "unknown": self.unknown,
-                "unknown_names": list(self.unknown_names)}
-
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts(_Record):
@@ -111,9 +109,6 @@ class LayerCounts(_Record):
 
     total: int | None = None
     agree: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {"total": self.total, "agree": self.agree}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +127,6 @@ class TraceCounts(_Record):
     agree: int | None = None
     in_order: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {"predicted": self.predicted, "built": self.built, "agree": self.agree, "in_order": self.in_order}
-
 
 @dataclass(frozen=True, slots=True)
 class ConversionCounts(_Record):
@@ -142,9 +134,6 @@ class ConversionCounts(_Record):
 
     predicted: int | None = None
     built: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {"predicted": self.predicted, "built": self.built}
 
 
 @dataclass(slots=True)
@@ -168,7 +157,4 @@ class Mismatch:
     line: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": str(self.kind), "name": self.name, "predicted": self.predicted, "built": self.built,
-            "why": self.why, "line": self.line,
-        }
+        return published(self)

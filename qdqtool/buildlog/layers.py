@@ -1,50 +1,38 @@
-"""One engine layer, from each spelling in which TensorRT lists it.
+"""Engine layers, from each spelling in which TensorRT lists them, and the JSON files of layers and profiles.
 
 ``Layer(CaskConvolution): NAME, Tactic: 0x1, a[Int8(1,64,8,8)] -> b[Half(1,64,8,8)]``   8.0 to 8.4, and TensorRT 7
 ``Layer(CaskConvolution): NAME, Tactic: 0x1, a (Int8[1,64:32,8,8]) -> b (Half[1,64,8,8])``   8.5 and later
 ``Name: NAME, LayerType: T, Inputs: [ { Name: a, Location: Device, ... }], Outputs: [...], Kernel: [3,3], ...``
     ``--dumpLayerInfo``, 8.2 and later; TensorRT 10 drops Location inside Myelin, 11 and RTX split Format/Datatype
 ``{"Name": ..., "LayerType": ..., "Inputs": [...]}``   ``--exportLayerInfo``
+
+Layers of a JSON are objects, or strings where the engine was built without ``--profilingVerbosity=detailed``. TensorRT
+writes control characters, stray bytes and unescaped names into its JSON; a file may also be cut off.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from qdqtool.buildlog.records import MAX_DIMENSION, Shape
-from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
+from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.lines import number
+from qdqtool.buildlog.summary import CUT_LISTING, CUT_PROFILE
+from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltLayer, BuiltTensor, Listing, ProfileRow, Shape
+from qdqtool.errors import BuildLogError
 from qdqtool.io.outputs import parse_json
 from qdqtool.types import Precision
 
-_TYPES = {
-    "int8": Precision.INT8,
-    "uint8": Precision.UINT8,
-    "int4": Precision.INT4,
-    "fp8": Precision.FP8,
-    "fp16": Precision.FP16,
-    "half": Precision.FP16,
-    "bf16": Precision.BF16,
-    "bfloat16": Precision.BF16,
-    "fp32": Precision.FP32,
-    "float": Precision.FP32,
-    "tf32": Precision.FP32,
-    "int32": Precision.INT32,
-    "int64": Precision.INT64,
-    "bool": Precision.BOOL,
-    "float32": Precision.FP32,
-    "float16": Precision.FP16,
-    "float8": Precision.FP8,
+_TYPES = {p.lower(): p for p in Precision if p not in (Precision.FLOAT, Precision.UNKNOWN)} | {
+    "half": Precision.FP16, "float16": Precision.FP16, "bfloat16": Precision.BF16, "float": Precision.FP32,
+    "tf32": Precision.FP32, "float32": Precision.FP32, "float8": Precision.FP8,
 }
 _WORD = re.compile(r"[A-Za-z]\w*")
-_VECTOR_WORDS = {
-    "two wide channel": 2,
-    "four wide channel": 4,
-    "eight wide channel": 8,
-    "sixteen wide channel": 16,
-    "thirty-two wide channel": 32,
-}
+_VECTOR_WORDS = {f"{word} wide channel": width
+                 for word, width in (("two", 2), ("four", 4), ("eight", 8), ("sixteen", 16), ("thirty-two", 32))}
 _EDGE = re.compile(r"(?:\[([A-Za-z]\w*)\(([-\d,: ]*)\)\]| \(([A-Za-z]\w*)\[([-\d,: ]*)\]\))(?=, | -> |$)")
 _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
@@ -168,20 +156,15 @@ def _tensors(text: str) -> Iterator[dict[str, Any]]:
         start = at + len("{ Name: ")
         after = text.find("{ Name: ", start)
         item = text[start : after if after >= 0 else len(text)]
-        dims = item.find(", Dimensions: [")
-        place = item.find(", Location: ")
-        name_end = place if 0 <= place < dims else dims
-        fields: dict[str, Any] = {"Name": item[:name_end] if name_end >= 0 else item.strip(" },")}
-        if dims >= 0:
-            begin = dims + len(", Dimensions: [")
-            close = item.find("]", begin)
-            if close >= 0:
-                fields["Dimensions"] = item[begin:close]
-                for key in ("Format/Datatype", "Datatype", "Format"):
-                    mark = item.find(f", {key}: ", close)
-                    if mark >= 0:
-                        value = item[mark + len(key) + 4 :].split(", Format: ")[0]
-                        fields[key] = value.split(" }")[0].strip()
+        name, listed, rest = item.partition(", Dimensions: [")
+        fields = {"Name": name.partition(", Location: ")[0] if listed else item.strip(" },")}
+        dims, closed, rest = rest.partition("]")
+        if closed:
+            fields["Dimensions"] = dims
+            for key in ("Format/Datatype", "Datatype", "Format"):
+                _, found, value = rest.partition(f", {key}: ")
+                if found:
+                    fields[key] = value.split(", Format: ")[0].split(" }")[0].strip()
         yield fields
         at = after
 
@@ -191,8 +174,7 @@ def _pairs(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     depth = start = 0
     pieces: list[str] = []
-    metadata = text.find(", Metadata: ")
-    body = text if metadata < 0 else text[:metadata]
+    body, named, metadata = text.partition(", Metadata: ")
     for position, sign in enumerate(body):
         if sign in "[{(":
             depth += 1
@@ -201,14 +183,11 @@ def _pairs(text: str) -> dict[str, Any]:
         elif sign == "," and depth == 0 and body.startswith(", ", position):
             pieces.append(body[start:position])
             start = position + 2
-    pieces.append(body[start:])
-    for piece in pieces[:200]:
+    for piece in [*pieces, body[start:]][:200]:
         key, separator, value = piece.partition(": ")
         if separator and key:
             fields[key] = _value(value)
-    if metadata >= 0:
-        fields["Metadata"] = text[metadata + len(", Metadata: ") :]
-    return fields
+    return fields | ({"Metadata": metadata} if named else {})
 
 
 def _value(text: str) -> Any:
@@ -269,3 +248,201 @@ def onnx_names(metadata: str) -> list[str]:
         if name and name not in names[-50:]:
             names.append(name)
     return names
+
+
+# Layer JSON and profile JSON -----------------------------------------------------------------------------------------
+
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_LAYER_KEYS = ("Layers", "layers", "LayerInfo", "layerInfo")
+_KEYS = frozenset(_LAYER_KEYS)
+_ROW_BEGINS = '{ "name" : "'
+_ROW = re.compile(
+    r'", "timeMs" : ([\d.e+-]{1,24}), "averageMs" : ([\d.e+-]{1,24})'
+    r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
+)
+_VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
+_MAX_LAYERS = 200_000
+
+
+def read_json(data: bytes, name: str) -> Build:
+    """Reads a layer JSON or a profile JSON.
+
+    Args:
+        data: The file's bytes.
+        name: What to call it in messages.
+
+    Raises:
+        BuildLogError: It is neither, or too damaged to use.
+    """
+    text = data.decode("utf-8", "replace")
+    documents, whole = _load(text, name)
+    build = Build(source=BuildSource.LAYER_JSON)
+    content = documents[-1]
+    if len(documents) > 1:  # listings and profiles, as by builds that append to a file
+        listings = [d for d in documents if isinstance(d, dict)]
+        profiles = [d for d in documents if isinstance(d, list)]
+        content, both = (listings or profiles)[-1], bool(listings and profiles)
+        if len(documents) > 1 + both:
+            of_each = "the last listing and the last profile were" if both else "the last was"
+            build.notes.append(f"{name} holds {len(documents)} whole JSON documents one after the other; "
+                               f"{of_each} read")
+        if both:
+            _profile(build, profiles[-1])
+    if isinstance(content, dict):
+        listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
+        if listed is None:
+            raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
+        _layers(build, listed, name)
+        _builder(build, content)
+        _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
+    elif isinstance(content, list) and _is_profile(content):
+        build.source = BuildSource.PROFILE_JSON
+        _profile(build, content)
+    elif isinstance(content, list) and any(isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x)
+                                           for x in content):
+        _layers(build, content, name)
+    else:
+        raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
+    if not whole:
+        build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
+        cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
+        build.missing.append(f"{cut}the end of {name})")
+    return build
+
+
+def _builder(build: Build, content: dict[str, Any]) -> None:
+    """What ``qdqtool build`` writes into its layer table: which TensorRT it was."""
+    build.is_rtx = content.get("builder") == "tensorrt-rtx"
+    version = content.get("version")
+    if isinstance(version, str) and _VERSION.fullmatch(version):
+        build.tensorrt = version
+
+
+def _load(text: str, name: str) -> tuple[list[Any], bool]:
+    """The documents of a JSON, one where it is whole or was salvaged, and whether all was whole."""
+    text = text.strip().rstrip("\0")
+    error: Exception
+    for candidate in (text, _BAD_ESCAPE.sub(r"\\\\", text)):
+        try:
+            return [parse_json(candidate, strict=False)], True
+        except RecursionError:
+            raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
+        except ValueError as found:
+            error = found
+    in_turn = _in_turn(text)
+    if in_turn is not None:
+        return in_turn
+    if text.startswith('{"log":'):
+        raise BuildLogError(f"{name}: a log as Docker stores it; give what `docker logs` prints of that container")
+    salvaged = _salvage(text)
+    if salvaged is None:
+        raise BuildLogError(f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again") from None
+    return [salvaged], False
+
+
+def _in_turn(text: str) -> tuple[list[Any], bool] | None:
+    """Layers that were written one object after another, as one document, or whole documents; None for a mixture."""
+    items, end = _decoded(text, 0)
+    whole = end == len(text)
+    if not items:
+        return None
+    if all(isinstance(item, dict) and "LayerType" in item for item in items):
+        return [items], whole
+    known = all(not _KEYS.isdisjoint(item) if isinstance(item, dict) else isinstance(item, list) and _is_profile(item)
+                for item in items)
+    return (items, whole) if known else None
+
+
+def _salvage(text: str) -> Any:
+    """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
+    rows = [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]
+    if rows:
+        return [{"count": 0}, *rows]
+    start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
+    start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
+    if start < 0:
+        return None
+    items, _ = _decoded(text, _passed(text, start + 1))
+    return {"Layers": items} if items else None
+
+
+def _decoded(text: str, at: int) -> tuple[list[Any], int]:
+    """The values that follow each other from a place on, and where the last whole one, and what parts them, ends."""
+    decoder = json.JSONDecoder(strict=False)
+    items: list[Any] = []
+    with contextlib.suppress(ValueError, RecursionError):
+        while len(items) < _MAX_LAYERS:
+            item, at = decoder.raw_decode(text, at)
+            items.append(item)
+            at = _passed(text, at)
+    return items, at
+
+
+def _passed(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """One whole row of a profile, its name as printed (TensorRT does not escape it)."""
+    start = line.find(_ROW_BEGINS)
+    name_ends = line.rfind('", "timeMs" : ')
+    found = _ROW.match(line, name_ends) if 0 <= start < name_ends else None
+    if found is None:
+        return None
+    name = line[start + len(_ROW_BEGINS) : name_ends]
+    keys = ("timeMs", "averageMs", "medianMs", "percentage")
+    return {"name": name, **{key: number(value or "") for key, value in zip(keys, found.groups(), strict=True)}}
+
+
+def _layers(build: Build, listed: Any, name: str) -> None:
+    if not isinstance(listed, list):
+        raise BuildLogError(f"{name}: 'Layers' is not a list; not a listing of TensorRT")
+    for item in listed[:_MAX_LAYERS]:
+        if isinstance(item, str):
+            build.layers.append(BuiltLayer(name=item))
+        elif isinstance(item, dict) and ("Name" in item or "LayerType" in item):
+            build.layers.append(layer_from_fields(item))
+        else:
+            raise BuildLogError(
+                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
+            )
+    build.listing = Listing.LAYER_JSON
+
+
+def _bindings(build: Build, listed: Any) -> None:
+    items = listed[:10_000] if isinstance(listed, list) else []
+    names = (item.get("Name") if isinstance(item, dict) else item for item in items)
+    build.bindings += [name for name in names if isinstance(name, str)]
+
+
+def _is_profile(content: list[Any]) -> bool:
+    return any(isinstance(x, dict) and ("timeMs" in x or "averageMs" in x) for x in content[:3]) or (
+        bool(content) and isinstance(content[0], dict) and set(content[0]) == {"count"}
+    )
+
+
+def _profile(build: Build, content: list[Any]) -> None:
+    for item in content[:_MAX_LAYERS]:
+        if not isinstance(item, dict):
+            continue
+        if "count" in item and "name" not in item:
+            count = item["count"]
+            build.iterations = count if isinstance(count, int) and 0 < count < 10**12 else None
+            continue
+        total, average = _amount(item.get("timeMs")), _amount(item.get("averageMs"))
+        if average is None and total is not None and build.iterations:
+            average = total / build.iterations
+        if average is None:
+            continue
+        percent = _amount(item.get("percentage")) or 0.0
+        row = ProfileRow(str(item.get("name", "")), total or average, average, _amount(item.get("medianMs")), percent)
+        build.profile_rows.append(row)
+    build.profile_total_ms = sum(row.average_ms for row in build.profile_rows) if build.profile_rows else None
+
+
+def _amount(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return number(str(value)[:400])

@@ -12,11 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from qdqtool.base import budgets
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.numbers import number
-from qdqtool.buildlog.records import TunedLayer
+from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.sections import Sections
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, TunedLayer
 
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
@@ -69,6 +69,7 @@ _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
 _LONGEST = 200  # bytes of a carrier's prefix
 _SAMPLE = 2000  # lines
 _SHARE = 0.8  # of the lines, that have it
+_PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")  # Kubernetes' runtimes cut lines at 16 kB
 
 
 class Carrier:
@@ -81,6 +82,7 @@ class Carrier:
     def __init__(self) -> None:
         self._form: re.Pattern[bytes] | None = None
         self._decided = False
+        self._begun: dict[bytes, bytes] = {}  # lines whose last piece is still to come, by stream
 
     def strip(self, lines: list[bytes]) -> list[bytes]:
         """The lines without it. It is looked for until lines of TensorRT come."""
@@ -91,7 +93,19 @@ class Carrier:
         form = self._form
         if form is None:
             return lines
-        return [line[found.end() :] if (found := form.match(line)) else line for line in map(clean, lines)]
+        return [self._whole(found[0], line[found.end() :]) if (found := form.match(line)) else line
+                for line in map(clean, lines)]
+
+    def _whole(self, prefix: bytes, text: bytes) -> bytes:
+        """The text, behind the pieces of its line that came before; empty while more is to come."""
+        piece = _PIECE.search(prefix)
+        if piece is None:
+            return text
+        text = self._begun.pop(piece[1], b"") + piece[3] + text
+        if piece[2] == b"F":
+            return text
+        self._begun[piece[1]] = text[: budgets.LOG_LINE]
+        return b""
 
     def _look(self, lines: list[bytes]) -> None:
         heads = (line[: m.start()] for line in lines if (m := _BEGINS.search(line, 0, 2 * _LONGEST)))
@@ -242,25 +256,14 @@ class LogReader:
             message, rest = interleaved(message)
             match = _TIMING.match(message)
             if match is not None:  # behind a stamp that the expression for whole lines does not know
-                self._behind_stamp(match, message)
-                if not rest:
-                    return
-                line = rest
-                continue
-            text = message.decode("utf-8", "replace")
-            self.sections.read(level, text.rstrip() if level or not text.startswith(" ") else text, number)
+                self.build.lines.timing += 1
+                self._timing(match.lastgroup or "", message, match.end())
+            else:
+                text = message.decode("utf-8", "replace")
+                self.sections.read(level, text.rstrip() if level or not text.startswith(" ") else text, number)
             if not rest:
                 return
             line = rest
-
-    def _behind_stamp(self, match: re.Match[bytes], message: bytes) -> None:
-        self.build.lines.timing += 1
-        if match.lastgroup == "tactic":
-            self.build.tactics.timed += 1
-            if self._tuned is not None:
-                self._tuned.tactics += 1
-        else:
-            self._timing(match.lastgroup or "", message, match.end())
 
     def _result(self, message: bytes) -> None:
         """``NAME (RUNNER[..]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 Time: 0.01``, or cached."""
@@ -273,15 +276,13 @@ class LogReader:
             pieces = message[cached + len(_CACHED) :].split(b", ")
             tuned = self._tuned_layer(tactics.layers, name)
             tuned.runner = pieces[0].decode("utf-8", "replace")[:80]
-            time = number(pieces[-1].removesuffix(b" ms"))
+            _faster(tuned, pieces[-1].removesuffix(b" ms"))
         else:
             head = message[: message.rfind(_COMPLETED)][:_MAX_NAME]
             cut = head.rfind(b" (")
             name = (head[:cut] if cut > 0 else head).decode("utf-8", "replace")
             tuned = tactics.layers.get(name) or tactics.reformats.get(name) or self._tuned_layer(tactics.layers, name)
-            time = number(message[message.rfind(b" ") + 1 :])
-        if time is not None and (tuned.best_ms is None or time < tuned.best_ms):
-            tuned.best_ms = time
+            _faster(tuned, message[message.rfind(b" ") + 1 :])
 
     def _tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
         tuned = table.get(name)
@@ -293,12 +294,13 @@ class LogReader:
 
     def _timing(self, kind: str, line: bytes, end: int) -> None:
         tactics = self.build.tactics
-        if kind == "fastest":
+        if kind == "tactic":
+            tactics.timed += 1
             if self._tuned is not None:
-                time = number(line[line.rfind(b" ") + 1 :])
-                best = self._tuned.best_ms
-                if time is not None and (best is None or time < best):
-                    self._tuned.best_ms = time
+                self._tuned.tactics += 1
+        elif kind == "fastest":
+            if self._tuned is not None:
+                _faster(self._tuned, line[line.rfind(b" ") + 1 :])
         elif kind == "runner":
             self._start_runner(line, end)
         elif kind == "reformat":
@@ -365,3 +367,9 @@ class LogReader:
                 self._tuned.seconds += now - self._now
             self._now, self._stamp = now, stamp
         self._tuned = tuned
+
+
+def _faster(tuned: TunedLayer, text: bytes) -> None:
+    time = number(text)
+    if time is not None and (tuned.best_ms is None or time < tuned.best_ms):
+        tuned.best_ms = time

@@ -9,6 +9,7 @@ Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7; ``_quantize_scale_nod
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -90,9 +91,7 @@ def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedNam
         name: TensorRT's layer name.
         known: Names of nodes, initializers and parser layers; a stretch of the name that is one of them is kept whole.
     """
-    if name in known:
-        return FusedName(name, "layer", [[name]])
-    if len(name) > _MAX_LENGTH:
+    if name in known or len(name) > _MAX_LENGTH:
         return FusedName(name, "layer", [[name]])
     match = _REFORMAT.fullmatch(name)
     if match:
@@ -133,15 +132,8 @@ def _pointwise(part: str) -> str | None:
     """What is inside ``PWN(...)`` when the bracket closes at the very end."""
     if not (part.startswith("PWN(") and part.endswith(")")):
         return None
-    depth = 0
-    for position, sign in enumerate(part):
-        if sign == "(":
-            depth += 1
-        elif sign == ")":
-            depth -= 1
-            if depth == 0 and position < len(part) - 1:
-                return None
-    return part[4:-1]
+    depths = itertools.accumulate((sign == "(") - (sign == ")") for sign in part[3:-1])
+    return part[4:-1] if all(depths) else None
 
 
 def split_top(text: str, joint: str, known: frozenset[str] | set[str] = frozenset()) -> list[str]:
@@ -154,7 +146,9 @@ def split_top(text: str, joint: str, known: frozenset[str] | set[str] = frozense
     pieces = _cut(text, joint)
     if not known or (len(pieces) == 1 and text in known):
         return pieces
-    return _join_known(text.split(joint), joint, known) if _any_known(text, joint, known) else pieces
+    # Where a known name holds the joint, cutting at every joint could break it.
+    broken = any(joint in name and name in text for name in known)
+    return _join_known(text.split(joint), joint, known) if broken else pieces
 
 
 def _cut(text: str, joint: str) -> list[str]:
@@ -180,11 +174,6 @@ def _cut(text: str, joint: str) -> list[str]:
         return text.split(joint)
     pieces.append(text[start:])
     return pieces
-
-
-def _any_known(text: str, joint: str, known: frozenset[str] | set[str]) -> bool:
-    """Whether a known name holds the joint, so that cutting at every joint could break it."""
-    return any(joint in name and name in text for name in known)
 
 
 def _join_known(tokens: list[str], joint: str, known: frozenset[str] | set[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,10 @@ from typing import IO, BinaryIO, cast
 
 from qdqtool.base import budgets
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.complete import DAMAGE, judge
-from qdqtool.buildlog.layerjson import read_json
+from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
-from qdqtool.buildlog.records import ParseSection
-from qdqtool.buildlog.types import Build, BuiltLayer, Listing
+from qdqtool.buildlog.summary import DAMAGE, judge
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing, ParseSection, Tactics
 from qdqtool.errors import BuildLogError
 from qdqtool.io import packed
 from qdqtool.io.files import note_read, open_input
@@ -78,10 +78,8 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
         yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, budgets.UNPACKED_LOG, whole=False,
                                  error=BuildLogError)
     else:
-        if head:
-            yield head
-        while block := _read_file(stream, BLOCK):
-            yield block
+        yield from filter(None, [head])
+        yield from iter(lambda: _read_file(stream, BLOCK), b"")
 
 
 def _read_file(stream: BinaryIO, size: int) -> bytes:
@@ -142,22 +140,8 @@ def merge(build: Build, other: Build) -> None:
     ) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
-    for key in (
-        "tensorrt",
-        "device",
-        "command",
-        "flags",
-        "gpu",
-        "options",
-        "trace",
-        "headings",
-        "milestones",
-        "placement",
-        "bindings",
-        "reformats",
-        "seconds",
-        "passed",
-    ):
+    for key in ("tensorrt", "device", "command", "flags", "gpu", "options", "trace", "headings", "milestones",
+                "placement", "bindings", "reformats", "seconds", "passed", "performance"):
         if not getattr(build, key) and getattr(other, key):
             setattr(build, key, getattr(other, key))
     build.is_rtx = build.is_rtx or other.is_rtx
@@ -167,8 +151,6 @@ def merge(build: Build, other: Build) -> None:
     if other.profile_rows and not build.profile_rows:
         build.profile_rows, build.profile_total_ms = other.profile_rows, other.profile_total_ms
         build.iterations = other.iterations
-    if not build.performance:
-        build.performance = other.performance
     if not build.tactics.timed:
         build.tactics = other.tactics
     if build.memory.activation is None:
@@ -232,14 +214,9 @@ def read_build(*given: LogSource) -> Build:
     """
     if not given:
         raise BuildLogError("no build log given")
-    build: Build | None = None
-    for one in given:
-        read = _read(one)
-        if build is None:
-            build = read
-        else:
-            merge(build, read)
-    assert build is not None
+    build, *others = (_read(one) for one in given)
+    for other in others:
+        merge(build, other)
     return build
 
 
@@ -261,18 +238,13 @@ def _read(one: LogSource) -> Build:
         else:
             reader, carrier = LogReader(), Carrier()
             reader.skip_blank(skipped)
-            for lines in lines_of(_chained(head, read)):
+            for lines in lines_of(itertools.chain([head], read)):
                 reader.feed(carrier.strip(lines))
             build = reader.finish()
             _check_is_log(build, head, name)
     build.files = [name]
     judge(build)
     return build
-
-
-def _chained(head: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from rest
 
 
 def _looks_like_json(head: bytes) -> bool:
@@ -294,26 +266,10 @@ def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
 
 
 def _check_is_log(build: Build, head: bytes, name: str) -> None:
-    known = (
-        build.trace
-        or build.layers
-        or build.parse.nodes
-        or build.milestones
-        or build.command
-        or build.performance
-        or build.profile_rows
-        or build.options
-        or build.gpu
-        or build.tactics.anything
-        or build.lines.marked
-        or build.reformats
-        or build.headings
-        or build.messages
-        or build.tensorrt
-        or build.placement
-        or build.parse.initializers
-    )
-    if known:
+    signs = ("trace", "layers", "milestones", "command", "performance", "profile_rows", "options", "gpu", "reformats",
+             "headings", "messages", "tensorrt", "placement")
+    if (any(getattr(build, sign) for sign in signs) or build.parse.nodes or build.parse.initializers
+            or build.lines.marked or build.tactics != Tactics()):
         return
     if b"\0" in head:
         raise BuildLogError(

@@ -20,8 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.records import ParsedNode, ParsedTensor, Shape
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Shape, whole
 from qdqtool.errors import BuildLogError
 
 MARK = "inferred from shapes: "
@@ -70,16 +69,20 @@ class _Rebuilder:
         self.tensors: dict[str, ParsedTensor] = {}
         self.made: set[str] = set()
         self.quantized: set[str] = set()
-        self.readers: dict[str, list[ParsedNode]] = {}
+        self.read: set[str] = set()
         for node in self.nodes:
             for tensor in _given(node.inputs):
-                self.readers.setdefault(tensor.name, []).append(node)
+                self.read.add(tensor.name)
                 if tensor.shape is not None:
                     self.tensors.setdefault(tensor.name, tensor)
             outputs = {tensor.name: tensor for tensor in _given(node.outputs)}
             self.tensors |= outputs
             self.made.update(outputs)
             self.quantized.update(outputs if node.op == _Q else ())
+        direct = {t.name for n in self.nodes if n.op == "ConvTranspose" for t in _given(n.inputs)}
+        #: Tensors that a ConvTranspose reads, through one Q or DQ as well.
+        self.transposed = direct | {t.name for n in self.nodes if n.op in (_Q, _DQ) and any(
+            out.name in direct for out in _given(n.outputs)) for t in _given(n.inputs)}
         self.values: dict[str, list[int] | list[float]] = {}
         self.scales = _scales(build)
 
@@ -93,7 +96,7 @@ class _Rebuilder:
                     self.values.setdefault(tensor.name, value)
         protos = [self._node(guess) for guess in guesses]
         names = [name for name in dict.fromkeys(self.build.parse.initializers)
-                 if name in self.readers and name not in self.made]
+                 if name in self.read and name not in self.made]
         graph = helper.make_graph(
             protos, "from_log", self._inputs(), self._outputs(), [self._constant(name) for name in names],
             value_info=list(self._value_infos()),
@@ -128,15 +131,8 @@ class _Rebuilder:
         if len(data.shape) < 2:
             return {"axis": 0}
         fits = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
-        transposed = any(r.op == "ConvTranspose" for out in _given(node.outputs) for r in self._readers(out.name))
+        transposed = any(out.name in self.transposed for out in _given(node.outputs))
         return {"axis": 1 if fits == [1] or (transposed and 1 in fits) else 0}
-
-    def _readers(self, tensor: str) -> Iterator[ParsedNode]:
-        """Who reads a tensor, through one Q or DQ."""
-        for node in self.readers.get(tensor, ()):
-            yield node
-            for out in _given(node.outputs) if node.op in (_Q, _DQ) else ():
-                yield from self.readers.get(out.name, ())
 
     def _type(self, tensor: ParsedTensor | None) -> int:
         kind = int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
@@ -170,7 +166,7 @@ class _Rebuilder:
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         names = [name for name in dict.fromkeys(self.build.parse.outputs) if name in self.made]
         if not names:
-            names = [t.name for node in self.nodes for t in _given(node.outputs) if t.name not in self.readers]
+            names = [t.name for node in self.nodes for t in _given(node.outputs) if t.name not in self.read]
         return [self._made_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> Iterator[onnx.ValueInfoProto]:
@@ -258,7 +254,6 @@ def _scales(build: Build) -> dict[str, float]:
 
 # Attributes and constant values -------------------------------------------------------------------------------------
 
-
 @dataclass(slots=True)
 class Guess:
     """What is known of a node: what was printed is exact; what follows from shapes need not be what the model had.
@@ -315,9 +310,7 @@ def attributes_of(node: ParsedNode, listed: dict[str, Any]) -> Guess:
 
 def _whole_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
     tensor = tensors[position] if position < len(tensors) else None
-    if tensor is None or tensor.shape is None or None in tensor.shape:
-        return None
-    return [d for d in tensor.shape if d is not None]
+    return None if tensor is None else whole(tensor.shape)
 
 
 def _changed_axis(source: Sequence[int], made: Sequence[int], default: int) -> int:

@@ -7,12 +7,19 @@ from collections.abc import Callable
 
 from qdqtool.buildlog import layers as layer_lines
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.chatter import Messages, is_chatter, is_unmistakable
-from qdqtool.buildlog.complete import judge
-from qdqtool.buildlog.numbers import is_profile_head, number, read_memory, read_metric, read_profile_row
-from qdqtool.buildlog.parsing import ParseReader
-from qdqtool.buildlog.records import AddedReformat, Milestone, ParseSection
-from qdqtool.buildlog.types import Build, BuiltLayer, Listing, LogEvent
+from qdqtool.buildlog.lines import (
+    Messages,
+    ParseReader,
+    is_chatter,
+    is_profile_head,
+    is_unmistakable,
+    number,
+    read_memory,
+    read_metric,
+    read_profile_row,
+)
+from qdqtool.buildlog.summary import judge
+from qdqtool.buildlog.types import AddedReformat, Build, BuiltLayer, Listing, LogEvent, Milestone, ParseSection
 from qdqtool.trt.trace import TraceReader
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
@@ -30,6 +37,7 @@ _OPTION = re.compile(
 _NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
+_UNSTAMPED = ("bindings", "io", "metadata")  # blocks whose lines have no stamp
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
 
@@ -55,17 +63,17 @@ class Sections:
             "QDQ": self._optimizer_heading,
             "TensorRT": self._version,
             "Name:": self._info_layer,
-            "Layer:": self._memory,
-            "Bindings:": self._open("bindings"),
-            "I/O": self._open("io"),
+            "Layer:": lambda text, _line: read_memory(build.memory, text),
+            "Bindings:": self._open("bindings", "Bindings:"),
+            "I/O": self._open("io", "I/O Tensors:"),
             "Engine": self._engine,
             "Layers:": self._layers_begin,
-            "SYMBOLIC": self._open("dump"),
-            "Layer": self._layer_information,
+            "SYMBOLIC": self._open("dump", "SYMBOLIC CHECKS"),
+            "Layer": lambda text, _line: text.startswith(("Layer Information:", "Layer-wise")),
             "Formats": self._timed,
             "Adding": self._added,
-            "Output": self._open("values"),
-            "Input": self._input,
+            "Output": self._open("values", "Output Tensors:"),
+            "Input": self._open("values", "Input Tensors:"),
             "Number": self._targets,
             "----------": lambda _text, _line: True,
         }
@@ -74,14 +82,15 @@ class Sections:
         """Takes one message; ``level`` is V, I, W, E or an empty string for a line without a prefix."""
         if not text.strip():
             self.build.lines.blank += 1
-            if level or self.block in ("bindings", "io", "metadata"):
+            if level or self.block in _UNSTAMPED:
                 self.block = ""
             return
         if level in ("W", "E"):
             self._messages.add(level, text, line)
         elif not (
             self._understood(level, text, line)
-            or self._indented(level, text, line)
+            # Polygraphy indents what belongs to a step of its own.
+            or (level and text[:1] == " " and self._understood(level, text.lstrip(), line))
             or (not level and self._messages.continued(text, line))
         ):
             counts = self.build.lines
@@ -93,7 +102,7 @@ class Sections:
 
     def end_paragraph(self) -> None:
         """An empty line without a stamp ends the lists that are printed without stamps."""
-        if self.block in ("bindings", "io", "metadata"):
+        if self.block in _UNSTAMPED:
             self.block = ""
 
     def _understood(self, level: str, text: str, line: int) -> bool:
@@ -127,10 +136,6 @@ class Sections:
         self.build.lines.marked += not level and is_unmistakable(text)
         return True
 
-    def _indented(self, level: str, text: str, line: int) -> bool:
-        """Polygraphy indents what belongs to a step of its own."""
-        return bool(level) and text[:1] == " " and self._understood(level, text.lstrip(), line)
-
     def _by_form(self, text: str, line: int) -> bool:
         """Lines that are known by more than their first word."""
         build = self.build
@@ -159,70 +164,58 @@ class Sections:
 
     def _in_block(self, level: str, text: str, line: int) -> bool:
         """Whether the line belongs to the block that is open; a line that does not closes the block."""
-        block = self.block
+        block, build = self.block, self.build
         if block == "profile":
-            return text.startswith("===") is False and read_profile_row(self.build, text)
-        if text.startswith("&&&&"):
-            return self._close()
-        if block == "bindings" and not level:
-            if self._keep(text) and len(self.build.bindings) < 10_000:
-                self.build.bindings.append(text)
-            return True
-        if block in ("io", "metadata") and not level:
-            stripped = text.strip()
-            named = stripped.startswith("Name: ")
-            bare = " " not in stripped and not stripped.endswith(":")
-            if block == "io" and (named or bare) and len(self.build.bindings) < 10_000 and self._keep(text):
-                self.build.bindings.append(stripped.removeprefix("Name: ").split(", IOMode: ")[0])
-            return text.startswith(" ") or (block == "io" and bare) or self._close()
-        if block == "dump":
+            return not text.startswith("===") and read_profile_row(build, text)
+        torn = text.startswith("&&&&")
+        unstamped, settings = block in _UNSTAMPED, block in ("device", "trace", *build.options)
+        if not torn and ((unstamped and level) or (settings and level != "I")):
+            return False
+        inside, stripped = False, text.strip()
+        if torn:
+            pass
+        elif unstamped:
+            bare = block == "io" and " " not in stripped and not stripped.endswith(":")
+            if block == "bindings":
+                self._bind(text, text)
+            elif bare or (block == "io" and stripped.startswith("Name: ")):
+                self._bind(text, stripped.removeprefix("Name: ").split(", IOMode: ")[0])
+            inside = block == "bindings" or text.startswith(" ") or bare
+        elif block == "dump":
             inside = not level or text[:1] in " \t" or text.split(" ", 1)[0].replace("_", "").isupper()
-            return inside or self._close()
-        if block == "values":
-            if len(text) < 200 and text.endswith(")") and ": (" in text:
-                return True
-            return _NUMBERS.issuperset(text[:4000]) or self._close()
-        if block == "explanations":
-            return ": the " in text or self._close()
-        if block in self.build.options and level == "I":
+        elif block == "values":
+            named = len(text) < 200 and text.endswith(")") and ": (" in text
+            inside = named or _NUMBERS.issuperset(text[:4000])
+        elif block == "explanations":
+            inside = ": the " in text
+        elif block in build.options:
             key, separator, value = text.partition(":")
-            if separator and not text.startswith("=== "):
-                table = self.build.options[block]
-                if len(table) < 200 and self._keep(text):
-                    table[key.strip()] = value.strip()
-                return True
-            return self._close()
-        if block == "device" and level == "I" and not text.startswith("==="):
-            key, separator, value = text.partition(": ")
-            if separator and len(self.build.gpu) < 100:
-                self.build.gpu[key] = value.strip()
-                if key == "Selected Device":
-                    self.build.device = value.strip()
-            return True if separator else text.startswith("Available") or self._close()
-        if block == "trace" and level == "I":
-            return text.startswith(("Trace averages", "Average on")) or self._close()
-        return False
-
-    def _close(self) -> bool:
-        self.block = ""
-        return False
-
-    def _open(self, block: str) -> Callable[[str, int], bool]:
-        starts = {"bindings": "Bindings:", "io": "I/O Tensors:", "dump": "SYMBOLIC CHECKS", "values": "Output Tensors:"}
-
-        def handler(text: str, _line: int) -> bool:
-            if not text.startswith(starts[block]):
+            inside = bool(separator) and not text.startswith("=== ")
+            if inside and len(build.options[block]) < 200 and self._keep(text):
+                build.options[block][key.strip()] = value.strip()
+        elif block == "device":
+            if text.startswith("==="):
                 return False
-            self.block = block
-            return True
+            key, separator, value = text.partition(": ")
+            inside = bool(separator) or text.startswith("Available")
+            if separator and len(build.gpu) < 100:
+                build.gpu[key] = value.strip()
+                build.device = value.strip() if key == "Selected Device" else build.device
+        else:
+            inside = block == "trace" and text.startswith(("Trace averages", "Average on"))
+        self.block = block if inside else ""
+        return inside
+
+    def _bind(self, text: str, name: str) -> None:
+        if len(self.build.bindings) < 10_000 and self._keep(text):
+            self.build.bindings.append(name)
+
+    def _open(self, block: str, start: str) -> Callable[[str, int], bool]:
+        def handler(text: str, _line: int) -> bool:
+            self.block = block if text.startswith(start) else self.block
+            return text.startswith(start)
 
         return handler
-
-    def _input(self, text: str, _line: int) -> bool:
-        if text.startswith("Input Tensors:"):
-            self.block = "values"
-            return True
-        return False
 
     def _banner(self, text: str, _line: int) -> bool:
         match = _BANNER.match(text)
@@ -282,12 +275,9 @@ class Sections:
         return True
 
     def _version(self, text: str, _line: int) -> bool:
-        if not text.startswith("TensorRT version: "):
-            return False
-        version = text[len("TensorRT version: ") :].strip().split(" ")[0]
-        if re.fullmatch(r"\d{1,3}(\.\d{1,4}){1,4}", version):
-            self.build.tensorrt = version
-        return True
+        match = re.match(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*$)", text)
+        self.build.tensorrt = match[1] if match else self.build.tensorrt
+        return text.startswith("TensorRT version: ")
 
     def _begin_again(self, parse: bool = False) -> None:
         """Another build in this file, ``parse`` of another network: the last one counts."""
@@ -323,17 +313,11 @@ class Sections:
         self._info_listing = []
         return True
 
-    def _layer_information(self, text: str, _line: int) -> bool:
-        return text.startswith(("Layer Information:", "Layer-wise"))
-
     def _info_layer(self, text: str, line: int) -> bool:
         layer = layer_lines.parse_info_line(text, line)
         if layer is not None and self._keep(text):
             self._info_listing.append(layer)
         return layer is not None
-
-    def _memory(self, text: str, _line: int) -> bool:
-        return read_memory(self.build.memory, text)
 
     def _timed(self, text: str, _line: int) -> bool:
         match = _SECONDS.match(text)
@@ -364,10 +348,8 @@ class Sections:
             return True
         if not self._full:
             self._full = True
-            self.build.notes.append(
-                "the log is longer than any real one: what came after the first 300,000 records "
-                "was counted and not kept"
-            )
+            self.build.notes.append("the log is longer than any real one: what came after the first 300,000 records "
+                                    "was counted and not kept")
             self.build.missing.append("everything beyond the first 300,000 records")
         return False
 

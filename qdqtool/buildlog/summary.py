@@ -1,14 +1,256 @@
-"""One page's worth of facts about a build, as the JSON that ``qdqtool log`` prints and its text is made of."""
+"""What a build log holds, on one page and as JSON; what it lacks, which TensorRT wrote it, who made its INT8."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 
-from qdqtool.buildlog.complete import implicit_int8, rerun_commands
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.base.records import published
+from qdqtool.buildlog.agreement import BuildSource
+from qdqtool.buildlog.names import base_name
+from qdqtool.buildlog.types import Build, BuiltLayer, Listing
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
-from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.trt.targets import Trtexec, trtexec_of_version
+from qdqtool.types import TOOL_VERSION, Json, Precision
+
+ENGINE = "engine listing"
+PASSES = "optimizer passes"
+PARSE = "parse section"
+END = "end of the log"
+CUT_LISTING = f"{ENGINE} (cut off: "
+CUT_PROFILE = "profile (cut off: "
+DAMAGE = ("everything beyond", f"{CUT_LISTING}the end of ", CUT_PROFILE)  # what the reader found, not this module
+
+
+def judge(build: Build) -> None:
+    """Fills ``missing``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``; marks Q/DQ layers."""
+    _mark_qdq(build)
+    build.precision_flags = _precision_flags(build)
+    build.names_only = bool(build.layers) and all(not x.type and not x.inputs and not x.outputs for x in build.layers)
+    build.version_hint = _version_hint(build)
+    missing = [m for m in build.missing if m.startswith(DAMAGE)]
+    listing_cut = any(m.startswith(ENGINE) for m in missing)
+    cut = any(not m.startswith(CUT_PROFILE) for m in missing)
+    if build.source.is_log:
+        if not build.parse.nodes:
+            missing.append(PARSE)
+        elif build.parse.outputs == [] and not build.milestones:
+            missing.append(f"{PARSE} (cut off after node {len(build.parse.nodes)})")
+            cut = True
+        elif not build.parse.inputs or not build.parse.outputs:
+            missing.append(f"{PARSE} ({'the end' if build.parse.inputs else 'the beginning'})")
+        if not build.trace and not build.milestones:
+            missing.append(PASSES)
+        elif not _ended(build):
+            missing.append(f"{PASSES} (cut off)")
+            cut = True
+        elif not any(m.what == "Original" for m in build.milestones):
+            missing.append(f"{PASSES} (the beginning)")
+            cut = True
+    if not build.layers:
+        missing.append(ENGINE)
+    elif build.names_only:
+        missing.append(f"{ENGINE} (names only, no precisions)")
+    else:
+        expected, hole = _expected_layers(build), ""
+        if not listing_cut and expected is not None and len(build.layers) < expected:
+            hole = f"{CUT_LISTING}{len(build.layers)} of {expected} layers)"
+        elif not listing_cut:
+            hole = listing_hole(build, [t.name for t in build.parse.inputs])
+        if hole:
+            missing.append(hole)
+            cut = True
+    if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
+        missing.append(END)
+    build.missing = missing
+    build.complete = bool(build.layers) and not build.names_only and not cut
+
+
+def holes(build: Build) -> list[str]:
+    """What is cut off or torn, among what is missing: sections that were never asked for are no holes."""
+    absent = (PARSE, PASSES, ENGINE, END)
+    return [m for m in build.missing if m.startswith(DAMAGE)
+            or (not build.complete and m not in absent and not m.startswith(f"{ENGINE} (names only"))]
+
+
+_CONSTANT = re.compile(r"__mye\d[\w.]*")  # what Myelin makes of weights and numbers
+
+
+def listing_hole(build: Build, inputs: Iterable[str]) -> str:
+    """What shows that layers are missing from the listing; an empty string where nothing does.
+
+    In every listing seen, each tensor that a layer reads is written by another one, is a weight, or enters the network.
+
+    Args:
+        build: The build.
+        inputs: The network's inputs, where the build does not name its bindings; none: nothing is checked, nor where
+            the log says how many layers there are.
+    """
+    entering = {*build.bindings, *inputs}
+    if not entering or build.names_only or _expected_layers(build) is not None:
+        return ""
+    written = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
+    read = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
+    orphan = next((t for t in read if t not in written and t not in entering and not _CONSTANT.fullmatch(t)), None)
+    if orphan is not None:
+        return f"{ENGINE} (a layer is missing: {read[orphan][:80]} reads {orphan[:80]}, which none writes)"
+    # In a log, other programs may print among the bindings.
+    ends = build.bindings if build.listing == Listing.LAYER_JSON else []
+    idle = next((name for name in ends if name not in written and name not in read), None)
+    return "" if idle is None else f"{ENGINE} (a layer is missing: none reads or writes the binding {idle[:80]})"
+
+
+def _mark_qdq(build: Build) -> None:
+    """Sets the origin of Q and DQ layers where the listing does not give it and the rest of the log does."""
+    copied = {e.subject for e in build.trace if e.pass_name == "QDQToCopy"}
+    nodes = {n.name for n in build.parse.nodes if n.op in ("QuantizeLinear", "DequantizeLinear") and n.name}
+    for layer in build.layers:
+        if not layer.origin and (layer.name in copied or (nodes and base_name(layer.name) in nodes)):
+            layer.origin = "QDQ"
+
+
+def _ended(build: Build) -> bool:
+    """Whether the optimizer came to its end: it says how long it took, or later sections follow."""
+    done = any(key.startswith(("Graph construction", "Graph optimization")) for key in build.seconds)
+    return done or bool(build.layers or build.placement or build.tactics.timed)
+
+
+def _expected_layers(build: Build) -> int | None:
+    """Layers that the listing must have; unknown for listings that open up Myelin's nodes."""
+    if not build.source.is_log or build.listing == Listing.LAYER_JSON:
+        return None
+    after = build.milestone("After reformat layers")
+    if after is None and build.milestones:
+        after = build.milestones[-1].layers
+    return after
+
+
+def _precision_flags(build: Build) -> frozenset[str]:
+    named = build.options.get("Build", {}).get("Precision", "").lower()
+    found = {p.strip() for p in named.split("+")}.intersection(_PRECISIONS)
+    if "strongly typed" in named:
+        found.add("stronglyTyped")
+    found.update(build.flags.keys() & {*_PRECISIONS[1:], "best", "stronglyTyped"})
+    if build.command and found and "stronglyTyped" not in found:
+        found.add("fp32")
+    return frozenset(found)
+
+
+_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "int4")
+
+
+AS_TODAY = "8.6"  # spells its listings as 10 does; a listing of today is more likely of 10
+_MYELIN = ("kgen", "gemm", "fusion", "correlation", "shape_call")  # kernels that 8.x keeps inside one Myelin layer
+
+
+def _version_hint(build: Build) -> str | None:
+    """The earliest version that writes its listing like this one (spellings seen in real builds)."""
+    if build.tensorrt:
+        return build.tensorrt
+    layers = build.layers
+    if any("_quantize_scale_node" in layer.name for layer in layers):
+        return "8.0"
+    if any("StrideOrder" in layer.extras or _has_split_format(layer) for layer in layers):
+        return "11"
+    if any(layer.type in _MYELIN for layer in layers):
+        return "10"
+    if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
+        return AS_TODAY
+    if build.listing == Listing.ENGINE_LINES:
+        if any(t.vector > 1 for layer in layers for t in (*layer.inputs, *layer.outputs)):
+            return "8.5"
+        if layers and all(layer.tactic.startswith("0x") for layer in layers if layer.tactic):
+            return "8.4"
+        return "8.2" if layers else None
+    return "8.4" if build.listing and layers else None
+
+
+def _has_split_format(layer: BuiltLayer) -> bool:
+    return any(t.format.startswith("(") and t.precision != Precision.UNKNOWN for t in (*layer.inputs, *layer.outputs))
+
+
+IMPLICIT = (
+    "an implicit-INT8 build: a calibration table or dynamic ranges chose what runs in INT8, no Q/DQ node is in it; "
+    "the rules for Q/DQ do not apply"
+)
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+_SAID = ("Missing scale and zero-point for tensor", "Calibrator is not being used. Users must provide dynamic range")
+
+
+def implicit_int8(build: Build) -> bool:
+    """True where the build has INT8 layers or says that it lacks ranges, and nothing of it names a Q or DQ.
+
+    With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q + Conv``), and in the parse
+    section. Where a listing alone is available, Qs with names of the user's own would be taken for none.
+    """
+    if build.is_rtx or _shows_quantizers(build):
+        return False
+    if any(message.text.startswith(_SAID) for message in build.messages):
+        return True
+    return any(
+        layer.is_convolution and layer.input_precision == Precision.INT8 and layer.type[:1].isupper()  # not in Myelin
+        for layer in build.layers
+    )
+
+
+def made_from_float(build: Build) -> bool:
+    """True where a whole listing has no INT8 and no Q or DQ. Kernels of Myelin do not show them: False with any."""
+    if not build.complete or build.is_rtx or _shows_quantizers(build):
+        return False
+    types = {t.precision for layer in build.layers for t in (*layer.inputs, *layer.outputs)}
+    return Precision.INT8 not in types and all(x.type[:1].isupper() and x.type != "Myelin" for x in build.layers)
+
+
+def _shows_quantizers(build: Build) -> bool:
+    return (any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace)
+            or any(node.op in _QUANTIZERS for node in build.parse.nodes) or any(map(_names_quantizer, build.layers)))
+
+
+def _names_quantizer(layer: BuiltLayer) -> bool:
+    return layer.origin == "QDQ" or "uantize" in layer.name or any("uantize" in name for name in layer.onnx_names)
+
+
+_WANTED = ("--verbose", "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json",
+           "--dumpProfile", "--exportProfile=profile.json")
+_OURS = ("--verbose", "--profilingVerbosity", "--dumpLayerInfo", "--exportLayerInfo", "--dumpProfile",
+         "--exportProfile", "--separateProfileRun", "--nvtxMode")
+_PRECISION = ("--int8", "--fp16", "--best", "--bf16", "--fp8", "--int4")
+
+
+def rerun_commands(build: Build) -> dict[str, str]:
+    """Commands that build the same engine again and print what the given file lacks, by TensorRT version.
+
+    Where the version is known there is one command; else one for TensorRT 8.2 to 10 and one for 11. A version whose
+    trtexec lists no layers has the listing in its verbose log.
+    """
+    program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
+    kept = _kept(build, program)
+    if program is None or build.tensorrt is None:
+        typed = [*kept, *(flag for flag in ("--int8", "--fp16") if flag not in kept)]
+        untyped = [word for word in kept if word not in _PRECISION]
+        return {"8.2 to 10": _line(typed, old=True), "11": _line(untyped, old=False)}
+    if not program.lists_layers:
+        words = [*kept, "--verbose", "--nvtxMode=verbose", "--dumpProfile", "> build.log 2>&1"]
+        return {build.tensorrt: " ".join(words)}
+    return {build.tensorrt: _line(kept, old=program.precision_flags)}
+
+
+def _kept(build: Build, program: Trtexec | None) -> list[str]:
+    words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
+    kept = [word for word in words if word.split("=")[0] not in _OURS and not word.startswith("--saveEngine")]
+    if not build.command and program is not None and program.precision_flags:
+        kept += ["--int8", "--fp16"]
+    return kept
+
+
+def _line(words: list[str], *, old: bool) -> str:
+    extra = ("--separateProfileRun",) if old else ()
+    return " ".join([*words, *_WANTED, *extra, "> build.log 2>&1"])
+
+
+# One page of facts, as the JSON that ``qdqtool log`` prints and its text is made of ----------------------------------
 
 LOG_SCHEMA = "qdqtool/log/1"
 SLOWEST = 8
@@ -16,6 +258,7 @@ SLOWEST = 8
 
 def summarize(build: Build) -> Json:
     """The facts of a build, in the order of the page; a missing fact is None or an empty list."""
+    flags = build.precision_flags
     return {
         "schema": LOG_SCHEMA,
         "tool": TOOL_VERSION,
@@ -27,11 +270,12 @@ def summarize(build: Build) -> Json:
         "command": build.command or None,
         "precision": sorted(build.precision_flags),
         "implicit_int8": implicit_int8(build),
-        "float_remainder_fp32": _fp32_remainder(build),
+        # With the flag for INT8 and no 16-bit float, what is not INT8 runs in FP32.
+        "float_remainder_fp32": "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
         "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
                   "opset": build.parse.opset or None, "producer": build.parse.producer or None,
                   "nodes": len(build.parse.nodes) or None},
-        "milestones": [{"what": m.what, "layers": m.layers, "line": m.line} for m in build.milestones],
+        "milestones": [published(m) for m in build.milestones],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
         "passes": passes(build),
         "engine": _engine(build),
@@ -40,13 +284,11 @@ def summarize(build: Build) -> Json:
         "merged": build.merged,
         "tuning": _tuning(build),
         "seconds": dict(build.seconds),
-        "memory": _memory(build),
+        "memory": {name: value for name, value in published(build.memory).items() if name != "layers"},
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
-        "messages": [
-            {"level": "error" if m.level == "E" else "warning", "text": m.text, "line": m.line, "count": m.count}
-            for m in build.messages
-        ],
+        "messages": [{"level": "error" if m.level == "E" else "warning", **published(m, "text", "line", "count")}
+                     for m in build.messages],
         "names_only": build.names_only,
         "rerun": rerun_commands(build) if build.names_only else {},
         "notes": list(build.notes),
@@ -98,16 +340,13 @@ def _plural(count: int, what: str) -> str:
 
 def passes(build: Build) -> list[Json]:
     """What each optimizer pass printed: name, number of ``Running`` lines, the other lines by kind, first line."""
-    table: dict[str, Json] = {}
+    first: dict[str, int] = {}
+    kinds: dict[str, Counter[str]] = {}
     for event in build.trace:
-        row = table.setdefault(
-            event.pass_name, {"pass": event.pass_name, "running": 0, "events": Counter(), "line": event.line}
-        )
-        if event.kind == trace.RUNNING:
-            row["running"] += 1
-        else:
-            row["events"][event.kind] += 1
-    return [{**row, "events": dict(row["events"])} for row in table.values()]
+        first.setdefault(event.pass_name, event.line)
+        kinds.setdefault(event.pass_name, Counter())[event.kind] += 1
+    return [{"pass": name, "running": kinds[name].pop(trace.RUNNING, 0), "events": dict(kinds[name]), "line": line}
+            for name, line in first.items()]
 
 
 def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
@@ -137,12 +376,6 @@ def signature(layer: BuiltLayer) -> str:
     return f"{inputs} -> {', '.join(str(t.precision) for t in layer.outputs) or '?'}"
 
 
-def _fp32_remainder(build: Build) -> bool:
-    """Whether the builder got the flag for INT8 and no 16-bit float: what is not INT8 then runs in FP32."""
-    flags = build.precision_flags
-    return "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"}
-
-
 def _engine(build: Build) -> Json | None:
     if not build.layers:
         return None
@@ -159,14 +392,9 @@ def _engine(build: Build) -> Json | None:
 
 def _edge(layer: BuiltLayer) -> Json:
     tensor = next(iter([*layer.inputs, *layer.outputs]), None)
-    return {
-        "name": layer.name,
-        "from": str(layer.input_precision),
-        "to": str(layer.output_precision),
-        "shape": list(tensor.shape) if tensor is not None and tensor.shape is not None else None,
-        "qdq": layer.is_qdq,
-        "line": layer.line,
-    }
+    shape = list(tensor.shape) if tensor is not None and tensor.shape is not None else None
+    return {"name": layer.name, "from": str(layer.input_precision), "to": str(layer.output_precision), "shape": shape,
+            "qdq": layer.is_qdq, "line": layer.line}  # fmt: skip
 
 
 def _tuning(build: Build) -> Json:
@@ -182,32 +410,13 @@ def _tuning(build: Build) -> Json:
         "cached": tactics.cached,
         "costed": len(tactics.costed),
         "reasons": [{"reason": reason, "count": count} for reason, count in tactics.reasons.most_common(SLOWEST)],
-        "refused": [
-            {"runner": runner, "layer": layer, "count": count}
-            for (runner, layer), count in tactics.refused.most_common(SLOWEST)
-        ],
+        "refused": [{"runner": runner, "layer": layer, "count": count}
+                    for (runner, layer), count in tactics.refused.most_common(SLOWEST)],
         "layers": len(tactics.layers),
         "chosen": dict(tactics.chosen.most_common()),
         "added_reformats": len(build.reformats),
-        "slowest": [
-            {"name": t.name, "seconds": t.seconds, "tactics": t.tactics, "best_ms": t.best_ms, "runner": t.runner}
-            for t in slowest
-        ],
-        "slowest_reformats": [{"name": t.name, "best_ms": t.best_ms} for t in reformats[:3]],
-    }
-
-
-def _memory(build: Build) -> Json:
-    memory = build.memory
-    return {
-        "host_persistent": memory.host_persistent,
-        "device_persistent": memory.device_persistent,
-        "scratch": memory.scratch,
-        "activation": memory.activation,
-        "weights": memory.weights,
-        "engine_mib": memory.engine_mib,
-        "peak_cpu_mib": memory.peak_cpu_mib,
-        "peak_gpu_mib": memory.peak_gpu_mib,
+        "slowest": [published(t, "name", "seconds", "tactics", "best_ms", "runner") for t in slowest],
+        "slowest_reformats": [published(t, "name", "best_ms") for t in reformats[:3]],
     }
 
 
@@ -220,7 +429,6 @@ def _profile(build: Build) -> Json | None:
         "iterations": build.iterations,
         "total_ms": total,
         "layers": len(build.profile_rows),
-        "slowest": [
-            {"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows
-        ],
+        "slowest": [{"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0}
+                    for r in rows],
     }

@@ -23,7 +23,6 @@ from qdqtool.types import TOOL_VERSION
 
 # Versions, our own source, and the numbers that come out ------------------------------------------------------------
 
-
 #: What a worker has to have in the same version, in the order in which a difference is reported.
 VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
@@ -181,7 +180,6 @@ def _picture() -> bytes:
 
 
 # A job --------------------------------------------------------------------------------------------------------------
-
 
 #: Makes what the pieces of one job share, once for each process: (shared part, threads of the worker) to state.
 Factory = Callable[[Any, int], Any]

@@ -9,6 +9,7 @@ import click
 from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
+from qdqtool.options import BUILDERS
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
@@ -19,7 +20,7 @@ _LONGEST = 7 * 86_400.0
 
 @click.command("build", cls=inputs.Command)
 @click.argument("model")
-@click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), default="tensorrt-rtx",
+@click.option("--builder", type=click.Choice(BUILDERS), default="tensorrt-rtx",
               show_default=True, help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
 @click.option("--sm", multiple=True, metavar="CC", help="Compute capability, as 86 (tensorrt-rtx; may be repeated).")
 @click.option("-o", "--output", metavar="DIR", help="Folder for build.log, layers.json and the engine.")
@@ -27,16 +28,15 @@ _LONGEST = 7 * 86_400.0
 @click.option("--shapes", multiple=True, metavar="INPUT:MIN,OPT,MAX",
               help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.")
 @click.option("--timeout", type=float, default=1800.0, show_default=True, help="Seconds until the build is stopped.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@inputs.made_of("answer", inputs.Answer)
 def command(
     model: str, builder: str, sm: tuple[str, ...], output: str | None, engine: bool, shapes: tuple[str, ...],
-    timeout: float, form: str,
+    timeout: float, answer: inputs.Answer,
 ) -> int:
     """Build MODEL and say in which type each convolution runs.
 
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
-    from qdqtool.render.output import emit, to_json
     from qdqtool.verification.build_model import build_model
 
     if not 0.0 < timeout <= _LONGEST:
@@ -50,10 +50,7 @@ def command(
             print_once()
     result = build_model(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
                          dict(_shapes(s) for s in shapes))
-    if form == "json":
-        emit(to_json(result.as_json()), None)
-    else:
-        emit(_text(result, model), None)
+    answer.give(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1
 
 
@@ -76,7 +73,7 @@ def _shapes(text: str) -> tuple[str, list[list[int]]]:
 
 
 def _text(result: BuiltModel, model: str) -> str:
-    from qdqtool.verification.mapping import ATTENTION
+    from qdqtool.verification.convolutions import ATTENTION
 
     version = f" {result.version}" if result.version else ""
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""

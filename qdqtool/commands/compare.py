@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.commands import inputs
+from qdqtool.options import Gpu, OnBuilds
 
 if TYPE_CHECKING:
     from qdqtool.comparing.result import Comparison
@@ -24,17 +25,16 @@ _SLOWER = 1.02
               help="Another file of the build A, such as its profile.")
 @click.option("--with-b", "more_b", multiple=True, type=click.Path(), metavar="FILE",
               help="Another file of the build B.")
-@click.option("--target", default=None, help="TensorRT to predict models for; a build's own where one is given.")
-@click.option("--gpu", metavar="NAME", help="Estimate the times of two models on a GPU (see qdqtool gpus).")
+@inputs.made_of("on", OnBuilds)
+@inputs.made_of("machine", Gpu, gpu="Estimate the times of two models on a GPU (see qdqtool gpus).")
 @click.option("--all", "everything", is_flag=True, help="List every node and layer.")
 @click.option("--fail-on", multiple=True, type=click.Choice(_FAILING), help="Exit 1 where B is so against A.")
 @click.option("--report", "page", type=click.Path(dir_okay=False), metavar="HTML",
               help="Write the report of two models as well: before and after.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+@inputs.made_of("answer", inputs.Written)
 def command(
-    a: str, b: str, more_a: tuple[str, ...], more_b: tuple[str, ...], target: str | None, gpu: str | None,
-    everything: bool, fail_on: tuple[str, ...], page: str | None, form: str, output: str | None,
+    a: str, b: str, more_a: tuple[str, ...], more_b: tuple[str, ...], on: OnBuilds, machine: Gpu, everything: bool,
+    fail_on: tuple[str, ...], page: str | None, answer: inputs.Written,
 ) -> int:
     """Show what B lost and gained against A.
 
@@ -49,24 +49,22 @@ def command(
     from qdqtool.comparing.result import is_model
     from qdqtool.io.files import claim
     from qdqtool.render.build_text import render_comparison
-    from qdqtool.render.output import emit, terminal_width, to_json
 
-    claim(output, "-o")
+    claim(answer.output, "-o")
     claim(page, "--report")
     models = [is_model(path) for path in (a, b)]
     if (more_a and models[0]) or (more_b and models[1]):
         raise click.UsageError("--with-a and --with-b add files to a build, not to a model")
     if page is not None and not all(models):
         raise click.UsageError("--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build")
-    result = compare([a, *more_a], [b, *more_b], target=target, gpu=gpu)
+    result = compare([a, *more_a], [b, *more_b], on=on, machine=machine)
     if page is not None:
         from qdqtool.reporting.api import report
         from qdqtool.reporting.page import require
 
         require()
-        report(b, before=a, target=target, gpu=gpu).save(page)
-    text = render_comparison(result, 100 if output else terminal_width(), everything=everything)
-    emit(to_json(result.as_json()) if form == "json" else text, output)
+        report(b, before=a, target=on.target, gpu=machine.gpu).save(page)
+    answer.give(result.as_json, lambda width: render_comparison(result, width, everything=everything))
     met = [name for name in dict.fromkeys(fail_on) if _CHECKS[name][0](result)]
     for name in met:
         print(f"qdqtool: --fail-on {name}: {_CHECKS[name][1]}", file=sys.stderr)

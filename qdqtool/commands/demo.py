@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from qdqtool.commands import inputs
+from qdqtool.options import On
 
 
 @click.command("demo", cls=inputs.Command)
@@ -15,15 +16,15 @@ from qdqtool.commands import inputs
 @click.option("--size", type=int, default=320, show_default=True, help="Side of the network's input in pixels.")
 @click.option("--images", type=click.IntRange(1), default=100, show_default=True, help="Images to calibrate with.")
 @click.option("--activation", type=click.Choice(["silu", "relu"]), default="silu", show_default=True)
-@click.option("--target", default=None, help="TensorRT to place and predict for. [default: trt10]")
-def command(output: str, size: int, images: int, activation: str, target: str | None) -> int:
+@inputs.made_of("on", On)
+def command(output: str, size: int, images: int, activation: str, on: On) -> int:
     """Run the whole loop on an embedded model: nothing is downloaded, no GPU and no TensorRT are needed.
 
     The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a real one.
     """
-    from qdqtool.trt.targets import DEFAULT_TARGET, target_named
+    from qdqtool.trt.targets import target_named
 
-    chosen = target_named(target or DEFAULT_TARGET)
+    chosen = target_named(on.target)
     from qdqtool.demo.run import run
 
     for line in run(Path(output), size, images, activation, chosen):

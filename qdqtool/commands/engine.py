@@ -6,6 +6,7 @@ import click
 
 from qdqtool.commands import inputs
 from qdqtool.errors import BuildLogError
+from qdqtool.options import Machine
 
 _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 
@@ -17,16 +18,13 @@ _KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
 @click.option("--all", "everything", is_flag=True, help="List every layer, names in full.")
 @click.option("--compare", "other", multiple=True, type=click.Path(), metavar="FILE",
               help="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.")
-@click.option("--gpu", metavar="NAME", help="Where it ran, if the log does not say: adds what each layer "
-                                            "usually takes.")
-@click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
+@inputs.made_of("machine", Machine, gpu="Where it ran, if the log does not say: adds what each layer usually takes.")
 @click.option("--dot", default=None, type=click.Path(), help="Write the engine as a Graphviz file.")
 @click.option("--svg", default=None, type=click.Path(), help="Write the engine as an SVG (needs qdqtool[draw]).")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+@inputs.made_of("answer", inputs.Written)
 def command(
     files: tuple[str, ...], profile: str | None, sort: str | None, everything: bool, other: tuple[str, ...],
-    gpu: str | None, clock: float | None, dot: str | None, svg: str | None, form: str, output: str | None,
+    machine: Machine, dot: str | None, svg: str | None, answer: inputs.Written,
 ) -> int:
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
@@ -35,14 +33,13 @@ def command(
     from qdqtool.engine.costs import EngineReport, analyze
     from qdqtool.io.files import claim
     from qdqtool.io.outputs import commit, write_visible
-    from qdqtool.render.output import emit, terminal_width, to_json
 
-    for target, option in ((output, "-o"), (dot, "--dot"), (svg, "--svg")):
+    for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
         claim(target, option)
 
     def report_of(paths: list[str]) -> EngineReport:
-        from qdqtool.buildlog.complete import rerun_commands
         from qdqtool.buildlog.read import read_build
+        from qdqtool.buildlog.summary import rerun_commands
 
         build = read_build(*paths)
         if build.names_only:
@@ -53,7 +50,7 @@ def command(
         costs = analyze(build)
         from qdqtool.timing.expected import add_expected, gpu_of
 
-        chosen = gpu_of(build, gpu, clock)
+        chosen = gpu_of(build, machine.gpu, machine.clock)
         if chosen is not None:
             add_expected(costs, chosen)
         return costs
@@ -67,26 +64,21 @@ def command(
             write_visible(dot, drawing.dot(drawn))
         if svg:
             write_visible(svg, drawing.svg(drawn))
-        if not other and form == "text" and not output:
+        if not other and answer.form == "text" and not answer.output:
             commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
             return 0
     from qdqtool.render.build_text import render, render_comparison
 
-    width = 100 if output else terminal_width()
     if other:
         from qdqtool.comparing.api import compare
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None
-        text = render_comparison(comparison, width, everything=everything)
-        emit(to_json(comparison.engines.as_json()) if form == "json" else text, output)
+        answer.give(comparison.engines.as_json,
+                    lambda width: render_comparison(comparison, width, everything=everything))
         return 0
     key = sort or ("ms" if report.timed else "order")
-    if form == "json":
-        data = report.as_json()
-        data["layers"] = [row.as_json() for row in report.sorted_rows(sort or "order")]
-        emit(to_json(data), output)
-    else:
-        emit(render(report, key, width, everything=everything), output)
+    answer.give(lambda: {**report.as_json(), "layers": [row.as_json() for row in report.sorted_rows(sort or "order")]},
+                lambda width: render(report, key, width, everything=everything))
     return 0

@@ -14,6 +14,7 @@ from qdqtool.base.process import INTERRUPTED
 from qdqtool.base.text import as_text
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
+from qdqtool.options import On, Selection, Shrinking
 
 if TYPE_CHECKING:
     from qdqtool.extraction.result import Extraction
@@ -23,30 +24,15 @@ if TYPE_CHECKING:
 @click.command("extract", cls=inputs.Command)
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the small model.")
-@click.option("--finding", multiple=True, metavar="CODE[:n]",
-              help="What this finding depends on (the n-th of the code, from 1; repeat for more).")
-@click.option("--node", metavar="NAME", help="What the prediction of this node depends on; with --finding, its place.")
-@click.option("--hops", type=click.IntRange(min=0), help="With --node: this many nodes around it instead.")
-@click.option("--inputs", multiple=True, metavar="TENSOR", help="Begin at this tensor (repeat for more).")
-@click.option("--outputs", multiple=True, metavar="TENSOR", help="End at this tensor (repeat for more).")
-@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
-@click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
-@click.option("--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]),
-              help="Build here; the small model has to fail or differ as the whole does.")
-@click.option("--check", metavar="COMMAND", help="Run this on each model; it has to exit as it does for the whole.")
-@click.option("--says", metavar="TEXT", help="What COMMAND prints of the whole, and has to print of the small model.")
-@click.option("--check-timeout", type=float, default=None, metavar="SECONDS",
-              help="What one run of COMMAND may take. [default: 600]")
-@click.option("--limit", type=click.IntRange(min=1), help="The most models to try (default 2000, 400 with builds).")
-@click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
+@inputs.made_of("selection", Selection)
+@inputs.made_of("on", On)
+@inputs.made_of("shrinking", Shrinking)
 @click.option("--report", type=click.Path(), help="Write what an issue needs, in Markdown.")
 @click.option("--verification", type=click.Path(), help="JSON of 'qdqtool verify' for the report: expected and seen.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, output: str, finding: tuple[str, ...], node: str | None, hops: int | None, inputs: tuple[str, ...],
-    outputs: tuple[str, ...], target: str | None, minimize: bool, builder: str | None, check: str | None,
-    says: str | None, check_timeout: float | None, limit: int | None, private: bool,
-    report: str | None, verification: str | None, form: str,
+    model: str, output: str, selection: Selection, on: On, shrinking: Shrinking, report: str | None,
+    verification: str | None, answer: inputs.Answer,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
@@ -57,12 +43,11 @@ def command(
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
     from qdqtool.extraction.job import extract
-    from qdqtool.extraction.report import read_verification
+    from qdqtool.extraction.result import read_verification
     from qdqtool.io.files import claim
     from qdqtool.io.outputs import write_text
     from qdqtool.model.modelfile import load, save
     from qdqtool.render.output import emit, terminal_width, to_json
-    from qdqtool.trt.targets import DEFAULT_TARGET
 
     if verification is not None and report is None:
         raise click.UsageError("--verification is for --report; give that as well")
@@ -72,20 +57,16 @@ def command(
     if report is not None:
         claim(report, "--report")
     seen = read_verification(verification) if verification is not None else None
-    if builder == "tensorrt-rtx":
+    if shrinking.builder == "tensorrt-rtx":
         from qdqtool.builders.child import print_once
 
         print_once()
-    result = extract(
-        index, finding=finding, node=node, hops=hops, inputs=inputs, outputs=outputs,
-        target=target or DEFAULT_TARGET, minimize=minimize, builder=builder, check=check, says=says, private=private,
-        limit=limit, check_timeout=check_timeout, keep_interrupted=True,
-    )
+    result = extract(index, selection=selection, on=on, shrinking=shrinking, keep_interrupted=True)
     issue = _issue(result, model, output, seen) if report is not None else None
     save(result.proto, output, source=model)
     if report is not None and issue is not None:
         write_text(report, issue)
-    if form == "json":
+    if answer.form == "json":
         from qdqtool.render.output import all_as_options
 
         fields = result.as_json()
@@ -124,7 +105,7 @@ def _issue(result: Extraction, model: str, output: str, seen: dict[str, Any] | N
     Raises:
         QdqtoolError: Something of it would be left.
     """
-    from qdqtool.extraction.report import report
+    from qdqtool.extraction.result import report
 
     hidden = result.private
     if hidden is None:

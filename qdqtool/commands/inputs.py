@@ -1,33 +1,68 @@
-"""Options of commands that read images and write a Q/DQ model, and what their texts mean."""
+"""Options of the commands, made of the dataclasses that state them, and what their texts mean."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from qdqtool.base.options import Images, Option, Preprocess, concern, option, options_of
+from qdqtool.base.records import replaced
+from qdqtool.errors import QdqtoolError
+from qdqtool.io.files import stem
+from qdqtool.options import On, Workers
+
 if TYPE_CHECKING:
-    from calibration.images import Preprocess
     from qdqtool.trt.targets import Target
 
-TARGETS = "trt8.0, trt8.4, trt8.5, trt8.6, trt10, trt11, rtx1.7, or a TensorRT version such as 10.3"
-strongly_typed = click.option(
-    "--strongly-typed", is_flag=True, help="For a strongly typed network of TensorRT 10 (trtexec --stronglyTyped), as "
-                                           "all are from 11 on."
-)
-_PREPROCESSING = (
-    click.option("--resize", type=click.Choice(["letterbox", "stretch"]), default="letterbox", show_default=True),
-    click.option("--size", default=None, metavar="H[xW]", help="Image size in pixels where the model leaves it open."),
-    click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red."),
-    click.option("--scale", type=float, default=None,
-                 help="Factor for pixel values. [default: 1/255; 1 for an integer input]"),
-    click.option("--mean", default=None, metavar="M[,M,M]", help="Subtracted after --scale; by channel, after --bgr."),
-    click.option("--std", default=None, metavar="S[,S,S]", help="Divided by after --mean."),
-)
 _Decorator = Callable[[Callable[..., int]], Callable[..., int]]
+
+
+@concern
+class Typed(On):
+    """The target of a command for models."""
+
+    strongly_typed: bool = option(
+        False, brief="For a strongly typed network of TensorRT 10 (trtexec --stronglyTyped), as all are from 11 on.")
+
+    def chosen(self) -> Target:
+        """The target that was named, strongly typed where that was asked for.
+
+        Raises:
+            QdqtoolError: There is none of that name, or it has no strongly typed networks.
+        """
+        from qdqtool.trt import targets
+
+        chosen = targets.target_named(self.target)
+        return targets.strongly_typed(chosen) if self.strongly_typed else chosen
+
+
+@concern
+class Answer:
+    """The form of a command's answer."""
+
+    form: str = option("text", choices=("text", "json"), name="format", brief="Format of the answer.")
+
+    def give(self, data: Callable[[], Any], text: Callable[[int], str]) -> None:
+        """Prints or writes the answer: ``data`` makes it as JSON, ``text`` for a width in columns.
+
+        Raises:
+            QdqtoolError: The file cannot be written, or stdout is closed.
+        """
+        from qdqtool.render.output import emit, terminal_width, to_json
+
+        to = getattr(self, "output", None)
+        emit(to_json(data()) if self.form == "json" else text(100 if to else terminal_width()), to)
+
+
+@concern
+class Written(Answer):
+    """The same of an answer that may go to a file."""
+
+    output: str | None = option(None, brief="Write the answer to a file.", name="output", kind="path")
 
 
 class Command(click.Command):
@@ -48,132 +83,165 @@ class _Optional(click.types.FloatParamType):
         super().fail(f"{message} Give the option a number, or put it behind the other arguments.", param, ctx)
 
 
-def made_of(group: type, **shown: str) -> _Decorator:
-    """The options that fields of a class of :mod:`qdqtool.insertion.options` make; ``shown`` replaces a help text."""
-    return _all(tuple(_option(f, shown.get(f.name, f.metadata["brief"])) for f in fields(group) if f.metadata["brief"]
-                      or f.name in shown))  # fmt: skip
-
-
-def _option(entry: Field[Any], brief: str) -> Any:
-    known = entry.metadata
-    flag = known["flag"] or entry.name
-    spelled = f"--{flag.replace('_', '-')}"
-    more: dict[str, Any] = {"help": brief, "metavar": known["metavar"] or None}
-    if isinstance(entry.default, bool):
-        return click.option(spelled, flag, is_flag=True, help=brief)
-    if entry.default == ():
-        return click.option(spelled, multiple=True, **more)
-    if known["choices"]:
-        more["type"] = click.Choice(list(known["choices"]))
-    elif known["path"]:
-        more["type"] = click.Path()
-    elif known["least"] is not None:
-        more["type"] = click.IntRange(known["least"])
-    elif known["alone"] is not None:
-        more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
-    elif isinstance(entry.default, float):
-        more["type"] = float
-    return click.option(spelled, default=entry.default, show_default=entry.default is not None, **more)
-
-
-def given_to(group: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a class of :mod:`qdqtool.insertion.options` from what click read."""
-    found: dict[str, Any] = {}
-    for entry in fields(group):
-        flag = entry.metadata["flag"]
-        if flag in given:
-            found[entry.name] = not given[flag]
-        elif entry.name == "method_for" and entry.name in given:
-            found[entry.name] = [method_of(text) for text in given[entry.name]]
-        elif entry.name in given:
-            found[entry.name] = given[entry.name]
-    return found
-
-
-def _all(options: tuple[Any, ...]) -> _Decorator:
-    def decorate(function: Callable[..., int]) -> Callable[..., int]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-preprocessing = _all(_PREPROCESSING)
-
-
-def images_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of :class:`qdqtool.insertion.options.Images` from the options of :data:`preprocessing`."""
-    return {"size": size_of(given["size"]),
-            "preprocess": preprocess_of(*(given[n] for n in ("resize", "bgr", "scale", "mean", "std")))}  # fmt: skip
-
-
-def preprocess_of(resize: str, bgr: bool, scale: float | None, mean: str | None, std: str | None) -> Preprocess:
-    """What the options of :data:`preprocessing` say.
-
-    Raises:
-        click.BadParameter: A text is no number or three.
-    """
-    means, stds = _channels(mean, "--mean"), _channels(std, "--std")
-    from calibration.images import Preprocess
-
-    return Preprocess(resize=resize, bgr=bgr, scale=1.0 / 255.0 if scale is None else scale,
-                      mean=means or (0.0, 0.0, 0.0), std=stds or (1.0, 1.0, 1.0))  # fmt: skip
-
-
 def default_output(model: str) -> str:
     """``model_qdq.onnx`` beside ``model.onnx``."""
-    name = Path(model).name
-    for ending in (".gz", ".onnx"):
-        name = name.removesuffix(ending)
-    return str(Path(model).with_name(f"{name}_qdq.onnx"))
+    return str(Path(model).with_name(f"{stem(model)}_qdq.onnx"))
 
 
-def method_of(text: str) -> tuple[str, str]:
-    """Pattern and method of a --method-for.
+def check_workers(where: Workers) -> None:
+    """Raises UsageError for what is said of the workers of no cluster."""
+    if where.mixed_cpus and where.cluster is None:
+        raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
 
-    Raises:
-        click.BadParameter: It is not REGEX=METHOD.
-    """
+
+# What texts mean ----------------------------------------------------------------------------------------------------
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Pattern and method of a --method-for."""
     pattern, equals, method = text.rpartition("=")
     if not equals or not pattern or not method:
-        raise click.BadParameter(f"'{text}' is not REGEX=METHOD", param_hint="--method-for")
+        raise ValueError(f"'{text}' is not REGEX=METHOD")
     return pattern, method
 
 
-def size_of(text: str | None) -> tuple[int, int] | None:
-    """Height and width of a --size.
-
-    Raises:
-        click.BadParameter: It is neither a number nor HEIGHTxWIDTH.
-    """
-    if text is None:
-        return None
+def _size(text: str) -> tuple[int, int]:
+    """Height and width of a --size."""
     parts = text.lower().replace(",", "x").split("x")
     if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
-        raise click.BadParameter(f"'{text}' is neither a number nor HEIGHTxWIDTH", param_hint="--size")
+        raise ValueError(f"'{text}' is neither a number nor HEIGHTxWIDTH")
     return int(parts[0]), int(parts[-1])
 
 
-def _channels(text: str | None, option: str) -> tuple[float, float, float] | None:
-    if text is None:
-        return None
+def _channels(text: str) -> tuple[float, float, float]:
+    """A number for each channel."""
     try:
         values = [float(v) for v in text.split(",")]
     except ValueError:
         values = []
     if len(values) not in (1, 3):
-        raise click.BadParameter(f"'{text}' is neither a number nor three with commas between", param_hint=option)
+        raise ValueError(f"'{text}' is neither a number nor three with commas between")
     return (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])
 
 
-def target_of(target: str | None, strongly: bool) -> Target:
-    """The target that was named, or the default one, strongly typed where that was asked for.
+def _seconds(text: str) -> float:
+    """Seconds of a --time-limit."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:].lower())
+    try:
+        value = float(text[:-1] if unit else text) * (unit or 1.0)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e9:
+        raise ValueError(f"'{text}' is no time above 0, such as 600, 10m or 1.5h")
+    return value
+
+
+def _assumed(texts: tuple[str, ...]) -> dict[str, str]:
+    """``name=value`` of each --assume.
 
     Raises:
-        QdqtoolError: There is none of that name, or it has no strongly typed networks.
+        QdqtoolError: One has another form, or a name is given twice with different values.
     """
-    from qdqtool.trt import targets
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise QdqtoolError(f"--assume {text[:60]}: write name=value, such as silu-add=fused")
+        if found.setdefault(name.strip().lower(), value.strip().lower()) != value.strip().lower():
+            raise QdqtoolError(f"--assume {name.strip()} is given twice with different values")
+    return found
 
-    chosen = targets.target_named(target or targets.DEFAULT_TARGET)
-    return targets.strongly_typed(chosen) if strongly else chosen
+
+def _arrays(path: str) -> Any:
+    from qdqtool.io.packed import read_arrays
+
+    return read_arrays(path)
+
+
+class _Text(click.types.StringParamType):
+    """A text that means something; ``read`` raises ValueError where it does not."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self.read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+TYPES: dict[str, Any] = {
+    "int": click.INT, "float": click.FLOAT, "path": click.Path(), "file": click.Path(dir_okay=False),
+    "text": click.STRING, "assume": click.STRING, "arrays": click.Path(), "pair": _Text(_pair), "size": _Text(_size),
+    "channels": _Text(_channels), "seconds": _Text(_seconds),
+}
+_WHOLE: dict[str, Callable[[Any], Any]] = {"assume": _assumed, "arrays": _arrays}  # read when all options are known
+
+
+# Classes as options -------------------------------------------------------------------------------------------------
+
+
+def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **briefs: str) -> _Decorator:
+    """Gives a command the options that the fields of a class make, and calls it with an object of the class.
+
+    Args:
+        parameter: The command's parameter for the object.
+        group: The class.
+        without: Fields that the command has no option for.
+        briefs: Other texts for ``--help``.
+    """
+    taken = [f for f in options_of(group) if f.metadata["brief"] and f.name not in without]
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def call(**given: Any) -> int:
+            values = {}
+            for entry in taken:
+                known, value = entry.metadata, given.pop(entry.name)
+                if value is not None and value != ():
+                    values[entry.name] = not value if known["off"] else _WHOLE.get(known["kind"], _same)(value)
+            return function(**given, **{parameter: group(**values)})
+
+        for entry in reversed(taken):
+            _option(entry, briefs.get(entry.name) or entry.metadata["brief"])(call)
+        return call
+
+    return decorate
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _option(entry: Option, brief: str) -> Any:
+    known = entry.metadata
+    names = [f"--{(known['name'] or entry.name).replace('_', '-')}", entry.name]
+    if entry.name == "output":
+        names.insert(0, "-o")
+    if isinstance(entry.default, bool):
+        return click.option(*names, is_flag=True, help=brief)
+    more: dict[str, Any] = {"help": brief, "metavar": known["metavar"] or None, "required": known["needed"]}
+    kind, default = known["kind"], entry.default
+    more["type"] = TYPES[kind] if kind else click.FLOAT if isinstance(default, float) else None
+    if default == () or kind == "assume":
+        return click.option(*names, multiple=True, **more)
+    if known["choices"]:
+        more["type"] = click.Choice(list(known["choices"]))
+    elif known["least"] is not None:
+        number = click.FloatRange if kind == "float" else click.IntRange
+        more["type"] = number(known["least"], known["most"])
+    elif known["alone"] is not None:
+        more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
+    shown = None if kind else default  # what a text means is not shown; its help says the default
+    return click.option(*names, default=shown, show_default=shown is not None, **more)
+
+
+def images(function: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the options of :class:`Images` and of its :class:`Preprocess`, and the former as ``images``."""
+
+    @functools.wraps(function)
+    def call(preprocess: Preprocess, images: Images, **given: Any) -> int:
+        return function(**given, images=replaced(images, preprocess=preprocess))
+
+    return made_of("preprocess", Preprocess)(made_of("images", Images)(call))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qdqtool.base.options import Images
 from qdqtool.commands import inputs
-from qdqtool.insertion.options import Kept, Output, Placing, Ranges, Workers
+from qdqtool.options import Gpu, Kept, Output, Placing, Ranges, Request, Workers
 
 if TYPE_CHECKING:
     import onnx
@@ -20,31 +21,28 @@ if TYPE_CHECKING:
 @click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
               help="Folder of images, text file of paths, npz or npy.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
-@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
-@inputs.strongly_typed
-@inputs.made_of(Ranges)
-@inputs.preprocessing
-@inputs.made_of(Kept)
-@click.option("--cluster", default=None, metavar="ADDRESS",
-              help="Calibrate on the workers of this Dask scheduler; local:N starts N processes here.")
-@inputs.made_of(Workers)
+@inputs.made_of("on", inputs.Typed)
+@inputs.made_of("ranges", Ranges)
+@inputs.images
+@inputs.made_of("kept", Kept)
+@inputs.made_of("where", Workers)
 @click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
               help="Take ranges from a TensorRT calibration table.")
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
               help="Write a TensorRT calibration table as well.")
-@inputs.made_of(Placing)
-@inputs.made_of(Output)
+@inputs.made_of("placing", Placing)
+@inputs.made_of("made", Output)
 @click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
               help="Measure on so many samples which activations cost most; 0 does not.")
-@click.option("--gpu", metavar="NAME", default=None,
-              help="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
+@inputs.made_of("machine", Gpu,
+                gpu="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
 @click.option("--all", "everything", is_flag=True, help="List every node, group and scale.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, calib: str | None, output: str | None, target: str | None, strongly_typed: bool,
-    calib_table: str | None, write_table: str | None, losses: int, gpu: str | None, no_predict: bool, everything: bool,
-    form: str, **given: Any,
+    model: str, calib: str | None, output: str | None, on: inputs.Typed, ranges: Ranges, images: Images, kept: Kept,
+    where: Workers, calib_table: str | None, write_table: str | None, placing: Placing, made: Output, losses: int,
+    machine: Gpu, no_predict: bool, everything: bool, answer: inputs.Answer,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -54,35 +52,31 @@ def command(
         raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
     if calib is not None and calib_table is not None:
         raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
-    if given["mixed_cpus"] and given["cluster"] is None:
-        raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
-    if given["cluster"] is not None and calib is None:
+    inputs.check_workers(where)
+    if where.cluster is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
     path = output or inputs.default_output(model)
-    if gpu is not None:
+    if machine.gpu is not None:
         from qdqtool.timing import gpus
 
-        gpus.chosen(gpu)  # an unknown one is refused before the work
+        gpus.chosen(machine.gpu)  # an unknown one is refused before the work
     from qdqtool.io.files import claim
 
-    for written, option in ((path, "-o"), (write_table, "--write-table"), (given["calib_cache"], "--calib-cache")):
+    for written, option in ((path, "-o"), (write_table, "--write-table"), (kept.calib_cache, "--calib-cache")):
         claim(written, option)
-    chosen = inputs.images_of(given)
-    for group in (Ranges, Kept, Workers, Placing, Output):
-        chosen.update(inputs.given_to(group, given))
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render
     from qdqtool.render.output import emit, terminal_width, to_json
 
-    wanted = inputs.target_of(target, strongly_typed)
-    result = insert(model, calib, calib_table=calib_table, target=wanted, losses=losses, predict=not no_predict,
-                    progress=True, **chosen)
+    wanted = on.chosen()
+    result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
+                    calib_table=calib_table, target=wanted, losses=losses, predict=not no_predict, progress=True)
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    paying, time = _paying(result.model, gpu, result.target, terminal_width()) if gpu is not None else ([], None)
-    if form == "json":
+    paying, time = _paying(result.model, machine, result.target, terminal_width()) if machine.gpu else ([], None)
+    if answer.form == "json":
         emit(to_json(_worded(result.as_json()) | ({"time": time} if time else {})), None)
         return 0
     text = "\n".join([render(result, terminal_width(), everything=everything), *paying])
@@ -99,12 +93,12 @@ def _build(target: Target, path: str) -> str:
     return f"\n{to_build(target, path, terminal_width())}"
 
 
-def _paying(model: onnx.ModelProto, gpu: str, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
+def _paying(model: onnx.ModelProto, machine: Gpu, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.render.predict_text import whether_it_pays
-    from qdqtool.timing.ask import Request, predict_on
+    from qdqtool.timing.estimate import predict_on
 
-    prediction, time = predict_on(model, target, Request(gpu=gpu))
+    prediction, time = predict_on(model, target, Request(gpu=machine.gpu))
     assert time is not None
     return ["", *whether_it_pays(time, prediction, width)], time.as_json()
 

@@ -13,10 +13,9 @@ from qdqtool.commands import inputs
 @click.option("--all", "everything", is_flag=True, help="List every conversion, reformat and merge.")
 @click.option("--to-onnx", default=None, type=click.Path(), metavar="FILE",
               help="Write the ONNX graph that the parse section states (no weights).")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+@inputs.made_of("answer", inputs.Written)
 def command(
-    files: tuple[str, ...], pass_name: str | None, everything: bool, to_onnx: str | None, form: str, output: str | None
+    files: tuple[str, ...], pass_name: str | None, everything: bool, to_onnx: str | None, answer: inputs.Written
 ) -> int:
     """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
 
@@ -31,9 +30,8 @@ def command(
     from qdqtool.explain.errors import annotate
     from qdqtool.io.files import claim
     from qdqtool.render.log_text import pass_lines, render
-    from qdqtool.render.output import emit, terminal_width, to_json
 
-    claim(output, "-o")
+    claim(answer.output, "-o")
     claim(to_onnx, "--to-onnx")
     build = read_build(*files)
     if to_onnx:
@@ -42,9 +40,9 @@ def command(
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)
-        rows = {"schema": "qdqtool/log-graph/1", "output": to_onnx, "nodes": len(model.graph.node), "unknown": unknown}
+        graph = {"schema": "qdqtool/log-graph/1", "output": to_onnx, "nodes": len(model.graph.node), "unknown": unknown}
         text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:"
-        emit(to_json(rows) if form == "json" else as_text([text, *(f"  {line}" for line in unknown)]), output)
+        answer.give(lambda: graph, lambda width: as_text([text, *(f"  {line}" for line in unknown)]))
         return 0
     if pass_name is not None:
         try:
@@ -52,9 +50,8 @@ def command(
         except BuildLogError as error:
             raise BuildLogError(f"--pass {error}") from None
         listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]
-        emit(to_json(listed) if form == "json" else pass_lines(rows_of_pass), output)
+        answer.give(lambda: listed, lambda width: pass_lines(rows_of_pass))
         return 0
     facts = annotate(summarize(build))
-    width = 100 if output else terminal_width()
-    emit(to_json(facts) if form == "json" else render(facts, width, everything=everything), output)
+    answer.give(lambda: facts, lambda width: render(facts, width, everything=everything))
     return 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from qdqtool.base.process import load_numpy
+from qdqtool.base.options import Images, concern, option
+from qdqtool.base.process import keep_garbage, load_numpy
 from qdqtool.base.text import as_line
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
+from qdqtool.options import Assumed, Request, Way
 from qdqtool.types import Prediction
 
 if TYPE_CHECKING:
@@ -21,46 +23,39 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 _SEVERITIES = ("error", "warning")
+
+
+@concern
+class _Answered(inputs.Written):
+    form: str = option("text", brief="Format of the answer.", choices=("text", "json", "sarif", "markdown"),
+                       name="format")
+
+
 #: A model's path, its prediction, its time where one was asked for, and what of the requirements is not met.
 _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 
 
 @click.command("predict", cls=inputs.Command)
 @click.argument("model", type=click.Path(), nargs=-1, required=True)
-@click.option("--target", default=None, help=f"{inputs.TARGETS}. [default: trt10]")
-@inputs.strongly_typed
+@inputs.made_of("on", inputs.Typed)
 @click.option("--all", "everything", is_flag=True, help="Show every convolution and every finding in full.")
 @click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
 @click.option("--layers", is_flag=True, help="List the engine's layers.")
-@click.option("--gpu", metavar="NAME", help="Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).")
-@click.option("--sm", metavar="CC", help="Only say what a compute capability, such as 7.5, cannot do.")
-@click.option("--clock", type=float, metavar="MHZ", help="SM clock under load, where it is not the boost clock.")
-@click.option("--power", metavar="W|MAXN", help="Power mode of a Jetson (15W); guesses the clock from it.")
-@click.option("--batch", type=click.IntRange(1, 65536), help="Estimate the time for this batch.")
-@click.option("--no-fp16", is_flag=True, help="Estimate for a builder without --fp16: floats are FP32.")
-@click.option("--calibrate", metavar="TIME|FILE", help="A measured time (5.3ms), a trtexec profile of this model, or a "
-              "file of --save-calibration.")
-@click.option("--save-calibration", type=click.Path(), metavar="FILE", help="Keep the correction for later calls.")
-@click.option("--assume", "assume", multiple=True, metavar="silu-add=fused|apart",
-              help="Settle what TensorRT decides by timing: whether Conv + activation + Add become one layer.")
-@click.option("--for", "way", metavar="WAY", help="How you build: trtexec, python, onnxruntime, torch-tensorrt or "
-                                                  "deepstream. Gives the flags in its words.")
+@inputs.made_of("request", Request)
+@inputs.made_of("assumed", Assumed)
+@inputs.made_of("how", Way)
 @click.option("--require-gain", type=click.FloatRange(0.01, 100), metavar="X",
               help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with --gpu).")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
 @click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
 @click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
               help="Run the model on images too: what the scales of activations clip and waste.")
-@inputs.preprocessing
-@click.option("--format", "form", type=click.Choice(["text", "json", "sarif", "markdown"]), default="text",
-              show_default=True)
-@click.option("-o", "--output", type=click.Path(), default=None, help="Write the answer to a file.")
+@inputs.images
+@inputs.made_of("answer", _Answered)
 def command(
-    model: tuple[str, ...], target: str | None, strongly_typed: bool, everything: bool, trace: bool, layers: bool,
-    gpu: str | None, sm: str | None, clock: float | None, power: str | None, batch: int | None, no_fp16: bool,
-    calibrate: str | None, save_calibration: str | None, assume: tuple[str, ...], way: str | None,
-    require_gain: float | None,
-    required: tuple[str, ...], fail_on: tuple[str, ...], calib: str | None, form: str, output: str | None, **given: Any,
+    model: tuple[str, ...], on: inputs.Typed, everything: bool, trace: bool, layers: bool, request: Request,
+    assumed: Assumed, how: Way, require_gain: float | None, required: tuple[str, ...], fail_on: tuple[str, ...],
+    calib: str | None, images: Images, answer: _Answered,
 ) -> int:
     """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -77,47 +72,50 @@ def command(
     from qdqtool.io.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import as_options, emit, terminal_width, to_json
-    chosen = inputs.target_of(target, strongly_typed)
-    if gpu is None and (clock, power, batch, calibrate, save_calibration) != (None,) * 5:
+
+    chosen = on.chosen()
+    gpu = request.gpu
+    if gpu is None and request != Request(sm=request.sm, no_fp16=request.no_fp16):
         raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
     if require_gain is not None and not math.isfinite(require_gain):
         raise click.BadParameter("it is no number", param_hint="--require-gain")
     if gpu is None and require_gain is not None:
         raise click.UsageError("--require-gain needs --gpu")
-    if len(model) > 1 and (form == "json" or save_calibration is not None):
+    if len(model) > 1 and (answer.form == "json" or request.save_calibration is not None):
         raise click.UsageError("--format json and --save-calibration take one model; call predict once for each")
-    claim(output, "-o")
-    claim(save_calibration, "--save-calibration")
-    if calibrate is not None:
-        note_read(calibrate)
-    choices = assumptions_of(assume)
+    claim(answer.output, "-o")
+    claim(request.save_calibration, "--save-calibration")
+    if request.calibrate is not None:
+        note_read(request.calibrate)
+    choices, way = assumed.assume, how.way
     building = way_named(way) if way is not None else None
-    request = None
-    if gpu is not None or sm is not None:
-        from qdqtool.timing.ask import Request, of_capability, predict_on
+    timed = gpu is not None or request.sm is not None
+    if timed:
+        from qdqtool.timing.estimate import of_capability, predict_on
 
-        request = Request(gpu, sm, clock, power, batch, no_fp16, calibrate, save_calibration)
-        if sm is not None and (note := of_capability(sm).note):
+        if request.sm is not None and (note := of_capability(request.sm).note):
             print(f"qdqtool: --sm: {as_line(note)}", file=sys.stderr)
     answers: list[_Answer] = []
     damaged: dict[str, str] = {}
 
-    def answer(path: str) -> _Answer:
+    def answered(path: str) -> _Answer:
         time = None
-        if request is None:
+        if not timed:
             prediction = predict(path, chosen, assume=choices, way=way)
         else:
             prediction, time = predict_on(path, chosen, request, assume=choices, way=way, also=_add_fixes)
         if calib is not None:
             from qdqtool.prediction import check_activations
 
-            check_activations(path, prediction, calib, progress=True, **inputs.images_of(given))
+            check_activations(path, prediction, calib, progress=True, images=images)
         unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
         return path, prediction, time, unmet + _unmet_gain(time, require_gain)
 
+    if len(model) == 1 and calib is None:
+        keep_garbage()
     for path in model:
         try:
-            answers.append(answer(path))
+            answers.append(answered(path))
         except QdqtoolError as error:
             if len(model) == 1:
                 raise
@@ -126,31 +124,32 @@ def command(
         _matched(patterns, [one[1] for one in answers])
     if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
         print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
-    if form == "json":
+    if answer.form == "json":
         fields = answers[0][1].as_json()
         if building is not None:
             fields["for"] = building.as_json(chosen.name)
-        emit(to_json(fields), output)
-    elif form in ("sarif", "markdown"):
+        emit(to_json(fields), answer.output)
+    elif answer.form in ("sarif", "markdown"):
         from qdqtool.render import annotations
 
         checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
         for path, one, time, unmet in answers:
             checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
-        emit(to_json(annotations.sarif(rows)) if form == "sarif" else annotations.markdown(rows), output)
+        text = to_json(annotations.sarif(rows)) if answer.form == "sarif" else annotations.markdown(rows)
+        emit(text, answer.output)
     else:
         from qdqtool.render.predict_text import has_int8, render, to_build
 
-        width = 100 if output else terminal_width()
+        width = 100 if answer.output else terminal_width()
         texts = []
         for path, prediction, time, _ in answers:
             text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
             if building is None and not chosen.is_rtx and has_int8(prediction):
-                text = f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not no_fp16)}"
+                text = f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
-            emit("\n".join(texts), output)
+            emit("\n".join(texts), answer.output)
     lines = [line if len(model) == 1 else f"{path}: {line}" for path, _, _, unmet in answers for line in unmet]
     for line in (*lines, *dict.fromkeys(damaged.values())):
         print(f"qdqtool: {as_line(line)}", file=sys.stderr)
@@ -172,7 +171,7 @@ def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
     """What automatic fixes save; nothing is loaded for a prediction that has none."""
     if any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing.whatif import add_fixes
+        from qdqtool.fixing.api import add_fixes
 
         add_fixes(model, prediction, time, target)
 
@@ -182,22 +181,6 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise click.BadParameter(f"'{text}' is not a regular expression: {error}", param_hint="--require") from None
-
-
-def assumptions_of(given: tuple[str, ...]) -> dict[str, str]:
-    """``name=value`` of each --assume.
-
-    Raises:
-        QdqtoolError: One has another form, or a name is given twice with different values.
-    """
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise QdqtoolError(f"--assume {text[:60]}: write name=value, such as silu-add=fused")
-        if found.setdefault(name.strip().lower(), value.strip().lower()) != value.strip().lower():
-            raise QdqtoolError(f"--assume {name.strip()} is given twice with different values")
-    return found
 
 
 def _code(text: str) -> str:

@@ -8,33 +8,24 @@ import click
 
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError, VersionError
+from qdqtool.options import BUILDERS, Machine, OnBuilds
 
 if TYPE_CHECKING:
-    from qdqtool.verification.result import Verification
+    from qdqtool.verification.lines import Verification
 
 
 @click.command("verify", cls=inputs.Command)
 @click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
-@click.option("--target", help="Predict for this target instead of the build's own version.")
-@click.option(
-    "--builder", type=click.Choice(["tensorrt-rtx", "trtexec", "tensorrt"]), help="Build MODEL here, then compare."
-)
+@inputs.made_of("on", OnBuilds)
+@click.option("--builder", type=click.Choice(BUILDERS), help="Build MODEL here, then compare.")
 @click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
-@click.option("--gpu", metavar="NAME", help="Where the build ran, if it does not say: times are compared.")
+@inputs.made_of("machine", Machine, gpu="Where the build ran, if it does not say: times are compared.")
 @click.option("--from-log", "from_log", is_flag=True, help="No model available: rebuild the graph from the log itself.")
 @click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the answer to a file.")
+@inputs.made_of("answer", inputs.Written)
 def command(
-    files: tuple[str, ...],
-    target: str | None,
-    builder: str | None,
-    sm: str | None,
-    gpu: str | None,
-    from_log: bool,
-    allow_partial: bool,
-    form: str,
-    output: str | None,
+    files: tuple[str, ...], on: OnBuilds, builder: str | None, sm: str | None, machine: Machine, from_log: bool,
+    allow_partial: bool, answer: inputs.Written,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
@@ -46,38 +37,36 @@ def command(
     """
     from qdqtool.io.files import claim
     from qdqtool.render.build_text import render_verification
-    from qdqtool.render.output import emit, terminal_width, to_json
     from qdqtool.verification.api import exit_code
 
-    claim(output, "-o")
+    claim(answer.output, "-o")
     try:
-        result = _run(files, target, builder, sm, gpu, from_log)
+        result = _run(files, on.target, builder, sm, machine, from_log)
     except VersionError as error:
         raise QdqtoolError(f"{error}; give --target") from None
-    emit(to_json(result.as_json()) if form == "json" else render_verification(result, terminal_width()), output)
+    answer.give(result.as_json, lambda width: render_verification(result, width))
     return exit_code(result, allow_partial)
 
 
 def _run(
-    files: tuple[str, ...], target: str | None, builder: str | None, sm: str | None, gpu: str | None,
-    from_log: bool,
+    files: tuple[str, ...], target: str | None, builder: str | None, sm: str | None, machine: Machine, from_log: bool
 ) -> Verification:
     from qdqtool.verification.api import verify
 
     if from_log:
         if builder or not files:
             raise click.UsageError("--from-log takes the files of one build and no --builder")
-        if gpu is not None:
+        if machine != Machine():
             raise click.UsageError("--from-log compares no times: leave --gpu out, or give the MODEL")
-        from qdqtool.verification.built_here import verify_from_log
+        from qdqtool.verification.api import verify_from_log
 
         return verify_from_log(*files, target=target)
     if builder:
         if len(files) != 1:
             raise click.UsageError("--builder takes one MODEL and no BUILD")
-        from qdqtool.verification.built_here import verify_with_builder
+        from qdqtool.verification.api import verify_with_builder
 
         return verify_with_builder(files[0], builder, sm=sm, target=target)
     if len(files) < 2:
         raise click.UsageError("give MODEL and at least one BUILD, or --from-log BUILD, or --builder")
-    return verify(files[0], *files[1:], target=target, gpu=gpu)
+    return verify(files[0], *files[1:], target=target, machine=machine)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
-from qdqtool.buildlog.complete import listing_hole, made_from_float
 from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.summary import listing_hole, made_from_float
 from qdqtool.buildlog.types import Build
 from qdqtool.comparing import builds, models, words
 from qdqtool.comparing.matching import ALIKE, match
@@ -23,34 +24,35 @@ from qdqtool.comparing.result import (
     compare_sides,
     is_model,
 )
-from qdqtool.engine.compare import compare as compare_engines
 from qdqtool.engine.costs import EngineReport, analyze
+from qdqtool.engine.costs import compare as compare_engines
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.explain.report import obstacles
 from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
+from qdqtool.options import DEFAULT_TARGET, Gpu, OnBuilds, Request
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.verification.api import check_told, choose_target
 
 _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
-Source = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+Side = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
+@takes(on=OnBuilds, machine=Gpu)
 @typed
 @watched
-def compare(a: Source, b: Source, *, target: str | Target | None = None, gpu: str | None = None) -> Comparison:
+def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
     """Says what differs between two sides, what was lost first.
 
     Args:
         a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a list of several files of
             one build.
         b: The other side. Two models are matched by structure and names; a model and a build must be of one network.
-        target: What the models are predicted for: :data:`qdqtool.trt.targets.DEFAULT_TARGET`, or the build's version.
-        gpu: Where to estimate times of models.
+        {options}
 
     Returns:
         The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``.
@@ -60,7 +62,7 @@ def compare(a: Source, b: Source, *, target: str | Target | None = None, gpu: st
         BuildLogError: A build cannot be read, or is of another model.
         QdqtoolError: The target or the GPU is not known, or two models have no layer in common.
     """
-    one, two = _read(a, "a"), _read(b, "b")
+    one, two, target, gpu = _read(a, "a"), _read(b, "b"), on.target, machine.gpu
     if isinstance(one, Model) and isinstance(two, Model):
         return _models(one, two, target, gpu)
     if gpu is not None:
@@ -70,7 +72,7 @@ def compare(a: Source, b: Source, *, target: str | Target | None = None, gpu: st
     return _model_and_build(one, two, target)
 
 
-def _read(source: Source, name: str) -> Model | EngineReport:
+def _read(source: Side, name: str) -> Model | EngineReport:
     if isinstance(source, (Model, EngineReport)):
         return source
     if isinstance(source, Build):
@@ -135,7 +137,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
 def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
     if gpu is None:
         return Asked(View(model), predict(model, target), title)
-    from qdqtool.timing.ask import Request, predict_on
+    from qdqtool.timing.estimate import predict_on
 
     prediction, _ = predict_on(model, target.name, Request(gpu=gpu))
     return Asked(View(model), prediction, title)
@@ -226,7 +228,7 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
         _require_layers(report.build)
     engines = compare_engines(one, two)
     names = distinct_names(one.build.files, two.build.files)
-    first, second = (builds.side_of(r.build, r, name) for r, name in zip((one, two), names, strict=True))
+    first, second = (builds.side_of(r, name) for r, name in zip((one, two), names, strict=True))
     result = Comparison(first, second, matched_by=engines.by, engines=engines)
     for node in builds.changes_of(engines):
         if node.a is not None and node.b is not None:
@@ -268,7 +270,7 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     if not realized and prediction.convolutions:
         raise BuildLogError(f"{names[1]}: shows no data type of any of the model's convolutions; "
                             "build with --profilingVerbosity=detailed")
-    sides = models.side_of(asked), builds.side_of(build, report, names[1])
+    sides = models.side_of(asked), builds.side_of(report, names[1])
     if not build.layers:
         sides[1].missing.append(NO_LISTING)
     hole = "" if sides[1].missing or build.bindings or build.parse.inputs else listing_hole(build, model.inputs)

@@ -5,37 +5,41 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from qdqtool.buildlog.complete import holes
 from qdqtool.buildlog.reconstruct import graph_from_log
+from qdqtool.buildlog.summary import holes
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.comparing.matching import ALIKE, match
 from qdqtool.comparing.result import Change, NodeChange, NodeSide, Side
-from qdqtool.engine.compare import NUMBERED, align
-from qdqtool.engine.compare import Comparison as EngineComparison
-from qdqtool.engine.costs import EngineReport, node_of
+from qdqtool.engine.costs import NUMBERED, EngineReport, align, node_of
+from qdqtool.engine.costs import Comparison as EngineComparison
 from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import output_axis
 from qdqtool.model.view import View
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
-from qdqtool.verification.convolutions import built_convolution, built_nodes, computes_in, pass_lines, writes
-from qdqtool.verification.mapping import (
+from qdqtool.verification.convolutions import (
     Mapper,
+    built_convolution,
+    built_nodes,
     common_names,
+    computes_in,
     contradicted_names,
     in_myelin,
     multiplies,
+    pass_lines,
     trt_name,
+    writes,
 )
 
 
-def side_of(build: Build, report: EngineReport | None = None, name: str = "") -> Side:
-    """The build as a whole, by its own layers; ``name`` is what to call its files."""
+def side_of(report: EngineReport, name: str) -> Side:
+    """A build as a whole, by its own layers; ``name`` is what to call its files."""
+    build = report.build
     layers = [x for x in build.layers if multiplies(x)]
     int8 = [x for x in layers if computes_in(x) in (Precision.INT8, Precision.UINT8)]
     listed = bool(build.layers) and not build.names_only
-    title = f"{name or 'build'} ({build.title}{f' on {build.device}' if build.device else ''})"
+    title = f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
     side = Side(
         "build", title, bool(int8), len(layers), len(int8) if listed else None,
         sum(writes(x) == Precision.INT8 for x in int8) if listed else None,
@@ -43,7 +47,7 @@ def side_of(build: Build, report: EngineReport | None = None, name: str = "") ->
     )
     side.plain = sum(x.is_convolution for x in layers)
     side.products = len(layers) - side.plain
-    side.ms = measured_ms(build, report)
+    side.ms = _measured_ms(report)
     side.measured = side.ms is not None
     side.missing = holes(build)
     return side
@@ -56,15 +60,11 @@ def with_profile_rows(build: Build) -> Build:
     return replace(build, layers=[BuiltLayer(row.name) for row in build.profile_rows], names_only=True)
 
 
-def measured_ms(build: Build, report: EngineReport | None = None) -> float | None:
+def _measured_ms(report: EngineReport) -> float | None:
     """Time of one execution: as trtexec prints it, otherwise the sum of the profile."""
-    performance = build.performance.get("GPU Compute Time", {})
-    whole = performance.get("median", performance.get("mean"))
-    if whole is not None:
-        return whole
-    if report is not None and report.timed:
-        return report.total_ms
-    return sum(row.average_ms for row in build.profile_rows) or None
+    if report.build.gpu_ms is not None:
+        return report.build.gpu_ms
+    return report.total_ms if report.timed else sum(row.ms for row in report.build.profile_rows) or None
 
 
 def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
@@ -78,7 +78,8 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
     """
     model, ms = view.model, build.profile
     names, by = None, "names"
-    if not _names_hold(view, build):
+    mapper = Mapper(model, build.layers)
+    if not _names_hold(view, build, mapper):
         names, by = _names_by_structure(view, build), "structure"
         if names is None:
             return _by_shapes(view, build), "shapes"
@@ -91,7 +92,8 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
                 found[row.index] = NodeSide(row.name, row.op, row.precision, list(row.inputs), output, layer=row.layer,
                                             ms=ms.get(row.layer or ""))
         return found, by
-    mapper = Mapper(model, build.layers, names)
+    if names is not None:
+        mapper = Mapper(model, build.layers, names)
     lines = pass_lines(build, mapper)
     for conv in prediction.convolutions:
         built = built_convolution(model.node(conv.name), conv, build, mapper, lines)
@@ -105,9 +107,9 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
     return found, by
 
 
-def _names_hold(view: View, build: Build) -> bool:
+def _names_hold(view: View, build: Build, mapper: Mapper) -> bool:
     """Whether the build's names are those of the model: they contradict nothing, and if numbered none is missing."""
-    if contradicted_names(view, build):
+    if contradicted_names(view, build, mapper):
         return False
     found, wanted = common_names(view.model, build)
     numbered = any(NUMBERED.search(n.name) for n in view.weighted)

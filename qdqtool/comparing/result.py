@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.parameters import typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.io import files, packed
 from qdqtool.io.files import Guard, open_input
@@ -19,7 +20,7 @@ from qdqtool.io.outputs import Saved
 from qdqtool.types import TOOL_VERSION, Json, Precision
 
 if TYPE_CHECKING:
-    from qdqtool.engine.compare import Comparison as EngineComparison
+    from qdqtool.engine.costs import Comparison as EngineComparison
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
@@ -283,10 +284,12 @@ class Comparison(Saved):
         """The nodes at which something differs."""
         return [n for n in self.nodes if n.changes]
 
+    @typed
     def where(self, change: Change) -> list[NodeChange]:
         """The nodes at which that happened."""
         return [n for n in self.nodes if change in n.changes]
 
+    @typed
     def count(self, change: Change) -> int:
         """At how many nodes that happened."""
         return self._counts[change]
@@ -359,7 +362,6 @@ class Comparison(Saved):
         }
 
 
-_MODELS = (".onnx", ".onnx.gz")
 _FIRST_FIELD = 0x08  # ir_version, with which every exporter begins
 
 
@@ -370,7 +372,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
         QdqtoolError: The file cannot be read, or is neither (a PyTorch file, an engine ...).
     """
     name = os.fspath(path)
-    if name.lower().endswith(_MODELS):
+    if files.named_as_model(name):
         return True
     if name == "-":
         return False

@@ -1,31 +1,27 @@
 """Memory, operations and time of each engine layer, and what people know it by.
 
 Definitions follow TREx (NVIDIA's TensorRT engine explorer, up to TensorRT 11.0): a layer's bytes are those of its input
-tensors, its weights (bias apart) and its output tensors, each element counted once at its own width,
-a vectorized layout
-without its padding. Operations are multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
+tensors, its weights (bias apart) and its output tensors, each element counted once at its own width, a vectorized
+layout without its padding. Operations are multiply-accumulates (MACs); arithmetic intensity is MACs per byte.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from qdqtool.base.records import published
 from qdqtool.base.text import ending
-from qdqtool.buildlog.complete import implicit_int8
 from qdqtool.buildlog.layers import int_list, precision_of
-from qdqtool.buildlog.records import ParsedNode
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind
+from qdqtool.buildlog.summary import implicit_int8
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind, ParsedNode, Shape, whole
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 
-_WIDTH = {
-    Precision.INT8: 1.0, Precision.UINT8: 1.0, Precision.FP8: 1.0, Precision.BOOL: 1.0, Precision.INT4: 0.5,
-    Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
-    Precision.INT64: 8.0,
-}
 _MAX_MACS = 1 << 80  # more is damage, as are more weights than these
 _MAX_COUNT = 1 << 48
 _PRODUCTS = ("conv", "gemm", "matmul")
@@ -88,14 +84,11 @@ class LayerCost:
         return None if self.macs is None or not total else self.macs / total
 
     def as_json(self) -> Json:
-        layer = self.layer
         return {
-            "index": self.index, "name": layer.name, "type": layer.type, "kind": str(layer.kind),
-            "precision": str(self.precision), "inputs": [t.as_json() for t in layer.inputs],
-            "outputs": [t.as_json() for t in layer.outputs], "macs": self.macs, "input_bytes": self.input_bytes,
-            "weight_bytes": self.weight_bytes, "output_bytes": self.output_bytes, "bytes": self.total_bytes,
-            "intensity": self.intensity, "ms": self.ms, "share": self.share, "expected_ms": self.expected_ms,
-            "best_ms": self.best_ms, "times_expected": self.times_expected,
+            "index": self.index, **published(self.layer, "name", "type", "kind"), "precision": str(self.precision),
+            **published(self.layer, "inputs", "outputs"),
+            **published(self, "macs", "input_bytes", "weight_bytes", "output_bytes"), "bytes": self.total_bytes,
+            **published(self, "intensity", "ms", "share", "expected_ms", "best_ms", "times_expected"),
         }
 
 
@@ -117,7 +110,7 @@ class Totals:
         self.unknown += cost.macs is None or cost.total_bytes is None
 
     def as_json(self) -> Json:
-        return {"layers": self.layers, "macs": self.macs, "bytes": self.bytes, "ms": self.ms, "unknown": self.unknown}
+        return published(self)
 
 
 @dataclass(slots=True)
@@ -159,8 +152,7 @@ class EngineReport:
         return dict(sorted(table.items(), key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0])))
 
     def sorted_rows(self, key: str) -> list[LayerCost]:
-        """The layers, by ``order``, ``ms``, ``macs``, ``bytes``, ``intensity`` (largest first), ``name`` or "
-        "``type``."""
+        """The layers by ``order``, ``ms``, ``macs``, ``bytes``, ``intensity`` (largest first), ``name`` or ``type``."""
         if key == "order":
             return list(self.rows)
         if key in ("name", "type"):
@@ -174,8 +166,8 @@ class EngineReport:
             "build": self.build.as_json(),
             "bindings": list(self.build.bindings),
             "total_ms": self.total_ms if self.timed else None,
-            "totals": {key: {k: t.as_json() for k, t in self.totals(key).items()} for key in ("kind", "precision",
-            "type")},
+            "totals": {key: {k: t.as_json() for k, t in self.totals(key).items()}
+                       for key in ("kind", "precision", "type")},
             "layers": [row.as_json() for row in self.rows],
             "unmatched": list(self.unmatched),
             "gpu": self.gpu,
@@ -210,7 +202,7 @@ def analyze(build: Build) -> EngineReport:
 def _bytes(tensors: Iterable[BuiltTensor]) -> int | None:
     total = 0.0
     for tensor in tensors:
-        elements, width = tensor.elements, _WIDTH.get(tensor.precision)
+        elements, width = tensor.elements, tensor.precision.width
         if elements is None or width is None:
             return None
         total += elements * width
@@ -225,13 +217,13 @@ def _weight_bytes(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
     listed = _listed_weights(layer)
     if listed is not None:
         count, kind = listed
-        return math.ceil(count * _WIDTH.get(kind, 4.0))
+        return math.ceil(count * (kind.width or 4.0))
     constants = [c for c in layer.constants if c.shape is not None and len(c.shape) > 1]
     if layer.constants and _has_weights(layer):
         return _bytes(constants)
     counts = [_count(node) for node in parsed]
     if counts and all(counts):
-        return math.ceil(sum(c for c in counts if c) * _WIDTH.get(layer.input_precision, 4.0))
+        return math.ceil(sum(c for c in counts if c) * (layer.input_precision.width or 4.0))
     return None if layer.is_convolution else 0
 
 
@@ -247,10 +239,8 @@ def _listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
 
 
 def _count(node: ParsedNode) -> int | None:
-    shape = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    if shape is None or any(d is None for d in shape):
-        return None
-    count = math.prod(d for d in shape if d is not None)
+    shape = whole(node.inputs[1].shape) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    count = _MAX_COUNT if shape is None else math.prod(shape)
     return count if count < _MAX_COUNT else None
 
 
@@ -307,18 +297,10 @@ def _before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
 
 
 def _shape(tensors: list[BuiltTensor]) -> list[int] | None:
-    if not tensors or tensors[0].shape is None or any(d is None for d in tensors[0].shape):
-        return None
-    return [d for d in tensors[0].shape if d is not None]
-
-
-def is_overhead(cost: LayerCost) -> bool:
-    """Whether the layer computes nothing: a conversion or a reformat."""
-    return cost.layer.kind in (LayerKind.CONVERSION, LayerKind.REFORMAT)
+    return whole(tensors[0].shape) if tensors else None
 
 
 # What people know a layer by --------------------------------------------------------------------------------------
-
 
 def title_of(row: LayerCost) -> str:
     """The part of a fused name that people know the layer by: its convolution, else the last node."""
@@ -348,3 +330,213 @@ def describe(tensor: BuiltTensor) -> str:
     shape = "x".join("?" if d is None else str(d) for d in tensor.shape) if tensor.shape else ""
     vector = f":{tensor.vector}" if tensor.vector > 1 else ""
     return f"{shape} {tensor.precision}{vector}".strip()
+
+
+# Two engines ---------------------------------------------------------------------------------------------------------
+
+A = TypeVar("A")
+B = TypeVar("B")
+NUMBERED = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
+_MAX_CELLS = 4_000_000
+_COMMON = 0.3  # share of the smaller engine's layers that must pair by name before names are trusted
+
+
+@dataclass(slots=True)
+class Pair:
+    """A layer of each engine; either side may be missing."""
+
+    first: LayerCost | None
+    second: LayerCost | None
+
+    @property
+    def change_ms(self) -> float | None:
+        """Milliseconds that the second engine takes more; a missing layer takes none, one without a time is unknown."""
+        if any(cost is not None and cost.ms is None for cost in (self.first, self.second)):
+            return None
+        return (self.second.ms or 0.0 if self.second else 0.0) - (self.first.ms or 0.0 if self.first else 0.0)
+
+    def as_json(self) -> Json:
+        def side(cost: LayerCost | None) -> Json | None:
+            if cost is None:
+                return None
+            return {
+                "index": cost.index, **published(cost.layer, "name", "type", "kind"),
+                "inputs": [str(t.precision) for t in cost.layer.inputs],
+                "outputs": [str(t.precision) for t in cost.layer.outputs], "ms": cost.ms,
+            }
+
+        return {"first": side(self.first), "second": side(self.second), "change_ms": self.change_ms}
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Two engines, aligned.
+
+    Attributes:
+        first: The engine given first.
+        second: The other one.
+        pairs: Layers of both, in the first's order, with what only the second has at the end.
+        by: ``names`` or ``shapes``: how most pairs were found.
+    """
+
+    first: EngineReport
+    second: EngineReport
+    pairs: list[Pair] = field(default_factory=list)
+    by: str = "names"
+
+    @property
+    def by_kind(self) -> dict[str, tuple[Totals, Totals]]:
+        """Sums of both engines by kind of layer."""
+        one, two = self.first.totals("kind"), self.second.totals("kind")
+        return {kind: (one.get(kind, Totals()), two.get(kind, Totals())) for kind in dict.fromkeys([*one, *two])}
+
+    def as_json(self) -> Json:
+        return {
+            "schema": "qdqtool/engine-comparison/1",
+            "first": {"build": self.first.build.as_json(), "total_ms": self.first.total_ms},
+            "second": {"build": self.second.build.as_json(), "total_ms": self.second.total_ms},
+            "aligned_by": self.by,
+            "kinds": {kind: [one.as_json(), two.as_json()] for kind, (one, two) in self.by_kind.items()},
+            "pairs": [pair.as_json() for pair in self.pairs],
+        }
+
+
+def compare(first: EngineReport, second: EngineReport) -> Comparison:
+    """Aligns two engines."""
+    result = Comparison(first, second)
+    taken = _by_names(first, second)
+    named = len(taken)
+    if named < _COMMON * min(len(first.rows), len(second.rows)):
+        taken, named = {}, 0
+    left = [row for row in first.rows if row.index not in taken]
+    used = set(taken.values())
+    right = [row for row in second.rows if row.index not in used]
+    for one, two in align([x for x in left if _works(x)], [x for x in right if _works(x)], _likeness):
+        taken[one.index] = two.index
+    used = set(taken.values())
+    for one, two in _alone([x for x in left if x.index not in taken], [x for x in right if x.index not in used]):
+        taken[one.index] = two.index
+    result.by = "names" if 2 * named >= len(taken) and named else "shapes"
+    result.pairs = [Pair(row, second.rows[taken[row.index]] if row.index in taken else None) for row in first.rows]
+    used = set(taken.values())
+    result.pairs += [Pair(None, row) for row in second.rows if row.index not in used]
+    return result
+
+
+def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
+    """Pairs by layers of one name or by the ONNX nodes that name their work; a node of several layers names none."""
+    one, two = _keys(first), _keys(second)
+    common = [(name, index, two[name]) for name, index in one.items() if name in two]
+    alike = {name: _same_work(first.rows[i], second.rows[j]) for name, i, j in common}
+    numbered = {name for name in alike if NUMBERED.search(name)}
+    if not all(alike[name] for name in numbered):
+        numbered.clear()  # the numbers are those of two exports
+    taken: dict[int, int] = {}
+    used: set[int] = set()
+    for exact in (True, False):  # names of weights and whole paths first: they are the same in every export
+        for name, index, other in common:
+            if alike[name] and index not in taken and other not in used and (
+                    name in numbered if not exact else not NUMBERED.search(name)):
+                taken[index] = other
+                used.add(other)
+    return taken
+
+
+def _same_work(one: LayerCost, two: LayerCost) -> bool:
+    whole = one.layer.name == two.layer.name and not (one.layer.type and two.layer.type)  # a row of a profile
+    return whole or (_family(one) == _family(two) and not _contradict(one, two))
+
+
+def _contradict(one: LayerCost, two: LayerCost) -> bool:
+    """Whether two layers compute different things: another kernel, or other channels."""
+    kernels = [c.layer.extras.get("Kernel", c.layer.extras.get("ConvKernel")) for c in (one, two)]
+    maps = [c.layer.extras.get("OutMaps") for c in (one, two)]
+    edges = [(_channels(one.layer.inputs), _channels(two.layer.inputs)),
+             (_channels(one.layer.outputs), _channels(two.layer.outputs)), tuple(kernels), tuple(maps)]
+    return any(a and b and a != b for a, b in edges)
+
+
+def _channels(tensors: list[BuiltTensor]) -> int | None:
+    shape = tensors[0].shape if tensors else None
+    return shape[1] if shape is not None and len(shape) == 4 else None
+
+
+def _keys(report: EngineReport) -> dict[str, int]:
+    found: list[tuple[str, int]] = []
+    for row in report.rows:
+        fused = row.layer.fused()
+        names = row.layer.onnx_names or ([] if fused.is_copy else fused.bases)
+        quantizers = row.layer.is_qdq
+        found += [(name, row.index) for name in dict.fromkeys(names) if quantizers or "uantizeLinear" not in name]
+    counts = Counter(name for name, _ in found)
+    return {name: index for name, index in found if counts[name] == 1}
+
+
+def _family(row: LayerCost) -> str:
+    kind = row.layer.type.lower() or node_of(row).lower()  # of a profile alone the name is all there is
+    if row.layer.is_convolution or (not row.layer.type and "conv" in kind):
+        return "convolution"
+    words = ("pool", "resize", "softmax", "reformat", "pointwise")
+    return next((word for word in words if word in kind), row.layer.kind)
+
+
+def align(left: Sequence[A], right: Sequence[B], likeness: Callable[[A, B], int]) -> list[tuple[A, B]]:
+    """Pairs in the same order in both, of the greatest likeness altogether (dynamic programming)."""
+    if len(left) * len(right) > _MAX_CELLS:
+        return []
+    alike = [[likeness(one, two) for two in right] for one in left]
+    best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    for i in range(len(left) - 1, -1, -1):
+        row, below = best[i], best[i + 1]
+        for j in range(len(right) - 1, -1, -1):
+            row[j] = max(below[j], row[j + 1], below[j + 1] + alike[i][j])
+    pairs = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if alike[i][j] and best[i][j] == best[i + 1][j + 1] + alike[i][j]:
+            pairs.append((left[i], right[j]))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _alone(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCost, LayerCost]]:
+    """Of what came in another order: layers that have no second one of their kind, kernel and shapes on either side."""
+
+    def by_work(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:
+        found: dict[Hashable, list[LayerCost]] = {}
+        for row in rows:
+            if row.layer.is_convolution and row.layer.inputs and row.layer.outputs:
+                kernel = tuple(row.layer.extras.get("Kernel") or ())
+                key = kernel, _edge(row.layer.inputs), _edge(row.layer.outputs)
+                found.setdefault(key, []).append(row)
+        return found
+
+    one, two = by_work(left), by_work(right)
+    return [(rows[0], two[key][0]) for key, rows in one.items() if len(rows) == len(two.get(key, ())) == 1]
+
+
+def _works(row: LayerCost) -> bool:
+    """Whether a layer computes something: those that move data only have no counterpart."""
+    return row.layer.kind not in (LayerKind.CONVERSION, LayerKind.REFORMAT) and row.layer.type != "NoOp"
+
+
+def _likeness(one: LayerCost, two: LayerCost) -> int:
+    """How much two layers compute alike, apart from precision and batch: 0 for different families or kernels."""
+    if _family(one) != _family(two) or (one.layer.inputs and _contradict(one, two)):
+        return 0
+    same_input = _edge(one.layer.inputs) == _edge(two.layer.inputs)
+    same_output = _edge(one.layer.outputs) == _edge(two.layer.outputs)
+    if not (same_input or same_output):
+        return 0
+    same_edges = len(one.layer.inputs) == len(two.layer.inputs)  # a residual Add is fused into both or neither
+    return 2 + 3 * (same_input and same_output) + same_edges
+
+
+def _edge(tensors: list[BuiltTensor]) -> Shape | None:
+    """Dimensions without the batch."""
+    shape = tensors[0].shape if tensors else None
+    return shape[1:] if shape is not None and len(shape) > 1 else shape

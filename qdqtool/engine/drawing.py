@@ -41,7 +41,6 @@ LEGEND = (Precision.INT8, Precision.FP16, Precision.FP32, Precision.INT32, Preci
 
 # Where boxes and edges are ----------------------------------------------------------------------------------------
 
-
 @dataclass(slots=True, kw_only=True)
 class Placed:
     """A box: its size in pixels, and its top left corner once it is laid out."""
@@ -221,7 +220,6 @@ def _spread(
 
 # The graph ----------------------------------------------------------------------------------------------------------
 
-
 @dataclass(slots=True)
 class Box(Placed):
     """A node of the drawing: a layer, or one of the network's inputs and outputs.
@@ -305,7 +303,6 @@ def _arrow(source: int, target: int, tensor: BuiltTensor) -> Arrow:
 
 # DOT --------------------------------------------------------------------------------------------------------------
 
-
 def dot(drawing: Drawing) -> str:
     """DOT text: boxes coloured by precision, edges labelled with tensor, shape and precision."""
     lines = [
@@ -330,7 +327,6 @@ def _quoted(lines: Iterable[str]) -> str:
 
 
 # SVG --------------------------------------------------------------------------------------------------------------
-
 
 def svg(drawing: Drawing) -> str:
     """The picture, without Graphviz.

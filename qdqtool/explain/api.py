@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qdqtool.explain import conversions, inputs, outputs, scales
-from qdqtool.explain.cause import Diagnosis, Known
-from qdqtool.explain.report import Report
+from qdqtool.explain import inputs, outputs
+from qdqtool.explain.report import Diagnosis, Known, Report
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.refusals import (
     ConcatScales,
@@ -44,10 +43,10 @@ def explain(prediction: Prediction, report: Report) -> None:
         if report.place("W-SHARED", shared.node) is None and report.place("W-Q-OUTPUT", shared.node) is None:
             known.add(inputs.diagnose(known, shared))
     for stays in known.every(Stays):
-        conversions.explain(known, stays)
+        outputs.explain(known, stays)
     for parts in known.every(ConcatScales):
         if not report.has("CONCAT-SCALE", parts.node):
-            known.add(scales.of_concat(parts))
+            known.add(outputs.of_concat(parts))
 
 
 def name_regions(prediction: Prediction, report: Report) -> None:

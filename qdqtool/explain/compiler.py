@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.explain.report import Report
-from qdqtool.rtx.records import CompilerFault, Fault, IntegersLost, Why, ends_build
+from qdqtool.rtx.operands import CompilerFault, Fault, IntegersLost, Why, ends_build
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
 from qdqtool.types import FindingCode, Prediction, Refusal
@@ -36,7 +36,7 @@ def code_of(r: Refusal) -> FindingCode:
         code = _LOST.get(r.why, "IN-BLOCKED")
         if r.why in (Why.AXIS, Why.SUM_AXIS):
             return "W-AXIS" if r.weights else "ACT-PER-CHANNEL"
-        return "W-NONCONST" if r.weights and code == "IN-BLOCKED" else code
+        return "W-NO-DQ" if r.weights and code == "IN-BLOCKED" else code
     return _OTHERS[type(r)]
 
 

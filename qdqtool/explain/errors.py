@@ -2,14 +2,14 @@
 
 The texts are in ``qdqtool/knowledge/errors.toml``: wording and causes from NVIDIA's issue threads, from the sources of
 onnx-tensorrt and trtexec, and from TensorRT's documentation. A text is matched by a fragment that is the same in every
-version; names and numbers in it may differ. An error that is not in the table is described by its form.
+version; names and numbers in it may differ. An error that is not in the table is described by
+its form, and a missing kernel by the kind of its node (``error_forms.toml``).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parts
@@ -71,51 +71,59 @@ _LINES = 50  # of an excerpt, in which a marked line is looked for
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
 
-CODES = {
-    1: "an error that fits no other class: mostly one of CUDA, cuDNN, Cask or Myelin",
-    2: "an internal error: a condition in TensorRT's own code did not hold",
-    3: "an argument that is wrong in itself: the API was used wrongly",
-    4: "a network or a setting that contradicts itself",
-    5: "memory could not be allocated",
-    6: "a library that TensorRT needs could not be started",
-    7: "a kernel failed while running (CUDA or DLA)",
-    8: "a computation went wrong while running",
-    9: "a call in a state that does not allow it; in TensorRT 10 also a kernel that was passed over",
-    10: "something that TensorRT does not support, mostly a layer without a kernel",
-}
-"""Meaning of ``Error Code N`` (ErrorCode in TensorRT's API documentation)."""
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What ``Error Code N`` means."""
 
-# Which part of TensorRT a source file belongs to, by the beginning of its name.
-_PARTS = (
-    (("builtin_op_importers", "modelimporter", "onnx2trt", "onnxopimporters", "onnxopcheckers", "shapedweights",
-      "weightscontext", "conditionalhelpers", "loophelpers", "rnnhelpers", "importerutils"), "the ONNX parser",
-     "The model's file is the place to look: the node that the lines around name."),
-    (("qdqgraphoptimizer",), "the Q/DQ optimizer", "Q/DQ pairs are where it cannot place or fuse them."),
-    (("graphoptimizer", "shapemachine", "cgraph", "graph.", "layeraspects", "fusion"), "the graph optimizer",
-     "A fusion or rewriting of layers failed."),
-    (("pointwise",), "the fusion of elementwise layers", "Elementwise nodes around Q/DQ pairs were fused wrongly."),
-    (("weightconvert", "weightsconvert", "quantiz", "calibrat"), "the conversion of weights and scales",
-     "A scale or range is missing, zero or of the wrong number."),
-    (("scalenode", "convnode", "deconvnode", "nodebase", "node"), "the checks of one kind of layer",
-     "The layer's parameters do not fit each other."),
-    (("cask", "cudnn", "convbase", "deconv", "gemm"), "the kernels of convolutions and matrix products",
-     "The kernel refuses the layer's parameters, weights or scales."),
-    (("cublas", "ltwrapper"), "cuBLAS", "The library is missing, of another version, or out of memory."),
-    (("plugin",), "plugins", "A plugin failed or was given types or scales that it does not take."),
-    (("optimizer", "tactic", "autotuner", "timing"), "the choice of kernels",
-     "No kernel worked, or timing one failed; memory is the first suspect."),
-    (("builder",), "the builder", "It reports what failed in the lines above."),
-    (("myelin", "codegenerator", "type.cpp", "operation", "compiler", "kqv", "symbolic", "foreign"), "Myelin",
-     "It compiles whole regions: transformer blocks, shape computations, what classic layers cannot do."),
-    (("dla",), "DLA", "DLA supports few layers and no Q/DQ."),
-    (("runtime", "rthelper", "engine", "serialization", "context", "coreread"), "the runtime",
-     "The engine was built with another version or for another GPU, or is used wrongly."),
-    (("cuda", "defaultallocator", "resources", "allocator", "memory"), "CUDA and memory",
-     "Mostly too little GPU memory, or a driver that does not fit."),
-    (("network", "layers.cpp", "api", "parametercheck"), "the network API",
-     "A layer was described with parameters that do not fit."),
-)
-_PARSER = _PARTS[0][1]
+    number: int
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of TensorRT.
+
+    Attributes:
+        files: How its source files begin, with spaces between.
+        name: The part.
+        about: What errors of that part are about.
+    """
+
+    files: str
+    name: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """What a node does, as far as its name says, and what is known where it has no kernel.
+
+    Attributes:
+        id: ``convolution``, ``other`` ...
+        what: In words.
+        operators: Operators and layer types of that kind, with spaces between.
+        cause: Why it has none: with ``{name}``, ``{kind}`` and ``{ends}`` (of a region).
+        fix: What to do.
+        source: Where cause and fix come from.
+        unknown: What is not known of it.
+    """
+
+    id: str
+    what: str
+    operators: str = ""
+    cause: str = ""
+    fix: str = ""
+    source: str = ""
+    unknown: str = ""
+
+
+_FORMS = table("error_forms")
+_CODES = {c.number: c.meaning for c in (entry(_Code, given, "code") for given in _FORMS["code"])}
+_PARTS = tuple(entry(_Part, given, "part") for given in _FORMS["part"])
+_PARSER = _PARTS[0]
+KINDS = {k.id: k for k in (entry(NodeKind, given, given.get("id", "node")) for given in _FORMS["node"])}
+_OTHER = KINDS["other"]
+_BY_WORD = {word: kind for kind in KINDS.values() for word in kind.operators.lower().split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +176,9 @@ def parse_error(text: str) -> ErrorLine:
     condition = assertion[1].strip().rstrip(".") if assertion else ""
     status = _STATUS.search(text)
     lower = file.lower()
-    part, about = next(((p, a) for names, p, a in _PARTS if lower.startswith(names)), ("", ""))
+    part, about = next(((p.name, p.about) for p in _PARTS if lower.startswith(tuple(p.files.split()))), ("", ""))
     if not part and (status or function.startswith("import")):
-        part, about = _PARTS[0][1:]
+        part, about = _PARSER.name, _PARSER.about
     said = f"{status[1]}: {status[2].strip().rstrip('.')}" if status else ""
     return ErrorLine(file, function, line, number, condition, part, about, said)
 
@@ -186,7 +194,7 @@ def from_shape(text: str) -> KnownError | None:
     if found.condition:
         parts.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
     if found.code is not None:
-        parts.append(f"Error code {found.code} is {CODES.get(found.code, 'none that the documentation names')}.")
+        parts.append(f"Error code {found.code} is {_CODES.get(found.code, 'none that the documentation names')}.")
     if found.file:
         inside = f", function {found.function}" if found.function else ""
         owner = f", belongs to {found.part}" if found.part else ""
@@ -240,7 +248,7 @@ def _scales(found: ErrorLine) -> str:
 
 
 def _steps(found: ErrorLine) -> str:
-    if found.part == _PARSER:
+    if found.part == _PARSER.name:
         return (
             "Check the model (onnx.checker, onnxruntime), fold constants ('polygraphy surgeon sanitize "
             "--fold-constants') and see whether this operator and opset are in onnx-tensorrt's operators.md."
@@ -260,56 +268,6 @@ _NO_IMPLEMENTATION = "Could not find any implementation for node"
 _NUMBERS = re.compile(r"(?:_(?:clone_)?\d+){1,20}$")
 _UNNAMED = re.compile(r"\(Unnamed Layer\* \d{1,9}\) \[(\w{1,40})\]")
 _MAX_NAME = 4000
-
-
-class NodeKind(StrEnum):
-    """What a node does, as far as its name says."""
-
-    REGION = "a region that Myelin compiles as a whole"
-    CONVOLUTION = "a convolution"
-    DECONVOLUTION = "a transposed convolution"
-    PRODUCT = "a matrix product"
-    SHAPE = "a computation of shapes or indices"
-    NORMALIZATION = "a normalization or Softmax"
-    POOLING = "a pooling"
-    RESIZE = "a Resize"
-    QUANTIZER = "a Q or DQ of its own"
-    PLUGIN = "a plugin"
-    POINTWISE = "an elementwise computation"
-    MOVE = "a node that moves values"
-    REDUCTION = "a reduction"
-    OTHER = "a node of a kind that its name does not show"
-
-
-# ONNX's operators (in the names that exporters give to nodes) and TensorRT's layer types, by what they do. Of several
-# in one fused name the first kind of this table decides.
-_KINDS: dict[NodeKind, frozenset[str]] = {
-    kind: frozenset(words.lower().split())
-    for kind, words in {
-        NodeKind.DECONVOLUTION: "ConvTranspose Deconvolution Deconv",
-        NodeKind.CONVOLUTION: "Conv Convolution Conv2d",
-        NodeKind.PRODUCT: "Gemm MatMul MatrixMultiply FullyConnected Einsum Attention Linear",
-        NodeKind.SHAPE: "Range Shape Size ConstantOfShape NonZero Where Expand Gather GatherElements GatherND "
-                        "ScatterND "
-                        "ScatterElements TopK ArgMax ArgMin OneHot CumSum Tile Loop If Scan Fill Select Equal Greater "
-                        "Less And Or Not Trilu NonMaxSuppression Nms",
-        NodeKind.NORMALIZATION: "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization "
-                                "Softmax "
-                                "LogSoftmax LpNormalization Normalization RaggedSoftMax",
-        NodeKind.POOLING: "MaxPool AveragePool GlobalAveragePool GlobalMaxPool Pooling",
-        NodeKind.RESIZE: "Resize Upsample GridSample",
-        NodeKind.REDUCTION: "ReduceMean ReduceMax ReduceSum ReduceMin ReduceL2 ReduceProd Reduce",
-        NodeKind.POINTWISE: "Add Sub Mul Div Pow Sqrt Exp Log Erf Abs Neg Min Max Sum Relu LeakyRelu Sigmoid Tanh Clip "
-                            "PRelu Elu Selu Gelu HardSigmoid HardSwish Softplus Mish Floor Ceil Sin Cos ElementWise "
-                            "Activation Unary PointWise",
-        NodeKind.MOVE: "Reshape Transpose Concat Concatenation Split Slice Pad Padding Flatten Squeeze Unsqueeze "
-                       "Shuffle "
-                       "Identity Cast DepthToSpace SpaceToDepth Constant",
-        NodeKind.QUANTIZER: "QuantizeLinear DequantizeLinear Quantize Dequantize",
-    }.items()
-}  # fmt: skip
-_BY_WORD = {word: kind for kind, words in _KINDS.items() for word in words}
-_ORDER = list(_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,14 +308,14 @@ def node_of(name: str) -> NamedNode:
     """What a (fused) layer name says of its node."""
     fused = parts(name)
     if fused.kind == "foreign":
-        return NamedNode(name, NodeKind.REGION, ends=tuple(fused.components))
+        return NamedNode(name, KINDS["region"], ends=tuple(fused.components))
     words = [operator_of(part) for part in fused.components] or [operator_of(name)]
-    kinds = {kind for kind in map(kind_of, words) if kind is not None}
-    quantized = NodeKind.QUANTIZER in kinds or "_quantizer/" in name
-    kind = next((k for k in _ORDER if k in kinds), NodeKind.OTHER)
-    if kind == NodeKind.OTHER and any(word.endswith(("_TRT", "Plugin")) for word in words):
-        kind = NodeKind.PLUGIN
-    return NamedNode(name, kind, quantized, NodeKind.POINTWISE in kinds and kind != NodeKind.POINTWISE)
+    kinds = {kind.id for kind in map(kind_of, words) if kind is not None}
+    quantized = "quantizer" in kinds or "_quantizer/" in name
+    kind = next((k for k in KINDS.values() if k.id in kinds), _OTHER)
+    if kind is _OTHER and any(word.endswith(("_TRT", "Plugin")) for word in words):
+        kind = KINDS["plugin"]
+    return NamedNode(name, kind, quantized, "pointwise" in kinds and kind.id != "pointwise")
 
 
 def operator_of(component: str) -> str:
@@ -378,91 +336,10 @@ def kind_of(word: str) -> NodeKind | None:
     if lower.endswith(("weight", "bias", "_output_0")):
         return None
     if "quantizelinear" in lower:
-        return NodeKind.QUANTIZER
+        return KINDS["quantizer"]
     if "deconv" in lower or "convtranspose" in lower:
-        return NodeKind.DECONVOLUTION
-    return NodeKind.CONVOLUTION if "conv" in lower else None
-
-
-_WORKSPACE = "raise the workspace (--memPoolSize=workspace:<MiB> from 8.4, --workspace=<MiB> before)"
-_ADVICE: dict[NodeKind, tuple[str, str, str, str]] = {  # cause, fix, source, unknown
-    NodeKind.REGION: (
-        "{name} is a region from {ends} that Myelin compiles as a whole; the text does not say which node of it "
-        "fails. Usual causes: too little workspace or memory, an operator or a shape that Myelin of this version "
-        "cannot compile, and bugs of Myelin.",
-        "Look above for 'Skipping tactic ... due to Myelin error' or 'insufficient memory': that is the cause. Then "
-        + _WORKSPACE + ", fold constants and give static shapes, and try a newer TensorRT. A region with Q/DQ: leave "
-        "them out inside the region. Marking a tensor inside as an output cuts the region, and shows which half "
-        "fails.",
-        "issues 1917 (fixed in 8.4 GA), 2734, 4736; onnx-tensorrt issues 758, 759",
-        "Which node of the region fails; only the lines above can show it.",
-    ),
-    NodeKind.SHAPE: (
-        "{name} is {kind}: integers, which no Q/DQ touches. Reported for YOLOv8 models with dynamic shapes that are "
-        "built with --int8 and a calibrator, where the node gets no kernel.",
-        "Export with static shapes (Ultralytics: without dynamic=True) and fold constants ('polygraphy surgeon "
-        "sanitize "
-        "--fold-constants', onnxsim), so that the node is gone. Removing Q/DQ pairs does not help. With dynamic "
-        "shapes: a newer TensorRT.",
-        "DeepStream-Yolo issue 545, deepstream-yolo-pose issue 10 (8.6, Orin)",
-        "Why the builder finds no kernel for it: NVIDIA has not said.",
-    ),
-    NodeKind.DECONVOLUTION: (
-        "{name} is {kind}. Quantized ones have few kernels: 8.4 and older refuse cases that 8.5 builds, per-channel "
-        "scales must lie along the axis of that version, and grouped ones need at least 4 channels in each group in "
-        "and out.",
-        "Give its weights one scale (per tensor); build with TensorRT 8.5 or newer; or leave the Q/DQ of this node "
-        "out.",
-        "issues 2280 (fails on 8.4, passes on 8.5), 1934 (groups; resolved by 10.9), 1694",
-        "",
-    ),
-    NodeKind.PRODUCT: (
-        "{name} is {kind}, for which no kernel of this GPU and version runs the asked precision and shape.",
-        "Make its inner dimensions multiples of 16 where they can be, " + _WORKSPACE + ", or leave the Q/DQ in front "
-        "of it out; try a newer TensorRT.",
-        "documentation, 'Q/DQ limitations'",
-        "The exact condition; the text does not say it.",
-    ),
-    NodeKind.PLUGIN: (
-        "{name} is {kind}, and none of the formats and types that its supportsFormatCombination allows could be used "
-        "here.",
-        "Allow FP32 (or FP16) in linear format for every input and output of the plugin, keep Q/DQ away from it, and "
-        "check that the plugin's library fits this TensorRT.",
-        "documentation, IPluginV2DynamicExt",
-        "",
-    ),
-    NodeKind.QUANTIZER: (
-        "{name} is {kind}: nothing took it in, and no kernel runs it alone. Reported where it has several scales, one "
-        "for each channel of an activation (ModelOpt's SmoothQuant configuration used on convolutions); a kernel of "
-        "its own takes one scale for the whole tensor.",
-        "Give activations one scale: INT8_DEFAULT_CFG instead of INT8_SMOOTHQUANT_CFG in ModelOpt, no axis on "
-        "activation quantizers elsewhere ('qdqtool predict' names them: ACT-PER-CHANNEL). Else leave the pair out.",
-        "Model-Optimizer issue 10 (8.6.1); issue 4008 (the same configuration)",
-        "Whether its scales are the cause; the text does not say it.",
-    ),
-    NodeKind.NORMALIZATION: (
-        "{name} is {kind}, which has no INT8 kernel in general.",
-        "Leave the Q/DQ directly in front of and behind it out: it runs in float. Else " + _WORKSPACE + ".",
-        "documentation, 'Q/DQ limitations'",
-        "The exact condition; the text does not say it.",
-    ),
-}
-_PLAIN = (
-    "{name} is {kind}, and no kernel of this GPU and version runs it in the precision and format that were left to "
-    "choose.",
-    "Where a Q or DQ is directly in front of or behind it, leave that out: it then runs in float. Else "
-    + _WORKSPACE + ", and try a newer TensorRT.",
-    "wording of the builder; no report of this kind of node is known",
-    "The cause; the text does not say it, the lines above may.",
-)
-_FLOAT_CONVOLUTION = (
-    "{name} is {kind} without Q/DQ in its name: the precision was not set by Q/DQ but by flags, a calibration table or "
-    "the model's types.",
-    _WORKSPACE[0].upper() + _WORKSPACE[1:] + " and free GPU memory; with a calibration table (--int8 without Q/DQ) "
-    "allow --fp16 as well, so that a kernel is left where INT8 has none; try a newer TensorRT.",
-    "Model-Optimizer issue 50, tensorrt_demos issue 603, issue 4555",
-    "The exact condition; the text does not say it.",
-)
+        return KINDS["deconvolution"]
+    return KINDS["convolution"] if "conv" in lower else None
 
 
 def for_node(entry: KnownError, text: str) -> KnownError:
@@ -470,18 +347,16 @@ def for_node(entry: KnownError, text: str) -> KnownError:
     node = named_node(text)
     if node is None:
         return entry
-    if node.kind == NodeKind.CONVOLUTION and node.quantized:
+    if node.kind.id == "convolution" and node.quantized:
         return replace(entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}")
-    if node.kind == NodeKind.OTHER and not node.quantized:
+    if node.kind is _OTHER and not node.quantized:
         return replace(entry, cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
                        unknown="What kind of node it is; the advice is the one for convolutions.")
-    cause, fix, source, unknown = (
-        _FLOAT_CONVOLUTION if node.kind == NodeKind.CONVOLUTION else _ADVICE.get(node.kind, _PLAIN)
-    )
+    advice = node.kind if node.kind.cause else KINDS["plain"]
     ends = " to ".join(map(short, node.ends)) or "its first to its last node"
-    words = cause.format(name=short(node.name), kind=node.kind, ends=ends)
-    return replace(entry, title=f"No kernel for {node.kind}", cause=words, fix=fix, source=source, codes=(),
-                   unknown=unknown)
+    words = advice.cause.format(name=short(node.name), kind=node.kind.what, ends=ends)
+    return replace(entry, title=f"No kernel for {node.kind.what}", cause=words, fix=advice.fix, source=advice.source,
+                   codes=(), unknown=advice.unknown)
 
 
 def short(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.explain.cause import Diagnosis, Known
+from qdqtool.explain.report import Diagnosis, Known
 from qdqtool.trt.refusals import (
     ActivationPerChannel,
     Deconvolution3D,

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field, replace
 
 from qdqtool.knowledge import paragraph, table
-from qdqtool.knowledge.evidence import Case
+from qdqtool.knowledge.tables import Case
 from qdqtool.trt import trace
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.rules import cases, passes
+from qdqtool.trt.pipeline import cases, passes
 from qdqtool.types import Event, Json
 
 # Behind a time, a level or nothing: "[01/10/2024-21:52:53] [V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ".

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from qdqtool.base.records import replaced
-from qdqtool.explain.readers import floats_of
 from qdqtool.model.operators import SUMS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size, Step
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., "Words | str"])
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
     "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.trt.faults": "qdqtool.explain.messages_model",
-    "qdqtool.rtx.records": "qdqtool.explain.messages_rtx", "qdqtool.explain.gpu": "qdqtool.explain.gpu",
+    "qdqtool.rtx.operands": "qdqtool.explain.messages_rtx", "qdqtool.explain.messages": "qdqtool.explain.messages",
 }
 
 
@@ -156,3 +156,78 @@ def unified(scales: Sequence[Scale]) -> str:
     largest, smallest = max(given), min(given)
     cost = f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)" if largest > smallest else ""
     return f"Give them one scale, {number(largest)}{cost}."
+
+
+def floats_of(readers: Sequence[Reader]) -> list[Reader]:
+    """Those that are no Q."""
+    return [r for r in readers if r.kind != ReaderKind.Q]
+
+
+def quantizers_of(readers: Sequence[Reader]) -> list[Reader]:
+    return [r for r in readers if r.kind == ReaderKind.Q]
+
+
+def known_scale(quantizers: Sequence[Reader]) -> Reader | None:
+    """A Q right behind a tensor, whose pair another reader can share."""
+    return next((q for q in quantizers if not q.path and isinstance(q.scale, float)), None)
+
+
+# What a GPU lacks for a prediction -----------------------------------------------------------------------------------
+
+
+class GpuFact(StrEnum):
+    """A fact of the GPU table that concerns a Q/DQ network."""
+
+    NO_INT8 = "no INT8"
+    DP4A_TENSOR = "INT8 by dp4a, FP16 on tensor cores"
+    DP4A_FP16 = "INT8 by dp4a, FP16 at twice the rate of FP32"
+    DP4A_FP32 = "INT8 by dp4a, FP16 no faster than FP32"
+    FUSION = "INT8 without tensor cores, and pointwise activations"
+    KERNELS = "INT8 without tensor cores, and depthwise convolutions"
+    JETSON = "a Jetson"
+    NO_FP16 = "no fast FP16"
+    SINCE = "an architecture that is newer than the target"
+    DROPPED = "an architecture that the target dropped"
+
+
+class GpuLacks(Refusal):
+    """What a GPU cannot do with a prediction.
+
+    Attributes:
+        fact: Which fact of the GPU table.
+        gpu: The GPU with its compute capability.
+        count: How many convolutions it concerns.
+        first: The first of them.
+        values: What else its words name.
+    """
+
+    fact: GpuFact
+    gpu: str
+    count: int
+    first: str
+    values: tuple[str, ...] = ()
+
+
+_DP4A = "{gpu} computes INT8 by dp4a, without tensor cores; "
+# {gpu}, {count} and {first} are filled in, and {0}, {1} ... are the values.
+_TEXTS: dict[GpuFact, str] = {
+    GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
+    GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores there.",
+    GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
+    GpuFact.DP4A_FP32: _DP4A + "FP32 is what it replaces there.",
+    GpuFact.FUSION: (
+        "{gpu} has no INT8 tensor cores: {count} convolutions with LeakyRelu, SiLU, GELU or the like behind them "
+        "({first} first) may stay apart from it and write float."),
+    GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 kernel there.",
+    GpuFact.JETSON: (
+        "{gpu}: this is what its GPU does, with the Q/DQ passes of desktop GPUs (all 868 pass and copy lines of one "
+        "network are the same on AGX Orin and RTX 3080 Ti); its DLA takes no Q/DQ."),
+    GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
+    GpuFact.SINCE: "{0} and {gpu}: that architecture is known from TensorRT {1} on.",
+    GpuFact.DROPPED: "{0} and {gpu}: that architecture was dropped before this version.",
+}
+
+
+@words(GpuLacks)
+def _lacks(finding: Finding, cause: Cause, r: GpuLacks) -> str:
+    return _TEXTS[r.fact].format(*r.values, gpu=r.gpu, count=r.count, first=r.first)

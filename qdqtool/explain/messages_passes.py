@@ -7,9 +7,12 @@ from typing import Any
 
 from qdqtool.explain.messages import (
     Words,
+    floats_of,
+    known_scale,
     names,
     node_words,
     origin_words,
+    quantizers_of,
     reader_names,
     readers_words,
     scale_words,
@@ -18,9 +21,7 @@ from qdqtool.explain.messages import (
     unified,
     words,
 )
-from qdqtool.explain.outputs import before_norm, left_float, shared_pool
-from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
-from qdqtool.explain.scales import crossed_by, crossing, with_own
+from qdqtool.explain.outputs import before_norm, crossed_by, crossing, left_float, shared_pool, with_own
 from qdqtool.model.operators import JOINS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import refusals as trt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
-from qdqtool.rtx.records import CompilerFault, Fault, IntegersLost, Why
+from qdqtool.rtx.operands import CompilerFault, Fault, IntegersLost, Why
 from qdqtool.types import Cause, Finding
 
 # {conv}, {node}, {op} and {dq} are filled in.

@@ -1,20 +1,23 @@
-"""Why an INT8 convolution writes float, from the refusal that decided."""
+"""Why an INT8 convolution writes float, whose scales differ, and why a Q or DQ stays in the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from qdqtool.base.records import replaced
-from qdqtool.explain import scales
-from qdqtool.explain.cause import Diagnosis, Known
-from qdqtool.explain.readers import floats_of, known_scale, quantizers_of
-from qdqtool.model.operators import AVERAGES, OPERATORS, LayerKind
+from qdqtool.explain.messages import floats_of, known_scale, quantizers_of
+from qdqtool.explain.report import Diagnosis, Known, See
+from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, SUMS, LayerKind
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     ActivationJoined,
     AddOutputNotQuantized,
     BatchNormNotConstant,
+    ConcatReadElsewhere,
+    ConcatScales,
     ConvTransposeBatchNorm,
+    ManyConsumers,
+    NotCommuting,
     OutputDifferentScales,
     OutputManyConsumers,
     OutputNotQuantized,
@@ -24,9 +27,65 @@ from qdqtool.trt.refusals import (
     ReaderKind,
     ReduceNotPooling,
     ResidualFloat,
+    Size,
+    Stays,
     Step,
 )
-from qdqtool.types import Cause, FindingCode, Refusal
+from qdqtool.trt.surroundings import differ
+from qdqtool.types import Cause, Evidence, FindingCode, Precision, Refusal
+
+# Scales that differ --------------------------------------------------------------------------------------------------
+
+
+def crossing(steps: Sequence[Step]) -> tuple[FindingCode, Step | None]:
+    """The code for scales on the two sides of some operators, and the operator to name."""
+    joins = next((s for s in steps if s.op in JOINS), None)
+    if joins is not None:
+        return "CONCAT-SCALE", joins
+    cuts = next((s for s in steps if s.op in CUTS), None)
+    if cuts is not None:
+        return "SPLIT-SCALE", cuts
+    return ("POOL-SCALE", steps[0]) if steps else ("SIBLING-SCALE", None)
+
+
+def crossed_by(readers: Sequence[Reader]) -> tuple[FindingCode, Step | None]:
+    """The same for the Qs that read one tensor."""
+    return crossing([s for q in quantizers_of(readers) for s in q.path])
+
+
+def of_readers(
+    known: Known, r: Refusal, readers: Sequence[Reader], size: Size | None, convolutions: tuple[str, ...],
+) -> Diagnosis:
+    """The diagnosis of different scales of a tensor's Qs.
+
+    Args:
+        known: All refusals; those of a Concat say what scales its parts have.
+        r: The refusal that has the readers.
+        readers: Everything that reads the tensor.
+        size: Of the tensor.
+        convolutions: Those concerned.
+    """
+    code, crossed = crossed_by(readers)
+    node = crossed.node if crossed is not None else str(getattr(r, "tensor", r.node))
+    if isinstance(r, Stays) and not r.requantizes:
+        node = crossed.node if crossed is not None else r.origin.tensor
+    parts = known.first(ConcatScales, node) if code == "CONCAT-SCALE" else None
+    return Diagnosis(code, node, Cause(r, () if parts is None else (parts,)), size, convolutions)
+
+
+def of_concat(parts: ConcatScales) -> Diagnosis:
+    """A Concat whose parts have other scales than the Q behind it, where no convolution pays for it."""
+    return Diagnosis("CONCAT-SCALE", parts.node, Cause(parts), parts.elements)
+
+
+def with_own(r: Stays) -> list[Reader]:
+    """The Qs that read a requantized tensor, its own included."""
+    own = Reader(ReaderKind.Q, r.node, "QuantizeLinear", r.passed, r.scale)
+    return [*quantizers_of(r.siblings), own]
+
+
+# Outputs -------------------------------------------------------------------------------------------------------------
+
 
 OUTPUT: dict[type[Refusal], FindingCode] = {
     BatchNormNotConstant: "BN-UNFOLDED",
@@ -56,7 +115,7 @@ def diagnose(known: Known, r: Refusal) -> Diagnosis:
     """The diagnosis of a deciding refusal."""
     concerned = known.concerned(r.node)
     if isinstance(r, OutputDifferentScales):
-        return scales.of_readers(known, r, r.readers, r.elements, concerned)
+        return of_readers(known, r, r.readers, r.elements, concerned)
     if isinstance(r, OutputManyConsumers):
         return _many(r, concerned)
     if isinstance(r, OutputNotQuantized):
@@ -142,3 +201,111 @@ def of_average(known: Known, node: str) -> Diagnosis | None:
         return None
     return Diagnosis("POOL-FLOAT", r.node, Cause(r), r.elements,
                      gains=isinstance(r, ReduceNotPooling) or r.quantized_input)
+
+
+# Conversions ---------------------------------------------------------------------------------------------------------
+
+
+def explain(known: Known, stays: Stays) -> None:
+    """Adds the finding about a conversion, and one about what causes it where no convolution's finding says that."""
+    if stays.precision not in (Precision.INT8, Precision.INT32) and stays.origin.node:
+        _stays(known, stays)
+    elif stays.requantizes:
+        _requantized(known, stays)
+    elif not stays.quantize:
+        _dequantize(known, stays)
+    elif not stays.origin.node:
+        known.add(
+            Diagnosis("INPUT-CONVERSION", stays.name, Cause(stays), stays.elements, stays.convolutions), (stays.node,)
+        )
+        _beside(known, stays)
+    else:
+        see, also = _why_q(known, stays)
+        _stays(known, stays, see, also)
+
+
+def _stays(
+    known: Known, stays: Stays, see: tuple[See, ...] = (), also: Refusal | None = None,
+    convolutions: tuple[str, ...] | None = None,
+) -> None:
+    cause = Cause(stays, () if also is None else (also,), see)
+    known.add(
+        Diagnosis(
+            "CONVERSION", stays.name, cause, stays.elements,
+            stays.convolutions if convolutions is None else convolutions,
+            evidence=Evidence.ASSUMED if stays.attention else Evidence.SEEN,
+        ),
+        (stays.node,),
+    )
+
+
+def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
+    """The finding about Qs of other scales on the same tensor; empty where there is none."""
+    if not differ(quantizers_of(stays.siblings)):
+        return ()
+    maker = (stays.origin.convolution,) if stays.origin.convolution else ()
+    found = of_readers(known, stays, stays.siblings, stays.elements, maker)
+    if not known.report.has(found.code, found.node) and not known.add(found):
+        return ()
+    return ((found.code, found.node),)
+
+
+def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]:
+    """The findings that explain a Q that stays, or else the refusal that does."""
+    origin = stays.origin
+    seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
+    scale = _beside(known, stays) if seen or origin.convolution or _shares(stays) else ()
+    if seen or scale:
+        return tuple(dict.fromkeys((*seen, *scale))), None
+    average = of_average(known, origin.node)
+    if average is not None:
+        known.add(average, (average.node,))
+        return known.see(average.node), average.cause.refusal
+    own = known.first(OutputScale, origin.node)
+    if own is not None:
+        return (), own
+    if _blocks(stays.blocked):
+        return (), stays.blocked
+    return (known.see(origin.quantizer) if origin.quantizer else ()), None
+
+
+def _shares(stays: Stays) -> bool:
+    """Whether other Qs on the tensor are worth a word although no convolution makes it: a sum, or parts of a tensor."""
+    cut = any(crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
+    return cut or stays.origin.op in SUMS
+
+
+def _blocks(refusal: Refusal | None) -> bool:
+    """Whether what kept a Q from moving on says why: an operator, or readers as float."""
+    if isinstance(refusal, ManyConsumers | ConcatReadElsewhere):
+        return bool(floats_of(refusal.readers))
+    return isinstance(refusal, NotCommuting)
+
+
+def _requantized(known: Known, stays: Stays) -> None:
+    code, crossed = crossing(stays.passed)
+    if code == "SIBLING-SCALE" or crossed is None:
+        found = Diagnosis("DOUBLE-QDQ", stays.node, Cause(stays), stays.elements)
+    elif code == "CONCAT-SCALE" and (known.first(ConcatScales, crossed.node) or differ(with_own(stays))):
+        found = of_readers(known, stays, with_own(stays), stays.elements, ())
+    else:
+        found = Diagnosis(code, crossed.node, Cause(stays), stays.elements)
+    known.add(found, (stays.node,))
+    _stays(known, stays, ((found.code, found.node),))
+
+
+def _dequantize(known: Known, stays: Stays) -> None:
+    inner = known.see(stays.pair) if stays.pair else ()
+    for reader in stays.behind:
+        found = of_average(known, reader.node)
+        add = known.first(AddOutputNotQuantized, reader.node)
+        if found is None and add is not None:
+            found = diagnose(known, add)
+        if found is not None:
+            known.add(found, (reader.node,))
+    taker = known.sum_of(stays.node)
+    if taker and known.see(taker):
+        _stays(known, stays, known.see(taker), convolutions=known.concerned(taker))
+        return
+    seen = next((s for r in stays.behind if (s := known.see(r.node))), ())
+    _stays(known, stays, inner or seen, convolutions=())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
-import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +26,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import write_model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.verification.build_model import BuiltModel, build_model, mapped
-from qdqtool.verification.pairs import compare, status_agrees
+from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
 _PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may take for a smaller one
@@ -228,10 +230,13 @@ class CommandCheck:
         write_model(proto, path, at_once=True)  # over 2 GB as well
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
-            with self._output.open("wb") as output:
-                return exit_code(words, self._timeout, output if self._says else subprocess.DEVNULL)
-        except OSError as error:
-            raise QdqtoolError(f"`check`: '{self._words[0]}' cannot be run: {error.strerror or error}") from None
+            if not self._says:
+                return exit_code(words, self._timeout)
+            with _kept(self._output) as output:
+                return exit_code(words, self._timeout, output)
+        except (OSError, ValueError) as error:  # a NUL or half a character in its words is a ValueError
+            raise QdqtoolError(
+                f"`check`: {self._words[0]!r} cannot be run: {getattr(error, 'strerror', None) or error}") from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto) == self._code and self._said()
@@ -254,6 +259,27 @@ class CommandCheck:
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+@contextlib.contextmanager
+def _kept(path: Path) -> Iterator[int]:
+    """A descriptor to write to; the first of what is written is kept in a file, the rest goes nowhere."""
+    read, write = os.pipe()
+
+    def keep() -> None:
+        left = budgets.COMMAND_OUTPUT
+        with os.fdopen(read, "rb", 0) as source, path.open("wb") as kept:
+            while block := source.read(_BLOCK):
+                kept.write(block[:left])
+                left -= min(left, len(block))
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield write
+    finally:
+        os.close(write)
+        keeper.join(_PATIENCE)  # what it left running elsewhere may hold the other end
 
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

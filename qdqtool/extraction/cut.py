@@ -1,13 +1,12 @@
 """Cuts a part out of a model with onnx-graphsurgeon and puts back what that leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx
 from onnx import helper
 
+from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
@@ -324,8 +323,7 @@ def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.
             exported: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
         except Exception as error:
             # graphsurgeon raises whatever its parts raise: KeyError, TypeError, its own exception.
-            text = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"{what}: onnx-graphsurgeon cannot cut it: {text[:200]}") from error
+            raise ModelError(f"{what}: onnx-graphsurgeon cannot cut it: {reason_of(error)}") from error
     return exported
 
 

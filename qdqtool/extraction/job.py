@@ -4,33 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import INTERRUPTED, Stopped
-from qdqtool.base.progress import track
+from qdqtool.base.process import INTERRUPTED, Stopped, track
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.extraction import private
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import constants
-from qdqtool.extraction.private import Shown, listed, made_private
+from qdqtool.extraction.private import made_private
 from qdqtool.extraction.result import Extraction
-from qdqtool.extraction.select import Effort, grow, trim
+from qdqtool.extraction.select import (
+    Effort,
+    Shown,
+    Shrinker,
+    choose,
+    grow,
+    key,
+    listed,
+    of_findings,
+    of_node,
+    same,
+    trim,
+)
 from qdqtool.io.files import watch
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.modelfile import ModelSource, load, load_full
+from qdqtool.options import On, Selection, Shrinking
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import Check
-
-
-T = TypeVar("T")
 
 
 class Job:
@@ -46,7 +55,7 @@ class Job:
         self.why = ""
         self.checked = ""
         self.proto = model.proto
-        self.widened = self.interrupted = self.built = False
+        self.widened = self.interrupted = self.built = self.between = False
         self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
 
     # Selecting ---------------------------------------------------------------------------------------------------
@@ -56,7 +65,7 @@ class Job:
         outputs: Sequence[str], free: bool,
     ) -> None:
         """Chooses the part."""
-        between = bool(inputs or outputs)
+        self.between = between = bool(inputs or outputs)
         if between and (findings or node or hops is not None):
             raise QdqtoolError("give inputs and outputs, or a finding or node; not both")
         if hops is not None and (node is None or findings):
@@ -68,14 +77,14 @@ class Job:
             self.why = "everything between the tensors given"
             self.shown = self._common()
         elif findings:
-            chosen = [private.choose(self.whole, f, node) for f in dict.fromkeys(findings)]
-            self.shown = private.of_findings(self.whole, chosen)
+            chosen = [choose(self.whole, f, node) for f in dict.fromkeys(findings)]
+            self.shown = of_findings(self.whole, chosen)
             anchors = {n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])}
             self._narrow(list(anchors.values()) or self.model.ordered[:1])
             self.why = f"what {listed([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
         elif node is not None:
             anchor = self._node(node)
-            self.shown = private.of_node(self.whole, anchor.name)
+            self.shown = of_node(self.whole, anchor.name)
             if hops is not None:
                 self._set(self.cutter.part(self.cutter.around([anchor], hops)))
                 self.why = f"{anchor.name} and what is up to {hops} hops around it"
@@ -88,13 +97,9 @@ class Job:
             self.why = "what the build depends on"
 
     def _node(self, name: str) -> Node:
-        try:
-            return self.model.node(name)
-        except KeyError:
-            pass
-        maker = self.model.producer(name)
-        if maker is not None:
-            return maker
+        found = self._find(name)
+        if found is not None:
+            return found
         import difflib
 
         names = [n.name for n in self.model.nodes]
@@ -124,8 +129,8 @@ class Job:
         """Grows and trims the part around the anchors."""
         effort = Effort()
         for holds in (self._sketch_holds, self._part_holds):
-            part = _last(self._watched(grow(self.cutter, anchors, holds), "cutting")) or self.cutter.whole()
-            part = _last(self._watched(trim(self.cutter, part, anchors, holds, effort), "trimming")) or part
+            part = _last(track(grow(self.cutter, anchors, holds), "cutting")) or self.cutter.whole()
+            part = _last(track(trim(self.cutter, part, anchors, holds, effort), "trimming")) or part
             if self._part_holds(part):
                 break
         if effort.left < 0:
@@ -153,15 +158,16 @@ class Job:
         except ModelError:
             return False
 
-    def _predict(self, proto: onnx.ModelProto) -> Prediction:
+    def _indexed(self, proto: onnx.ModelProto) -> Model:
         # Weights stay where they are, so that a cut costs no reading.
-        return predict(Model(proto, self.model.path, base_dir=self.model.base_dir), self.target)
+        return Model(proto, self.model.path, base_dir=self.model.base_dir)
+
+    def _predict(self, proto: onnx.ModelProto) -> Prediction:
+        return predict(self._indexed(proto), self.target)
 
     def _set(self, part: Part) -> None:
         """Takes a part, with its weights read in."""
-        proto = self.cutter.make(part)
-        full = load_full(Model(proto, self.model.path, base_dir=self.model.base_dir))
-        self.proto = full.proto
+        self.proto = load_full(self._indexed(self.cutter.make(part))).proto
 
     def keep_checked(self) -> None:
         """Goes back to Constant nodes, or to the whole model, where the part does not build as that does."""
@@ -179,21 +185,21 @@ class Job:
         prediction = self._predict(self.proto)
         there = {c.name: c for c in prediction.convolutions}
         whole = [c for c in self.whole.convolutions if c.name in there]
-        same = tuple(c for c in whole if private.same(c, there[c.name]))
-        keys = {private.key(f) for f in prediction.findings}
-        self._note_changed([c for c in whole if c not in same], there)
-        return Shown(tuple(f for f in self.whole.findings if private.key(f) in keys and f.node), same)
+        unchanged = tuple(c for c in whole if same(c, there[c.name]))
+        keys = {key(f) for f in prediction.findings}
+        self._note_changed([c for c in whole if c not in unchanged], there)
+        return Shown(tuple(f for f in self.whole.findings if key(f) in keys and f.node), unchanged)
 
     def _drop_unshown(self) -> None:
         prediction = self._predict(self.proto)
         missing = self.shown.missing(prediction)
         if missing:
             self.notes.append(f"with these hops the part does not show {listed(missing)}; give more, or no `hops`")
-        keys = {private.key(f) for f in prediction.findings}
+        keys = {key(f) for f in prediction.findings}
         there = {c.name: c for c in prediction.convolutions}
         self.shown = Shown(
-            tuple(f for f in self.shown.findings if private.key(f) in keys),
-            tuple(c for c in self.shown.convolutions if c.name in there and private.same(c, there[c.name])),
+            tuple(f for f in self.shown.findings if key(f) in keys),
+            tuple(c for c in self.shown.convolutions if c.name in there and same(c, there[c.name])),
         )
 
     def _note_changed(self, changed: Sequence[ConvOutcome], there: dict[str, ConvOutcome]) -> None:
@@ -211,7 +217,7 @@ class Job:
         # A copy: the weights are read into it, and the model given is not to be changed.
         copy = onnx.ModelProto()
         copy.CopyFrom(self.model.proto)
-        whole = load_full(Model(copy, self.model.path, base_dir=self.model.base_dir)).proto
+        whole = load_full(self._indexed(copy)).proto
         if builder is not None:
             asked = BuilderCheck(whole, builder, self.target)
             stack.callback(asked.close)
@@ -230,8 +236,6 @@ class Job:
 
     def minimize(self, limit: int, keep_interrupted: bool = False) -> None:
         """Shrinks the part, or the whole model where the part does not build as the whole does."""
-        from qdqtool.extraction.select import Shrinker
-
         check = self.check
         asked = bool(self.shown.findings or self.shown.convolutions)
 
@@ -244,7 +248,7 @@ class Job:
             self.notes.append("what was held is the exit code, whatever the command says; `says` holds a text as well")
         shrinker = Shrinker(self.proto, holds, limit=limit)
         try:
-            for _ in self._watched(shrinker.steps(), "minimizing", limit):
+            for _ in track(shrinker.steps(), "minimizing", limit):
                 pass
         except (KeyboardInterrupt, Stopped) as stop:
             if not keep_interrupted or (isinstance(stop, Stopped) and stop.code != INTERRUPTED):
@@ -259,10 +263,8 @@ class Job:
                 f"{self.checked}, for a model without nodes as well: that does not depend on the model; give a check "
                 "that comes out otherwise when the fault is gone, or a text that it prints (`says`)"
             )
-        self.why = self.why.replace("everything between", "what counts of everything between")
-
-    def _watched(self, steps: Iterator[T], what: str, total: int | None = None) -> Iterator[T]:
-        return track(steps, what, total)
+        if self.between:
+            self.why = f"what counts of {self.why}"
 
     # Finishing ---------------------------------------------------------------------------------------------------
 
@@ -314,47 +316,17 @@ TRIES = 2000  # predictions
 BUILDS = 400  # builds or runs of the user's command
 
 
+@takes(selection=Selection, on=On, shrinking=Shrinking)
 @typed
 def extract(
-    model: ModelSource | Model,
-    *,
-    finding: str | Sequence[str] | None = None,
-    node: str | None = None,
-    hops: int | None = None,
-    inputs: Sequence[str] = (),
-    outputs: Sequence[str] = (),
-    target: str | Target = DEFAULT_TARGET,
-    minimize: bool = False,
-    builder: str | None = None,
-    check: str | None = None,
-    says: str | None = None,
-    check_timeout: float | None = None,
-    private: bool = False,
-    limit: int | None = None,
-    keep_interrupted: bool = False,
+    model: ModelSource | Model, *, selection: Selection, on: On, shrinking: Shrinking, keep_interrupted: bool = False
 ) -> Extraction:
     """Cuts the part out of a Q/DQ model that a finding, a node or a failing build depends on.
 
     Args:
         model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.
-        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of ``predict``), or several; with
-            ``node`` those at that node.
-        node: Name of a node: what is predicted of it stays.
-        hops: Take this many nodes around ``node`` instead of as many as its prediction needs.
-        inputs: Tensors where the part begins (default: the network's inputs).
-        outputs: Tensors where it ends (default: the network's outputs).
-        target: As for :func:`qdqtool.predict`.
-        minimize: Shrink further: fewer nodes, channels, pixels, and plain weights.
-        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``: stay with what builds, fails or differs as the whole;
-            alone, or a check alone, it searches the whole model for what the build depends on, as ``minimize`` does.
-        check: A command: stay with what it exits for with the same code as for the whole; see
-            :class:`qdqtool.extraction.checks.CommandCheck`.
-        says: A text that the command prints of the whole model and has to print of the part; the exit code alone
-            cannot distinguish one error from another.
-        check_timeout: Seconds that one run of the command may take; 600 by default.
-        private: Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.
-        limit: The most models to try when shrinking (default 2000; 400 with a builder or a command).
         keep_interrupted: Whether Ctrl-C while shrinking ends that, and the smallest model found by then is returned.
+        {options}
 
     Returns:
         The small model, its prediction, and what was kept and why. The same arguments give the same bytes.
@@ -364,25 +336,28 @@ def extract(
         BuilderError: The builder is not here.
         QdqtoolError: The arguments do not go together.
     """
+    builder, check, says, limit = shrinking.builder, shrinking.check, shrinking.says, shrinking.limit
+    node, hops, minimize = selection.node, selection.hops, shrinking.minimize
     if builder is not None and check is not None:
         raise QdqtoolError("give a builder or a check, not both")
-    timeout = budgets.seconds(check_timeout, "check_timeout")
+    timeout = budgets.seconds(shrinking.check_timeout, "check_timeout")
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
         raise QdqtoolError("limit is at least 1, hops at least 0")
-    if not (finding or node or inputs or outputs):
+    given = selection.finding
+    findings = [given] if isinstance(given, str) else list(given or ())
+    if not (findings or node or selection.inputs or selection.outputs):
         minimize = True  # whatever the build depends on: that has to be found
-    findings = [finding] if isinstance(finding, str) else list(finding or ())
-    given = [*findings, *inputs, *outputs, *(x for x in (node, check, says) if x is not None)]
+    texts = [*findings, *selection.inputs, *selection.outputs, *(x for x in (node, check, says) if x is not None)]
     if says is not None and check is None:
         raise QdqtoolError("`says` is what a `check` prints; give that as well")
-    if not all(text.strip() for text in given):
+    if not all(text.strip() for text in texts):
         raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
-    name = target_named(target).name
+    name = target_named(on.target).name
     with watch() as guard:  # not over the whole: shrinking writes and reads files of its own
         index = load(model)
     job = Job(index, name)
-    job.select(findings, node, hops, inputs, outputs, free=bool(builder or check))
+    job.select(findings, node, hops, selection.inputs, selection.outputs, free=bool(builder or check))
     with ExitStack() as stack:
         if builder or check:
             job.use(builder, check, says or "", stack, timeout)
@@ -391,6 +366,6 @@ def extract(
             job.minimize(tries, keep_interrupted)
         elif job.widened:
             job.notes.append("the part alone does not build as the whole does; the whole is kept: use `minimize`")
-    result = job.finish(private)
+    result = job.finish(shrinking.private)
     result.source, result.read = index.path, guard
     return result

@@ -1,7 +1,6 @@
 """Ways to make a model smaller. Each takes a model and yields smaller ones, the boldest first; none changes its own."""
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,80 +73,63 @@ def constants_of(proto: onnx.ModelProto) -> set[str]:
     return found
 
 
-class Ends:
-    """Fewer outputs: one alone, high up, or one less.
-
-    Args:
-        floats: Only floats may enter and leave; a Q/DQ pair is not cut in two.
-    """
-
-    def __init__(self, floats: bool = True) -> None:
-        self.floats = floats
-
-    def __call__(self, proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-        types = types_of(proto)
-        graph = proto.graph
-        usable = [
-            n.output[0] for n in graph.node
-            if n.op_type != "Constant" and n.output[0] in types and (not self.floats or _is_float(types[n.output[0]]))
-        ]
-        for name in usable:
-            if len(graph.output) == 1 and graph.output[0].name == name:
-                continue
+def ends(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
+    """Fewer outputs: one alone, high up, or one less; with ``floats`` no output splits a Q/DQ pair."""
+    types = types_of(proto)
+    graph = proto.graph
+    usable = [
+        n.output[0] for n in graph.node
+        if n.op_type != "Constant" and n.output[0] in types and (not floats or _is_float(types[n.output[0]]))
+    ]
+    for name in usable:
+        if len(graph.output) == 1 and graph.output[0].name == name:
+            continue
+        candidate = copied(proto)
+        del candidate.graph.output[:]
+        candidate.graph.output.append(helper.make_value_info(name, types[name]))
+        yield candidate
+    for index in range(len(graph.output)):
+        if len(graph.output) > 1:
             candidate = copied(proto)
-            del candidate.graph.output[:]
-            candidate.graph.output.append(helper.make_value_info(name, types[name]))
+            del candidate.graph.output[index]
             yield candidate
-        for index in range(len(graph.output)):
-            if len(graph.output) > 1:
-                candidate = copied(proto)
-                del candidate.graph.output[index]
-                yield candidate
 
 
-class Starts:
+def starts(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProto]:
     """What nodes make becomes a network input: half of the nodes, a quarter, ..., single ones from the end.
 
     Args:
-        floats: As for :class:`Ends`.
+        proto: The model.
+        floats: Only floats may enter; a Q/DQ pair is not cut in two.
     """
+    types, constants = types_of(proto), constants_of(proto)
+    nodes = proto.graph.node
+    left = {o.name for o in proto.graph.output}
 
-    def __init__(self, floats: bool = True) -> None:
-        self.floats = floats
-
-    def __call__(self, proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-        types, constants = types_of(proto), constants_of(proto)
-        nodes = proto.graph.node
-        ends = {o.name for o in proto.graph.output}
-        size = len(nodes) // 2
-        while size > 1:
-            for start in range(0, len(nodes) - size + 1, size):
-                yield from self._without(proto, set(range(start, start + size)), types, constants, ends)
-            size //= 2
-        for index in range(len(nodes) - 1, -1, -1):
-            node = nodes[index]
-            if node.op_type == "Constant" or all(not i or i in constants for i in node.input):
-                continue
-            yield from self._without(proto, {index}, types, constants, ends)
-
-    def _without(
-        self, proto: onnx.ModelProto, gone: set[int], types: dict[str, onnx.TypeProto], constants: set[str],
-        ends: set[str],
-    ) -> Iterator[onnx.ModelProto]:
-        nodes = proto.graph.node
-        made = {o: nodes[i] for i in sorted(gone) for o in nodes[i].output if o and o not in constants}
+    def without(gone: range) -> Iterator[onnx.ModelProto]:
+        made = {o: nodes[i] for i in gone for o in nodes[i].output if o and o not in constants}
         read = {t for i, n in enumerate(nodes) if i not in gone for t in (*n.input, *captured(n))}
         entering = [t for t in made if t in read]
-        if ends & set(made) or any(t not in types for t in entering):
+        if left & set(made) or any(t not in types for t in entering):
             return
-        if self.floats and any(not _is_float(types[t]) or made[t].op_type == qdq.DQ for t in entering):
+        if floats and any(not _is_float(types[t]) or made[t].op_type == qdq.DQ for t in entering):
             return
         candidate = copied(proto)
-        for index in sorted(gone, reverse=True):
+        for index in reversed(gone):
             if nodes[index].op_type != "Constant":
                 del candidate.graph.node[index]
         candidate.graph.input.extend(helper.make_value_info(t, types[t]) for t in entering)
         yield candidate
+
+    size = len(nodes) // 2
+    while size > 1:
+        for start in range(0, len(nodes) - size + 1, size):
+            yield from without(range(start, start + size))
+        size //= 2
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        if node.op_type != "Constant" and not all(not i or i in constants for i in node.input):
+            yield from without(range(index, index + 1))
 
 
 def skips(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
@@ -159,7 +141,7 @@ def skips(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         for source in node.input:
             if source in types and source not in constants and types[source] == types.get(node.output[0]):
                 candidate = copied(proto)
-                _bypass(candidate, node.output[0], source, {index})
+                _bypass(candidate, index, source)
                 yield candidate
     pairs = {n.output[0]: i for i, n in enumerate(nodes) if n.op_type == qdq.Q}
     for index in range(len(nodes) - 1, -1, -1):
@@ -168,7 +150,7 @@ def skips(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
             q = pairs[node.input[0]]
             if nodes[q].input[0] not in constants:
                 candidate = copied(proto)
-                _bypass(candidate, node.output[0], nodes[q].input[0], {index})
+                _bypass(candidate, index, nodes[q].input[0])
                 yield candidate
 
 
@@ -195,9 +177,10 @@ def constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         yield candidate
 
 
-def _bypass(proto: onnx.ModelProto, old: str, new: str, gone: set[int]) -> None:
-    for index in sorted(gone, reverse=True):
-        del proto.graph.node[index]
+def _bypass(proto: onnx.ModelProto, index: int, new: str) -> None:
+    """Takes a node out; what read its output reads ``new``."""
+    old = proto.graph.node[index].output[0]
+    del proto.graph.node[index]
     for other in proto.graph.node:
         for place, name in enumerate(other.input):
             if name == old:
@@ -338,7 +321,8 @@ def _forget_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-CUTS: tuple[Move, ...] = (Ends(), Starts())
-ALL: tuple[Move, ...] = (*CUTS, constants, skips, channels, spatial, weights)
+ALL: tuple[Move, ...] = (ends, starts, constants, skips, channels, spatial, weights)
 # For networks that are no user's: any tensor may enter or leave.
-LOOSE: tuple[Move, ...] = (Ends(floats=False), Starts(floats=False), constants, skips)
+LOOSE: tuple[Move, ...] = (
+    functools.partial(ends, floats=False), functools.partial(starts, floats=False), constants, skips,
+)

@@ -1,68 +1,203 @@
 """Makes a model fit to be sent to others: nothing of it stays but its structure.
 
-Names become other names, consistently; doc strings, metadata and whatever else is text goes; weights become random
-ones of the same ranges; scales become others, equal ones equal. What is predicted stays the same,
-which is checked. Dimensions, integer constants that are shapes, and single numbers (a Clip's bounds) are structure.
+Names become other names, consistently; doc strings, metadata and whatever else is text goes. What is predicted stays
+the same, which is checked. Dimensions, integer constants that are shapes, and single numbers (a Clip's bounds) are
+structure; words of ONNX, TensorRT and the programs that write models are no secret.
 
-Words of ONNX, TensorRT and the programs that write models are no secret.
+Weights and scales become random ones, which keep what TensorRT's decisions rest on. Scales: equal ones stay equal, and
+single scales stay in order (a Concat takes the largest). Weights: each output channel fills the same part of its
+quantizer's range as before. None of the new numbers is an old one times a random one: knowing the random numbers does
+not give the old ones back.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from google.protobuf.message import Message
+from onnx import numpy_helper
 
 from qdqtool.errors import ModelError
-from qdqtool.explain.messages import worded
-from qdqtool.extraction.masking import masked
-from qdqtool.model import operators
-from qdqtool.model.external import all_tensors, location_of
+from qdqtool.extraction.cut import FLOATS
+from qdqtool.extraction.select import Shown
+from qdqtool.knowledge import table
+from qdqtool.model import operators, qdq
+from qdqtool.model.external import all_tensors, array_of, location_of
 from qdqtool.model.graph import Model
+from qdqtool.model.subgraphs import inner_graphs
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import ConvOutcome, Finding, FindingCode, Precision, Prediction
+from qdqtool.types import FindingCode, Precision, Prediction
+
+Array = npt.NDArray[Any]
+
+_STRUCTURE = ("Resize", "Upsample", "Clip", "Pad", "Range", "NonMaxSuppression", "Pow", "OneHot", "TopK")
+_WIDEN = 1.5  # new scales lie between the smallest over this and the largest times this,
+_SHIFT = 1.0  # all of them times one factor of at most e or at least 1/e
+_FEW = 9  # numbers of a channel: a 3x3 kernel
+_LARGE = 64  # elements; a table of integers this long is data and no shape
+_WEIGHTS = frozenset({
+    *FLOATS, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4,
+    onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2,
+})
+
+
+def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
+    """Replaces the numbers of a model, in place."""
+    model = Model(proto)
+    scales = {n.input(1) for n in qdq.quantizers(model) if model.is_constant(n.input(1))}
+    zeros = {n.input(2) for n in qdq.quantizers(model) if n.input(2)}
+    kept = zeros | {t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:]}
+    before = {t: v for t in sorted(scales) if (v := model.constant(t)) is not None}
+    after = _new_scales(before, random)
+    for name, tensor in _constants(proto):
+        if name in after:
+            tensor.CopyFrom(_tensor(after[name], tensor))
+        elif name not in kept and tensor.data_type in _WEIGHTS and tensor.dims:
+            value = array_of(tensor)
+            ratio = _ratio(model, name, value, before, after)
+            tensor.CopyFrom(_tensor(_like(value, ratio, random), tensor))
+        elif name not in kept and np.prod(tensor.dims) > _LARGE and tensor.data_type != onnx.TensorProto.STRING:
+            value = array_of(tensor)
+            if value.dtype.kind in "iuf":
+                tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
+    for _, node in _nodes(proto):
+        _mask_lists(node, random)
+
+
+def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
+    """Numbers in attributes: lists of floats but those of Resize and recurrent layers, and long lists of integers."""
+    if node.domain in ("", "ai.onnx") and node.op_type != "Constant":
+        return
+    for attribute in node.attribute:
+        for values, few in ((attribute.floats, 1), (attribute.ints, _LARGE)):
+            if len(values) > few:
+                old = np.asarray(values)
+                values[:] = _like(old, 1.0, random).tolist()
+
+
+def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Every graph of a model; names of the inner ones are no names of the main one and get a prefix."""
+    yield "", proto.graph
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        yield from (("/", g) for g in inner_graphs(nodes))
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+    for at, graph in _all_graphs(proto):
+        yield from ((at, n) for n in graph.node)
+    for function in proto.functions:
+        yield from (("/", n) for n in function.node)
+
+
+def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Every tensor that a model stores, with the name that nodes of the main graph read it by."""
+    for at, graph in _all_graphs(proto):
+        yield from ((at + t.name, t) for t in graph.initializer)
+        yield from ((at + s.values.name, s.values) for s in graph.sparse_initializer)
+    for at, node in _nodes(proto):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield (at + node.output[0] if node.op_type == "Constant" else ""), attribute.t
+            yield from (("", t) for t in attribute.tensors)
+            sparse = (*((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()),
+                      *attribute.sparse_tensors)
+            yield from (("", s.values) for s in sparse)
+
+
+def _tensor(value: Array, like: onnx.TensorProto) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(value, order="C"), like.name)
+
+
+def _new_scales(before: dict[str, Array], random: np.random.Generator) -> dict[str, Array]:
+    shift = random.uniform(-_SHIFT, _SHIFT)
+    single = sorted({float(v.reshape(-1)[0]) for v in before.values() if v.size == 1})
+    vectors = sorted({float(x) for v in before.values() if v.size != 1 for x in v.reshape(-1)})
+    drawn = _drawn(vectors, random, shift, ordered=False) | _drawn(single, random, shift, ordered=True)
+    return {
+        name: np.array([drawn.get(float(x), float(x)) for x in value.reshape(-1)], np.float64).astype(value.dtype)
+        .reshape(value.shape)
+        for name, value in before.items()
+    }
+
+
+def _drawn(values: list[float], random: np.random.Generator, shift: float, ordered: bool) -> dict[float, float]:
+    """Old to new; zeros and what is no number stay, signs too."""
+    usable = [v for v in values if v != 0 and np.isfinite(v)]
+    if not usable:
+        return {}
+    sizes = sorted({abs(v) for v in usable})
+    low, high = np.log(sizes[0] / _WIDEN) + shift, np.log(sizes[-1] * _WIDEN) + shift
+    new = np.exp(random.uniform(low, high, len(sizes)))
+    if ordered:
+        new = np.sort(new)
+    by_size = dict(zip(sizes, (float(x) for x in new), strict=True))
+    return {v: float(np.copysign(by_size[abs(v)], v)) for v in usable}
+
+
+def _ratio(
+    model: Model, name: str, value: Array, before: dict[str, Array], after: dict[str, Array]
+) -> Array | float:
+    """New over old scale of what quantizes a constant, shaped to be multiplied with it; 1 where nothing does."""
+    if value.dtype.kind != "f":
+        return 1.0
+    for node in model.readers(name):
+        scale = node.input(1)
+        if qdq.is_q(node) and node.input(0) == name and scale in before:
+            old, new = before[scale].astype(np.float64).reshape(-1), after[scale].astype(np.float64).reshape(-1)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.where((old != 0) & np.isfinite(old), new / old, 1.0)
+            if ratio.size == 1:
+                return float(ratio[0])
+            axis = qdq.read_params(model, node).axis or 0
+            if -value.ndim <= axis < value.ndim and value.shape[axis] == ratio.size:
+                shape = [1] * value.ndim
+                shape[axis] = ratio.size
+                return ratio.reshape(shape)
+    return 1.0
+
+
+def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
+    """Random numbers between the smallest and largest of each channel, both of which occur."""
+    if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
+        return value  # 0, 1, 2, ... is an index (the DFL's bins) and no weights
+    wide = value.astype(np.float64) * ratio
+    as_it_was = isinstance(ratio, float) and ratio == 1.0  # then a range of few numbers would reveal them all
+    channels = wide.ndim > 1 and (wide.size >= _FEW * wide.shape[0] or not as_it_was)
+    rows = wide.reshape(wide.shape[0] if channels else 1, -1)
+    finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are
+    if not rows.size or not finite.any(axis=1).all():
+        return value
+    low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
+    high = np.where(finite, rows, -np.inf).max(axis=1, keepdims=True)
+    new = random.uniform(low, np.where(high > low, high, low + 1), rows.shape)
+    new = np.where(high > low, new, low)
+    order = np.argsort(random.random(rows.shape), axis=1)
+    places = np.arange(len(rows))
+    new[places, order[:, 0]] = high[:, 0]
+    new[places, order[:, -1]] = low[:, 0]
+    new = np.where(finite, new, rows)
+    if value.dtype.kind in "iu":
+        new = np.rint(new)
+    return new.reshape(value.shape).astype(value.dtype)
+
+
+# Random numbers in place of weights and scales -----------------------------------------------------------------------
+
 
 PUBLIC_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training", "trt"})
-# Attributes of known operators whose text is one of a few words of the standard, and these words.
-_WORDS = frozenset({
-    "auto_pad", "mode", "coordinate_transformation_mode", "nearest_mode", "padding_mode", "direction", "reduction",
-    "activations", "activation", "equation", "approximate", "keep_aspect_ratio_policy", "norm", "round_mode",
-})
-_VALUES = frozenset({
-    "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "constant", "reflect", "edge", "wrap", "nearest", "linear",
-    "cubic", "bilinear", "bicubic", "DCR", "CRD", "avg", "max", "half_pixel", "half_pixel_symmetric",
-    "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize",
-    "output_half_pixel", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "zeros", "border", "reflection",
-    "forward", "reverse", "bidirectional", "LEFT", "RIGHT", "none", "add", "mul", "min", "mean", "sum", "tanh",
-    "stretch", "not_larger", "not_smaller", "MAX", "L1", "L2", "up", "down",
-})
 _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
-# Plugins that come with TensorRT, and the quantizers that its tools write.
-_PLUGINS = frozenset({
-    "EfficientNMS_TRT", "EfficientNMS_ONNX_TRT", "EfficientNMS_Explicit_TF_TRT", "EfficientNMS_Implicit_TF_TRT",
-    "BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "NMS_TRT", "NMSDynamic_TRT", "ROIAlign_TRT", "ResizeNearest_TRT",
-    "InstanceNormalization_TRT", "PriorBox_TRT", "GridAnchor_TRT", "FlattenConcat_TRT", "DecodeBbox3DPlugin",
-    "TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear", "TRT_FP4DynamicQuantize", "TRT_INT4QuantizeLinear",
-    "TRT_INT4DequantizeLinear",
-})
-_PLUGIN_ATTRIBUTES = frozenset({
-    "plugin_version", "plugin_namespace", "background_class", "max_output_boxes", "score_threshold", "iou_threshold",
-    "score_activation", "class_agnostic", "box_coding", "shareLocation", "backgroundLabelId", "numClasses", "topK",
-    "keepTopK", "scoreThreshold", "iouThreshold", "isNormalized", "clipBoxes", "scoreBits", "caffeSemantics",
-    "saturate", "axis",
-})
-_PROGRAMS = frozenset({
-    "pytorch", "onnx-graphsurgeon", "onnx.quantize", "onnxruntime", "onnx.compose", "tf2onnx", "keras2onnx", "skl2onnx",
-    "paddle2onnx", "onnx", "qdqtool",
-})
+
+
+@functools.cache
+def _public() -> Mapping[str, frozenset[str]]:
+    """Words that are no secret, by what they are."""
+    return {name: frozenset(words) for name, words in table("public").items()}
 
 
 def is_public(text: str) -> bool:
@@ -72,7 +207,8 @@ def is_public(text: str) -> bool:
 
 @functools.cache
 def _vocabulary() -> frozenset[str]:
-    known = {*_PLUGINS, *_WORDS, *PUBLIC_DOMAINS, *_PROGRAMS}
+    public = _public()
+    known = {*public["plugins"], *public["attributes"], *PUBLIC_DOMAINS, *public["programs"]}
     for schema in onnx.defs.get_all_schemas_with_history():
         known.update((schema.name, *schema.attributes))
         known.update(i.name for i in (*schema.inputs, *schema.outputs))
@@ -84,8 +220,8 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
-    if op in _PLUGINS:
-        return _PLUGIN_ATTRIBUTES
+    if op in _public()["plugins"]:
+        return _public()["plugin_attributes"]
     if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
         return _vocabulary()
     return None
@@ -102,91 +238,7 @@ def _runtime_operators() -> dict[str, frozenset[str]]:
 def is_word(attribute: str, text: str) -> bool:
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
-    return attribute in _WORDS and (text in _VALUES or is_public(text))
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Findings and convolutions that stay the same.
-
-    Attributes:
-        findings: Of the whole model.
-        convolutions: Of the whole model.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    convolutions: tuple[ConvOutcome, ...] = ()
-
-    def missing(self, prediction: Prediction) -> list[str]:
-        """What a prediction does not show, in words; empty when it shows everything."""
-        there = {key(f) for f in prediction.findings}
-        lines = [f"{f.code} at {f.node or 'the network'}" for f in self.findings if key(f) not in there]
-        by_name = {c.name: c for c in prediction.convolutions}
-        for conv in self.convolutions:
-            other = by_name.get(conv.name)
-            if other is None or not same(conv, other):
-                lines.append(f"the outcome of {conv.name}")
-        return lines
-
-    def holds(self, prediction: Prediction) -> bool:
-        """Whether a prediction shows everything."""
-        return not self.missing(prediction)
-
-
-def key(finding: Finding) -> tuple[str, str, str, str, str]:
-    """Equal for two findings that say the same; sizes of tensors apart, which a smaller model changes."""
-    return str(finding.code), str(finding.severity), finding.node, *worded(finding, sizes=False)
-
-
-def same(one: ConvOutcome, two: ConvOutcome) -> bool:
-    """Whether two outcomes have the same data types; FLOAT agrees with any width of float."""
-    return (
-        one.op == two.op and one.weights == two.weights and one.precision.agrees(two.precision)
-        and one.output.agrees(two.output) and len(one.inputs) == len(two.inputs)
-        and all(a.agrees(b) for a, b in zip(one.inputs, two.inputs, strict=True))
-    )
-
-
-def of_findings(prediction: Prediction, findings: Sequence[Finding]) -> Shown:
-    """Findings and the convolutions that they name."""
-    named = {name for f in findings for name in (*f.convolutions, f.node)}
-    return Shown(tuple(findings), tuple(c for c in prediction.convolutions if c.name in named))
-
-
-def of_node(prediction: Prediction, name: str) -> Shown:
-    """What is predicted of one node."""
-    findings = tuple(f for f in prediction.findings if f.node == name or name in f.convolutions)
-    return Shown(findings, tuple(c for c in prediction.convolutions if c.name == name))
-
-
-def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
-    """The finding that ``CODE`` or ``CODE:n`` stands for; n counts from 1, in the order of ``predict``.
-
-    Raises:
-        ModelError: There is none.
-    """
-    code, colon, number = wanted.partition(":")
-    code = code.strip().upper()
-    found = [f for f in prediction.findings if f.code == code and (node is None or f.node == node or
-                                                                   node in f.convolutions)]
-    what = prediction.model.path or "model"
-    place = f" at '{node}'" if node is not None else ""
-    if not found:
-        counts = prediction.findings_by_code()
-        there = ", ".join(f"{c} ({n})" for c, n in counts.items()) or "none"
-        raise ModelError(f"{what}: has no finding {code}{place} on {prediction.target}; its findings: {there}")
-    if not colon:
-        return found[0]
-    if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
-        count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
-        raise ModelError(f"{what}: `finding` {wanted}: {count} of {code}{place}, counted from 1")
-    return found[int(number) - 1]
-
-
-def listed(items: Sequence[str], most: int = 4) -> str:
-    """A list in words."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+    return attribute in _public()["attributes"] and (text in _public()["values"] or is_public(text))
 
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
@@ -20,11 +21,14 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
+from qdqtool.options import Fixes, On
 from qdqtool.prediction import predict
-from qdqtool.rtx import records as rtx
+from qdqtool.rtx import operands as rtx
+from qdqtool.timing.estimate import TimeEstimate, time_like
+from qdqtool.timing.parts import FixTime
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal
 
 FIX_SCHEMA = "qdqtool/fix/1"
@@ -135,14 +139,9 @@ class Fixed:
         }
 
 
+@takes(on=On, fixes=Fixes)
 @typed
-def fix(
-    source: ModelSource | Model,
-    target: str | Target = DEFAULT_TARGET,
-    only: Sequence[str] = (),
-    inputs: Mapping[str, npt.NDArray[Any]] | None = None,
-    effort: float = 1.0,
-) -> Fixed:
+def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration.
 
     A fix is kept only if the prediction gets better (more INT8, fewer conversions, fewer errors, or the finding gone
@@ -152,25 +151,21 @@ def fix(
 
     Args:
         source: The model; all its weights must be available.
-        target: As for ``predict``.
-        only: Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what
-            is quantized and have to be asked for.
-        inputs: Arrays by input name to run the model with; random ones without it.
-        effort: By how much to raise the limits on comparing outputs (multiplications, bytes): for large models.
+        {options}
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
         QdqtoolError: A code in ``only`` is unknown or has no automatic fix.
         DataError: The inputs do not fit.
     """
-    chosen = target_named(target)
+    chosen, only, effort = target_named(on.target), fixes.only, fixes.effort
     wanted = _wanted(only)
     if not 0 < effort <= budgets.EFFORT:
         raise QdqtoolError(f"`effort={effort!r}`: give a number above 0, up to {budgets.EFFORT:g}")
     model = load_full(source)
     if not is_quantized(model):
         raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
-    work = _Work(model, chosen, inputs, effort)
+    work = _Work(model, chosen, fixes.inputs, effort)
     for step in STEPS:
         if wanted & set(step.codes) or (not only and step.default):
             work.try_step(step, wanted if only else set(step.codes))
@@ -186,9 +181,7 @@ def _wanted(only: Sequence[str]) -> set[str]:
     for text in only:
         entry = codes.find(text)
         if entry is None:
-            near = codes.similar(text)
-            hint = f"did you mean {', '.join(near)}?" if near else "`qdqtool explain --list` has them all"
-            raise QdqtoolError(f"no finding has the code '{text}'; {hint}")
+            raise QdqtoolError(f"no finding has the code '{text}'; {codes.hint(text)}")
         if entry.code not in FIXABLE:
             raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
         wanted.add(entry.code)
@@ -415,3 +408,38 @@ def _grown(before: compare.Noise, after: compare.Noise) -> str:
         f"the distance of output '{worst}' from the float network would grow from {before.each.get(worst, 0.0):.2%} to "
         f"{after.each[worst]:.2%}"
     )
+
+
+# What each kind of fix saves on a GPU --------------------------------------------------------------------------------
+
+
+_MOST_SITES = 512
+
+
+def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
+    """Adds to an estimate what the fixes that ``qdqtool fix`` does by itself save, those of one kind together.
+
+    A kind that saves nothing is left out; so is one that the model refuses (weights not available).
+    """
+    if not time.gpu.has_int8:
+        return
+    view = View(model)
+    found = {f.code for f in prediction.findings if f.automatic}
+    for step in STEPS:
+        wanted = found & set(step.codes)
+        if not wanted or not step.default:
+            continue
+        try:
+            sites = step.sites(view, target, prediction, wanted)
+            if not 0 < len(sites) <= _MOST_SITES:
+                continue
+            editor = Editor(model.copy())
+            for site in sites:
+                site.apply(editor)
+            after = time_like(time, editor.finish(), target)
+        except QdqtoolError:
+            continue
+        if time.total_ms - after > 0:
+            codes = sorted({s.code for s in sites})
+            time.fixes.append(FixTime(codes, [s.node for s in sites], time.total_ms - after))
+    time.fixes.sort(key=lambda f: -f.saves_ms)

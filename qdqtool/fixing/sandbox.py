@@ -19,6 +19,7 @@ from qdqtool.base import budgets
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
+_ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
 _STARTS_WITHIN = 60.0  # seconds until Python has loaded onnxruntime, half of one on an idle machine
 
 
@@ -34,11 +35,16 @@ class TookTooLong(TooMuch):
     """The run did not end, though what could be counted of it was within the limits."""
 
 
+class Crashed(RunError):
+    """The process ended while it ran the model, or had no memory left for it."""
+
+
 class Sandbox:
     """A worker process; started when first used, and again after it had to be ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._used = False  # whether it has run a model
 
     def run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
         """The outputs of a model, computed on the CPU without fusing Q/DQ.
@@ -53,7 +59,20 @@ class Sandbox:
             TooMuch: It took longer, or more memory.
             RunError: onnxruntime cannot load or run the model, or crashed on it.
         """
+        used = self._used
+        try:
+            return self._run(source, inputs, seconds, memory)
+        except TookTooLong:
+            raise
+        except (TooMuch, Crashed):
+            if not used:
+                raise
+            self.close()  # memory that runs before this one left in pieces counts: a new process has all of it
+            return self._run(source, inputs, seconds, memory)
+
+    def _run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
         process = self.ready()
+        self._used = True
         late = threading.Event()
 
         def end() -> None:
@@ -68,7 +87,7 @@ class Sandbox:
             self.close()
             if late.is_set():
                 raise TookTooLong(f"it did not end within {seconds:.0f} s") from None
-            raise RunError("onnxruntime crashed on it, or ran out of memory") from error
+            raise Crashed("onnxruntime crashed on it, or ran out of memory") from error
         except RunError:
             raise
         except BaseException:
@@ -125,13 +144,16 @@ class Sandbox:
         process.stdin.flush()
         answer = json.loads(process.stdout.readline() or _ended())
         if "error" in answer:
-            kind = TooMuch if answer["error"] == "out of memory" or "bad_alloc" in answer["error"] else RunError
-            raise kind(answer["error"])
+            text = answer["error"]
+            if text == "out of memory" or "bad_alloc" in text:
+                raise TooMuch(text)
+            raise (Crashed if _ARENA in text else RunError)(text)
         return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}
 
     def close(self) -> None:
         """Ends the process."""
         process, self._process = self._process, None
+        self._used = False
         if process is None:
             return
         atexit.unregister(self.close)

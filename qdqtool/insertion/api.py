@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
+from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.report import Report
-from qdqtool.insertion import fidelity, halfprecision
-from qdqtool.insertion.groups import scale_groups
+from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import (
     Scaling,
     change_inputs,
@@ -21,14 +21,12 @@ from qdqtool.insertion.inputs import (
     collect_for,
     scales_from_table,
 )
-from qdqtool.insertion.losses import candidates, measure, with_predictions
-from qdqtool.insertion.options import Images, Kept, Output, Placing, Ranges, Workers, takes
+from qdqtool.insertion.losses import candidates, compare, largest_values, measure, with_predictions
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
-from qdqtool.insertion.residuals import rules_for
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
+from qdqtool.insertion.rewrite import ActivationScale, rewrite, rules_for
+from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.io.files import watched
 from qdqtool.lint.activation_scales import outliers, spread
@@ -36,7 +34,8 @@ from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.options import Kept, On, Output, Placing, Ranges, Workers
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Json, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @watched
-@takes(ranges=Ranges, images=Images, kept=Kept, placing=Placing, output=Output, where=Workers)
+@takes(ranges=Ranges, images=Images, kept=Kept, on=On, placing=Placing, made=Output, where=Workers)
 @typed
 def insert(
     model: ModelSource | Model,
@@ -53,11 +52,11 @@ def insert(
     ranges: Ranges,
     images: Images,
     kept: Kept,
+    on: On,
     placing: Placing,
-    output: Output,
+    made: Output,
     where: Workers,
     calib_table: str | os.PathLike[str] | None = None,
-    target: str | Target = DEFAULT_TARGET,
     losses: int = 0,
     predict: bool = True,
     progress: bool = False,
@@ -69,7 +68,6 @@ def insert(
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
             with ``calib_table``.
         calib_table: A TensorRT calibration table to take the ranges from, instead of data.
-        target: Which TensorRT to place for, see ``qdqtool predict --help``.
         losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`, and how
             far an FP16 model's outputs are from the float model's.
         predict: Whether to predict what TensorRT makes of the result.
@@ -89,19 +87,19 @@ def insert(
         from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
-    chosen = target_named(target)
-    check_input_type(output.input_type, chosen)
+    chosen = target_named(on.target)
+    check_input_type(made.input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
     ours = is_ours(loaded, model)
-    work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, output.high_precision)
+    work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, made.high_precision)
     rules = rules_for(work, placing, chosen)
     placement = place(work, rules)
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
-    if output.smooth is not None:
+    if made.smooth is not None:
         smoothed, done = smooth(
-            work, placement, output.smooth, None if calib_table is not None else data,
+            work, placement, made.smooth, None if calib_table is not None else data,
             preprocess=images.preprocess, size=images.size,
         )  # fmt: skip
         notes.append(done)
@@ -123,7 +121,7 @@ def insert(
             progress=progress,
         )
         found = []
-        if output.input_type == "uint8":
+        if made.input_type == "uint8":
             for name in work.inputs:
                 if name in statistics and statistics[name].count:
                     check_pixels(name, statistics[name].minimum, statistics[name].maximum, _scaling(images.preprocess))
@@ -155,19 +153,19 @@ def insert(
     if half:
         readable = data if calib_table is None else None
         wide = too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
-        notes.extend(said_of_half(chosen, wide, output.high_precision is None))
-        first = work if output.input_type == "float" else work.copy()
+        notes.extend(said_of_half(chosen, wide, made.high_precision is None))
+        first = work if made.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
         if losses and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                agreement = fidelity.compare(
+                agreement = compare(
                     floats, first, readable, samples=losses, preprocess=images.preprocess, size=images.size
                 )
             except ModelError as error:
                 warnings.append(f"agreement with the float model was not measured: {error}")
-    if output.input_type != "float":
-        notes.extend(change_inputs(work, output.input_type, _scaling(images.preprocess)))
+    if made.input_type != "float":
+        notes.extend(change_inputs(work, made.input_type, _scaling(images.preprocess)))
         if half:
             halfprecision.to_half(work, wide)
     if half:
@@ -229,7 +227,7 @@ def too_large(
             found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
     try:
         if data is not None:
-            largest = fidelity.largest_values(model, data, preprocess=preprocess, size=size)
+            largest = largest_values(model, data, preprocess=preprocess, size=size)
             found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
     except ModelError as error:
         warnings.append(f"tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}")

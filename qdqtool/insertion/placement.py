@@ -12,27 +12,51 @@ Rules, all for TensorRT's explicit quantization (developer guide, "Explicit quan
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
+from qdqtool.base.options import choices_of
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import options
-from qdqtool.insertion.options import Placing, choices_of
+from qdqtool.explain.left_float import (
+    PLACEMENT,
+    Excluded,
+    FloatForAccuracy,
+    InBody,
+    InputFloat,
+    KeptByPreset,
+    NoNeighbour,
+    OtherDomain,
+    Part,
+    ResidualLeft,
+    ResultFloat,
+    SkippedNode,
+    SmallConvolution,
+    Unfit,
+    UnfitInput,
+    WeightsRank,
+    WeightsType,
+)
 from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_behind, longest_path, weight_scale_axis
 from qdqtool.lint.operators import LARGE_KERNEL
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import attentions, convolutions_above, find_head
+from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
 from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.subgraphs import inner_graphs
-from qdqtool.types import SkippedNode
+from qdqtool.options import Placing
+from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.types import Refusal
 
-RESIDUALS = choices_of(Placing, "residual")
+HEADS, RESIDUALS = choices_of(Placing, "head"), choices_of(Placing, "residual")
+_DETECTOR = 2  # last convolutions that make a network without a DFL a detector
+_Around = tuple[list[tuple[int, str]], Refusal | None]
+"""Input positions to quantize, with their role; or none, and where that is worth saying the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +64,7 @@ class Rules:
     """What the user and the target choose.
 
     Attributes:
-        head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.insertion.options`.
+        head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.options`.
         residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
             ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
             where an activation (SiLU in C2f) is between convolution and Add.
@@ -50,7 +74,7 @@ class Rules:
         exclude_ops: Operator types to leave float.
         transposed: Whether the target runs ConvTranspose in INT8.
         transposed_per_channel: Whether its ConvTranspose takes a weight scale for each output channel.
-        floats: Names of nodes to leave float, with the reason; other than a pattern, a name may fit no node.
+        floats: Names of nodes to leave float for accuracy; other than a pattern, a name may fit no node.
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
         failing: Codes of the forms of convolutions that builds for the target failed on, to leave float.
@@ -64,7 +88,7 @@ class Rules:
     exclude_ops: Sequence[str] = ()
     transposed: bool = True
     transposed_per_channel: bool = False
-    floats: Mapping[str, str] = field(default_factory=dict)
+    floats: Collection[str] = ()
     quantized: Collection[str] = ()
     attention: str = "float"
     failing: Collection[str] = ()
@@ -117,7 +141,7 @@ def place(model: Model, rules: Rules) -> Placement:
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two products of "
                                "computed tensors")
-    preset = options.float_nodes(model, rules.head)
+    preset = float_nodes(model, rules.head)
     for node in model.ordered:
         if node.op in WEIGHTED:
             _place_weighted(model, node, placement, chosen, preset)
@@ -135,6 +159,28 @@ def place(model: Model, rules: Rules) -> Placement:
     for readers in placement.readers.values():
         readers.sort(key=lambda r: (order[r.node.index], r.position))
     return placement
+
+
+def float_nodes(model: Model, choice: str) -> dict[int, Part]:
+    """Nodes that the head preset leaves float, with what they are; ``choice`` is one of :data:`HEADS`."""
+    if choice == "none":
+        return {}
+    head = find_head(model)
+    places = find_coordinates(model, head.finals)
+    result: dict[int, Part] = {}
+    for nodes, what in (
+        (head.boxes, Part.BOX), (head.dfl, Part.DFL), (places.makers, Part.PLACES), (places.mlps, Part.MLP),
+        (places.readers, Part.REFERENCE),
+    ):  # fmt: skip
+        result.update(dict.fromkeys(nodes, what))
+    if choice == "box" and not head.dfl:
+        ends = [i for i in sorted(head.finals) if of(model.nodes[i]).kind == LayerKind.CONVOLUTION]
+        if len(ends) >= _DETECTOR:
+            result.update(dict.fromkeys(ends, Part.DETECTOR))
+    if choice == "float":
+        for index in sorted((head.finals | places.scores) - result.keys()):
+            result[index] = Part.SCORES if index in places.scores - head.finals else Part.LAST
+    return result
 
 
 def is_averaging(model: Model, node: Node) -> bool:
@@ -166,13 +212,13 @@ class _Choice:
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
         self.attention = {n.index for a in attentions(model) for n in (a.scores, a.values)}
 
-    def refusal(self, node: Node) -> str:
-        """Why the user wants a node float; an empty string when he does not."""
+    def refusal(self, node: Node) -> Refusal | None:
+        """Why the user wants a node float."""
         if node.index in self.excluded:
-            return f"excluded by `exclude` {self.excluded[node.index]}"
+            return Excluded(PLACEMENT, node.name, "exclude", self.excluded[node.index])
         if node.op.lower() in self.excluded_ops:
-            return f"excluded by `exclude_op` {node.op}"
-        return self.rules.floats.get(node.name, "")
+            return Excluded(PLACEMENT, node.name, "exclude_op", node.op)
+        return FloatForAccuracy(PLACEMENT, node.name) if node.name in self.rules.floats else None
 
     def is_included(self, node: Node) -> bool:
         """Whether no preset is to leave a node float."""
@@ -194,16 +240,18 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dic
 
 
 def _place_weighted(
-    model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, str]
+    model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, Part]
 ) -> None:
     if node.index in chosen.attention:
         _place_attention(node, placement, chosen)
         return
-    reason = chosen.refusal(node) or _impossible(model, node, chosen.rules)
-    if not reason and not chosen.is_included(node):
-        reason = preset.get(node.index, "") or _small(model, node) or _failing(model, node, chosen.rules)
-    if reason:
-        placement.skipped.append(SkippedNode(node.name, reason))
+    refusal = chosen.refusal(node) or _impossible(model, node, chosen.rules)
+    if refusal is None and not chosen.is_included(node):
+        kept = preset.get(node.index)
+        refusal = KeptByPreset(PLACEMENT, node.name, kept) if kept is not None else (
+            _small(model, node) or _failing(model, node, chosen.rules))
+    if refusal is not None:
+        placement.skipped.append(SkippedNode(refusal))
         return
     weight = node.input(1)
     value = model.constant(weight)
@@ -220,118 +268,111 @@ def _place_weighted(
 
 def _place_attention(node: Node, placement: Placement, chosen: _Choice) -> None:
     """Both inputs of a product of an attention, which has no weights."""
-    reason = chosen.refusal(node)
-    if not reason and chosen.rules.attention != "int8" and not chosen.is_included(node):
-        reason = "attention is left float (`attention='int8'` quantizes it)"
-    if reason:
-        placement.skipped.append(SkippedNode(node.name, reason))
+    refusal = chosen.refusal(node)
+    if refusal is None and chosen.rules.attention != "int8" and not chosen.is_included(node):
+        refusal = KeptByPreset(PLACEMENT, node.name, Part.ATTENTION)
+    if refusal is not None:
+        placement.skipped.append(SkippedNode(refusal))
         return
     for position, tensor in enumerate(node.inputs):
         placement.add(tensor, node, position)
 
 
-def _impossible(model: Model, node: Node, rules: Rules) -> str:
-    """Why TensorRT cannot run a node in INT8; an empty string when it can."""
-    data, weight = node.input(0), node.input(1)
+def _impossible(model: Model, node: Node, rules: Rules) -> Refusal | None:
+    """Why TensorRT cannot run a node in INT8."""
+    data, weight, name = node.input(0), node.input(1), node.name
     if node.domain not in DOMAINS:
-        return f"operator of the domain '{node.domain}'"
+        return OtherDomain(PLACEMENT, name, node.domain)
     if model.is_constant(data):
-        return "its first input is a constant"
+        return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
     if not model.is_constant(weight):
-        return "its weights are computed, not constant"
+        return WeightsNotConstant(PLACEMENT, name, weight)
     if model.constant(weight) is None:
-        return "its weights cannot be read"
+        return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
     if model.elem_type(weight) not in FLOATS:
-        return f"its weights are {onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower()}, not float"
+        return WeightsType(PLACEMENT, name, onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower())
     shape = model.constant_shape(weight)
     assert shape is not None
     if 0 in shape:
-        return "its weights are empty"
+        return UnfitInput(PLACEMENT, name, Unfit.EMPTY)
     known = of(node).kind
     if known == LayerKind.MATRIX_MULTIPLY and len(shape) != 2:
-        return f"its weights have {len(shape)} dimensions; TensorRT takes constant INT8 weights of two"
+        return WeightsRank(PLACEMENT, name, len(shape))
     if known == LayerKind.MATRIX_MULTIPLY and node.integer("transA", 0):
-        return "its data input is transposed (transA)"
+        return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
     if known == LayerKind.DECONVOLUTION and not rules.transposed:
-        return "TensorRT-RTX 1.7 never runs ConvTranspose in INT8"
-    return ""
+        return DeconvolutionFloat(PLACEMENT, name)
+    return None
 
 
-def _small(model: Model, node: Node) -> str:
+def _small(model: Model, node: Node) -> Refusal | None:
     """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
     shape = model.constant_shape(node.input(1))
     assert shape is not None
     if of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
-        return ""
+        return None
     out, per_group, kernel = shape[0], shape[1], shape[2:]
     if out >= 16 and per_group >= 16:
-        return ""
+        return None
     group = node.integer("group", 1)
     first = any(t in model.inputs for t in node.inputs)
     if group == 1 and (out % 8 == 0 or per_group % 8 == 0) and (first or max(out, per_group) >= 16):
         if len(set(kernel)) == 1:
-            return ""
+            return None
     if group > 1 and out % 8 == 0 and all(k >= 3 for k in kernel):
-        return ""
-    return (
-        f"small convolution ({per_group} to {out} channels, kernel {'x'.join(map(str, kernel))}): "
-        "no fast INT8 kernel expected (`include` quantizes it)"
-    )
+        return None
+    return SmallConvolution(PLACEMENT, node.name, per_group, out, tuple(kernel))
 
 
-def _failing(model: Model, node: Node, rules: Rules) -> str:
+def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
     """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
     if of(node).kind != LayerKind.CONVOLUTION:
-        return ""
+        return None
     shape = model.constant_shape(node.input(1)) or ()
-    what = ""
     if "KERNEL-LARGE" in rules.failing and min(shape[2:], default=0) >= LARGE_KERNEL:
-        what = f"kernel {'x'.join(map(str, shape[2:]))}"
-    elif shape[1:2] == (1,) and node.integer("group", 1) > 1:
+        return LargeKernel(PLACEMENT, node.name, tuple(shape[2:]))
+    if shape[1:2] == (1,) and node.integer("group", 1) > 1:
         readers = model.readers(node.output)
         into = {r.op for r in readers}
         gated = any((a := of(r).activation) is not None and a.gate for r in readers)
         if "DW-ADD" in rules.failing and into == {"Add"}:
-            what = "depthwise convolution into an Add"
-        elif "DW-SILU" in rules.failing and gated and "Mul" in into:
-            what = "depthwise convolution with SiLU"
-    return f"{what}: builds failed on such (`include` quantizes it)" if what else ""
+            return DepthwiseAdd(PLACEMENT, node.name, readers[0].name)
+        if "DW-SILU" in rules.failing and gated and "Mul" in into:
+            return DepthwiseSilu(PLACEMENT, node.name)
+    return None
 
 
 def _say_bodies(model: Model, placement: Placement) -> None:
     for node in model.ordered:
         count = sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node)
         if count:
-            reason = f"the {count} convolutions or products inside its body are left float"
-            placement.skipped.append(SkippedNode(node.name, reason))
+            placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
     quantized = {r.node.index for readers in placement.readers.values() for r in readers}
     open_nodes = [n for n in reversed(model.ordered) if of(n).weights is None and can_be_quantized(model, n)]
-    refused: dict[int, str] = {}
+    refused: dict[int, Refusal | None] = {}
     changed = True
     while changed:
         changed = False
         for node in list(open_nodes):
-            tensors, reason = _around(model, node, placement, chosen, quantized)
+            tensors, refused[node.index] = _around(model, node, placement, chosen, quantized)
             if tensors:
                 for position, role in tensors:
                     placement.add(node.input(position), node, position, role)
                 open_nodes.remove(node)
                 quantized.add(node.index)
                 changed = True
-            refused[node.index] = reason
     for node in reversed(open_nodes):
-        if refused[node.index]:
-            placement.skipped.append(SkippedNode(node.name, refused[node.index]))
+        if (refusal := refused[node.index]) is not None:
+            placement.skipped.append(SkippedNode(refusal))
 
 
 def _around(
     model: Model, node: Node, placement: Placement, chosen: _Choice, quantized: set[int]
-) -> tuple[list[tuple[int, str]], str]:
-    """Input positions to quantize with their role, or none and the reason."""
+) -> _Around:
     if is_sum(node):
         found = _residual(model, node, placement, chosen.rules, quantized)
     else:
@@ -343,23 +384,23 @@ def _around(
 
 def _residual(
     model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
-) -> tuple[list[tuple[int, str]], str]:
+) -> _Around:
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
-        return [], ""
+        return [], None
     behind = [convolution_behind(model, t, node) for t in inputs]
     sides = [i for i in (0, 1) if (found := behind[i]) is not None and found.node.index in quantized]
     if not sides:
-        return [], ""
+        return [], None
     shapes = [model.shape(t) for t in inputs]
     if shapes[0] is not None and shapes[1] is not None and len(shapes[0]) != len(shapes[1]):
-        return [], ""
+        return [], None
     if any(a is not None and b is not None and a != b for a, b in zip(shapes[0] or (), shapes[1] or (), strict=False)):
-        return [], ""  # a broadcast, not a residual
+        return [], None  # a broadcast, not a residual
     if not _leads_to_quantized(model, node.output, placement):
-        return [], "its result is not quantized next"
+        return [], ResultFloat(PLACEMENT, node.name, False)
     if not all_dequantized(model, node.output, placement.indices):
-        return [], "its result is read as float as well, so that it is written as float anyway"
+        return [], ResultFloat(PLACEMENT, node.name, True)
     side = sides[0]
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
         first, second = longest_path(model, inputs[0], inputs[1])
@@ -371,27 +412,24 @@ def _residual(
         by_target = found.activation or rules.residual_after_activation == "none"
         choice = rules.residual_after_activation if by_target else "skip"
     if choice == "none":
-        return [], "residual left float (`residual='none'`)" if rules.residual == "none" else (
-            "residual left float: this target gains nothing from it "
-            "(`residual='skip'` or `residual='both'` quantizes it)"
-        )
+        return [], ResidualLeft(PLACEMENT, node.name, rules.residual == "none")
     positions = [(1 - side, "residual")]
     if choice == "both":
         positions.append((side, "residual"))
-    return positions, ""
+    return positions, None
 
 
 def _pool(
     model: Model, node: Node, placement: Placement, quantized: set[int]
-) -> tuple[list[tuple[int, str]], str]:
+) -> _Around:
     if not _leads_to_quantized(model, node.output, placement):
-        return [], ""
+        return [], None
     if not _comes_from_quantized(model, node.input(0), quantized):
-        return [], "no quantized neighbour in front of it"
+        return [], NoNeighbour(PLACEMENT, node.name)
     tensor = node.input(0)
     if not all_dequantized(model, tensor, lambda name: placement.indices(name) | {node.index}):
-        return [], "its input is read by a float node as well, so that its producer writes float anyway"
-    return [(0, "input")], ""
+        return [], InputFloat(PLACEMENT, node.name)
+    return [(0, "input")], None
 
 
 def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.insertion.structure import is_convolution
 from qdqtool.model.editor import Editor
@@ -269,7 +270,7 @@ def raise_opset(model: Model, opset: int) -> None:
     try:
         converted = version_converter.convert_version(slim, opset)
     except Exception as error:  # the converter raises whatever its C++ meets
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = reason_of(error, first_line=True)
         raise ModelError(
             f"{where}: opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or newer"
         ) from error

@@ -12,32 +12,154 @@ pieces). Everything between keeps the channels apart, and everything that reads 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 from onnx import TensorProto
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.fidelity import channel_maxima
+from qdqtool.insertion import losses
+from qdqtool.insertion.losses import channel_maxima
 from qdqtool.insertion.placement import Placement
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import constant_behind
 from qdqtool.model.operators import DOMAINS, LayerKind, of, rearranges, reduced_axes
+from qdqtool.model.sizes import MOVES, follow_from_sizes
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from calibration import Preprocess
 
+Places = npt.NDArray[np.int64]
+_ENTRIES = 1 << 25  # of a tensor whose every entry is followed
+_SHAPE = "/qdqtool/shape"  # behind a tensor's name
+
+
+class Sizes:
+    """Dimensions of tensors and values computed from them, as one sample shows them where inputs have fixed sizes.
+
+    Without that, or where values decide, only what the model states is known.
+
+    Attributes:
+        open: Whether an input has a size that is open.
+
+    Args:
+        model: The model; it is not changed.
+        data: The calibration data.
+        preprocess: As for the calibration.
+        size: As for the calibration.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
+    """
+
+    def __init__(self, model: Model, data: object, preprocess: Preprocess | None, size: tuple[int, int] | None) -> None:
+        self.model = model
+        self._shapes: dict[str, tuple[int | None, ...]] = {}
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        self.open = any(d is None or d <= 0 for t in model.inputs for d in model.shape(t) or (None,))
+        values, open_shapes = ([], []) if self.open else follow_from_sizes(model)
+        if open_shapes:
+            found = losses.values_of(model, values, {t: t + _SHAPE for t in open_shapes}, data, preprocess, size)
+            self._values = {t: found[t] for t in values}
+            self._shapes = {t: tuple(int(d) for d in found[t + _SHAPE]) for t in open_shapes}
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """The dimensions of a tensor, None for those that are open; None where nothing is known."""
+        return self._shapes.get(tensor) or self.model.shape(tensor)
+
+    def value(self, tensor: str) -> npt.NDArray[Any] | None:
+        """What a tensor holds, if that is the same for all data."""
+        return self._values[tensor] if tensor in self._values else self.model.constant(tensor)
+
+    def has_axes(self, tensor: str, places: Places) -> bool:
+        """Whether a tensor has each axis along which places change."""
+        shape = self.shape(tensor) or ()
+        return len(shape) >= places.ndim and all(
+            n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False))  # fmt: skip
+
+    def across(self, node: Node, place: int, places: Places, *, up: bool) -> list[Places] | None:
+        """The places of a node's inputs by those of one output, or the other way round.
+
+        Args:
+            node: What only moves values, and leaves none out where sizes are not known.
+            place: Which output (up) or input (down) the places are of.
+            places: They.
+            up: Whether the inputs' are asked for.
+
+        Returns:
+            None for another node, and where an entry would belong to two channels.
+        """
+        inputs, outputs = self._entries(node)
+        if not outputs or (not up and place >= len(inputs)):
+            return None
+        flat = np.full(sum(map(math.prod, inputs)), -1)
+        ends = np.cumsum([math.prod(s) for s in inputs])
+        if not up:
+            flat[ends[place] - math.prod(inputs[place]) : ends[place]] = np.broadcast_to(places, inputs[place]).ravel()
+            return [least(flat[entries]) for entries in outputs]
+        whole = np.broadcast_to(places, outputs[place].shape)
+        flat[outputs[place]] = whole
+        if (flat[outputs[place]] != whole).any():
+            return None
+        return [least(part.reshape(s)) for part, s in zip(np.split(flat, ends[:-1]), inputs, strict=True)]
+
+    def _entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]]:
+        """The dimensions of a node's inputs that hold data, and which of their entries (counted through) each output
+        holds; nothing where that is not known."""
+        known = of(node)
+        if node.domain not in DOMAINS[:2] or not (known.joins or known.cuts or node.op in MOVES):
+            return [], []
+        count = len(node.inputs) if known.joins else 1
+        inputs = [shape for t in node.inputs[:count] if (shape := self._complete(t)) is not None]
+        values = [self.value(t) for t in node.inputs[count:]]
+        if len(inputs) < count or any(v is None and t for v, t in zip(values, node.inputs[count:], strict=True)):
+            return [], []
+        starts = np.cumsum([0, *map(math.prod, inputs)])
+        data = [np.arange(a, a + math.prod(s)).reshape(s) for a, s in zip(starts[:-1], inputs, strict=True)]
+        alone = onnx.NodeProto()
+        alone.CopyFrom(node.proto)
+        alone.input[:] = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            made = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(
+                None, {f"{p}": v for p, v in enumerate([*data, *values]) if v is not None})
+        except Exception:  # what it does not know of, and what a damaged model states, is not moved
+            return [], []
+        return inputs, [np.asarray(m) for m in made]
+
+    def _complete(self, tensor: str) -> tuple[int, ...] | None:
+        shape = self.shape(tensor)
+        found = tuple(d for d in shape or () if d is not None)
+        return found if shape and len(found) == len(shape) and 0 < math.prod(found) <= _ENTRIES else None
+
+
+def least(places: Places) -> Places:
+    """The same, of size 1 along axes where nothing changes, and without leading ones of these."""
+    for axis in range(places.ndim):
+        first = places.take([0], axis)
+        if places.shape[axis] > 1 and (places == first).all():
+            places = first
+    while places.ndim > 1 and len(places) == 1:
+        places = places[0]
+    return places
+
+
+# What is smoothed, and by how much -----------------------------------------------------------------------------------
+
+
 SAMPLES = 32  # to find the channels' largest values on; the result is exact on all data whatever is found
 _SMALLEST = 1e-5  # of the largest channel: a channel of zeros is taken for this much
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _Array = npt.NDArray[Any]
-_Join = Callable[[Iterable[str]], None]
 
 
 @dataclass
@@ -45,34 +167,40 @@ class _Region:
     """Tensors that are divided by one s, up to the nodes that make up for it.
 
     Attributes:
-        channels: Of all of them, along the last axis.
-        tensors: Their names.
+        channels: How many numbers s has.
+        tensors: Their names, with the places of s in them.
+        whole: Whether other parts of a tensor of which one part is read go along with it.
         linears: Those that read one of them as their data.
-        folds: For a constant (by node and input) the power of s that it is multiplied with, by the axis that s lies
-            along.
+        folds: For a constant (by node and input) the powers of s that it is multiplied with, by the places of s in it.
         makers: What takes the scales in above.
         reason: Why it cannot be done; empty where it can.
     """
 
     channels: int
-    tensors: dict[str, None]
+    tensors: dict[str, Places]
+    whole: bool
     linears: list[Node] = field(default_factory=list)
-    folds: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    folds: dict[tuple[int, int], list[tuple[Places, int]]] = field(default_factory=dict)
     makers: list[Node] = field(default_factory=list)
     reason: str = ""
 
-    def fold(self, node: Node, position: int, power: int, axis: int = -1) -> None:
+    def fold(self, node: Node, position: int, places: Places, power: int) -> None:
         """Multiplies a constant by a power of s, beside what was noted for it before."""
-        powers = self.folds.setdefault((node.index, position), {})
-        powers[axis] = powers.get(axis, 0) + power
+        self.folds.setdefault((node.index, position), []).append((places, power))
 
-    def made_by(self, node: Node, positions: Sequence[int], power: int, axis: int = -1) -> bool:
+    def made_by(self, node: Node, positions: Sequence[int], places: Places, power: int) -> bool:
         """Does so with constants of a node that takes the scales in above."""
         for position in positions:
-            self.fold(node, position, power, axis)
+            self.fold(node, position, places, power)
         if node not in self.makers:
             self.makers.append(node)
         return True
+
+    def join(self, tensor: str, places: Places) -> bool:
+        """Takes a tensor in, unless no part of it is divided; whether it has no other places already."""
+        if (places < 0).all():
+            return True
+        return np.array_equal(self.tensors.setdefault(tensor, places), places)
 
 
 @dataclass(frozen=True)
@@ -127,26 +255,32 @@ def smooth(
         raise QdqtoolError("`smooth` reads the data before the calibration does; give a folder or a list instead of an "
                            "iterator")
     quantized = {site.node.index for site in placement.weights}
-    found = list(_regions(model, [t for t, readers in placement.readers.items()
-                                  if any(_is_linear(model, r.node) for r in readers)]))
+    sizes = Sizes(model, data, preprocess, size)
+    found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
     fit = [region for region in found if not region.reason]
     left = Counter(region.reason for region in found if region.reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in left.most_common())
+    if left and sizes.open:
+        reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not fit:
         what = f"of {len(found)} tensors that quantized Linears read, {reasons}" if found else "no Linear is quantized"
         raise ModelError(f"{model.path or 'model'}: `smooth`: nothing can be smoothed; {what}")
-    read = {id(g): tuple(dict.fromkeys(n.input(0) for n in g.linears if n.index in quantized)) for g in fit}
-    largest = channel_maxima(model, [t for g in fit for t in read[id(g)]], data, preprocess=preprocess, size=size,
-                             samples=SAMPLES)
+    read = [[n for n in region.linears if n.index in quantized] for region in fit]
+    largest = channel_maxima(model, {n.input(0): _channels(model, n) for linears in read for n in linears}, data,
+                             preprocess=preprocess, size=size, samples=SAMPLES)
     values: dict[tuple[int, int], _Array] = {}
     done = []
-    for region in fit:
-        seen = np.max([largest[t] for t in read[id(region)]], axis=0)
-        linears = [n for n in region.linears if n.index in quantized]
-        factors = _factors(seen, np.max([_by_channel(model, n) for n in linears], axis=0), alpha)
+    for region, linears in zip(fit, read, strict=True):
+        seen, weights = np.zeros(region.channels, np.float32), np.zeros(region.channels)
+        for node in linears:
+            places = region.tensors[node.input(0)]
+            np.maximum.at(seen, places[places >= 0], largest[node.input(0)][places >= 0])
+            np.maximum.at(weights, places[places >= 0], _by_channel(model, node)[places >= 0])
+        factors = _factors(seen, weights, alpha)
         if factors is not None and _apply(model, region, factors, values):
-            done.append(Smoothed(read[id(region)], tuple(n.name for n in region.makers),
-                                 tuple(n.name for n in linears), _spread(seen), _spread(seen / factors)))
+            done.append(Smoothed(tuple(dict.fromkeys(n.input(0) for n in linears)),
+                                 tuple(n.name for n in region.makers), tuple(n.name for n in linears),
+                                 _spread(seen), _spread(seen / factors)))
     if not done:
         raise ModelError(f"{model.path or 'model'}: `smooth`: nothing can be smoothed; values or constants are not "
                          "finite, or too large for FP16")
@@ -185,6 +319,12 @@ def _channels_axis(linear: Node) -> int:
     return int(linear.op == "Gemm" and bool(linear.integer("transB", 0)))
 
 
+def _channels(model: Model, linear: Node) -> int:
+    """How many input channels a Linear's weights have."""
+    shape = model.constant_shape(linear.input(1)) or (0, 0)
+    return shape[_channels_axis(linear)]
+
+
 def _is_linear(model: Model, node: Node) -> bool:
     """Whether a node multiplies the last axis of its data with constant weights of two dimensions."""
     if of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
@@ -193,88 +333,125 @@ def _is_linear(model: Model, node: Node) -> bool:
     return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in _FLOATS
 
 
-def _regions(model: Model, tensors: Iterable[str]) -> Iterator[_Region]:
-    """The regions of tensors, each once."""
+def _regions(sizes: Sizes, readers: Iterable[Node]) -> Iterator[_Region]:
+    """The regions of what Linears read, each once."""
     seen: set[str] = set()
-    for tensor in tensors:
-        if tensor not in seen:
-            region = _grown(model, tensor)
-            seen.update(region.tensors)
-            yield region
+    for linear in readers:
+        tensor = linear.input(0)
+        if tensor in seen or not _is_linear(sizes.model, linear):
+            continue
+        channels = _channels(sizes.model, linear)
+        region = _grown(sizes, tensor, channels, whole=True)
+        if region.reason:  # values alone of queries, keys and values in one tensor
+            part = _grown(sizes, tensor, channels, whole=False)
+            region = region if part.reason else part
+        seen.update(region.tensors)
+        yield region
 
 
-def _grown(model: Model, tensor: str) -> _Region:
-    region = _Region((model.shape(tensor) or (None,))[-1] or 0, {tensor: None})
-    queue = [tensor]
-    for name in queue:
-        region.reason = _enter(model, region, name, queue)
-        if region.reason:
-            break
+def _grown(sizes: Sizes, tensor: str, channels: int, *, whole: bool) -> _Region:
+    region = _Region(channels, {tensor: np.arange(channels)}, whole)
+    entered = 0
+    while entered < len(region.tensors) and not region.reason:
+        region.reason = _enter(sizes, region, list(region.tensors)[entered])
+        entered += 1
     return region
 
 
-def _enter(model: Model, region: _Region, tensor: str, queue: list[str]) -> str:
+def _enter(sizes: Sizes, region: _Region, tensor: str) -> str:
     """Looks at what makes and reads a tensor of a region; why it cannot be divided, or an empty string."""
-
-    def join(names: Iterable[str]) -> None:
-        for name in names:
-            if name not in region.tensors:
-                region.tensors[name] = None
-                queue.append(name)
-
-    shape = model.shape(tensor)
-    if not shape or shape[-1] is None:
-        return "of unknown channels (a simplifier such as onnxslim makes shapes known)"
-    if shape[-1] != region.channels:
-        return "with channels that are moved to other places"
+    model = sizes.model
     if model.is_output(tensor):
         return "that are outputs of the network"
     maker = model.producer(tensor)
     if maker is None:
         return "that are inputs of the network or constants"
-    if not _takes_above(model, region, maker, tensor, join):
+    places = region.tensors[tensor]
+    if not _takes_above(sizes, region, maker, tensor, places):
         return f"made by {maker.op}"
     for reader in dict.fromkeys(model.readers(tensor)):
-        if reader.op != "Shape" and not _takes_below(model, region, reader, tensor, join):
+        if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
             return f"read by {reader.op} too"
     return ""
 
 
-def _takes_above(model: Model, region: _Region, node: Node, tensor: str, join: _Join) -> bool:
+def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
     """Whether a node that makes a tensor of a region can make it divided by s; notes what that takes."""
-    fixed = _fixed(model, node)
-    positions: list[int] = []
-    if node.op == "LayerNormalization" and tensor == node.output:
-        positions = [p for p in (1, 2) if node.input(p)]
-    elif _is_linear(model, node):
-        if node.input(2) and not _is_vector(model, node.input(2), region.channels):
-            return False
-        region.made_by(node, [1], -1, 1 - _channels_axis(node))
-        return region.made_by(node, [2] if node.input(2) else [], -1)
-    elif (node.op == "Mul" and fixed) or (node.op == "Div" and fixed == [1]):
-        positions = fixed
-    else:
-        return _passes(model, region, node, join)
-    if node.domain not in DOMAINS or not all(_is_vector(model, node.input(p), region.channels) for p in positions):
-        return False
-    return bool(positions) and region.made_by(node, positions, 1 if node.op == "Div" else -1)
-
-
-def _takes_below(model: Model, region: _Region, node: Node, tensor: str, join: _Join) -> bool:
-    """Whether a node that reads a tensor of a region can make up for s, or hand it on; notes what that takes."""
+    model, known = sizes.model, node.domain in DOMAINS
     if _is_linear(model, node):
-        if node.inputs.count(tensor) > 1 or node.input(0) != tensor:
+        if places.ndim > 1 or (node.input(2) and not _is_vector(model, node.input(2), places)):
+            return False
+        transposed = _channels_axis(node)
+        region.made_by(node, [1], places[:, None] if transposed else places, -1)
+        return region.made_by(node, [2] if node.input(2) else [], places, -1)
+    fixed = _fixed(model, node)
+    if node.op == "LayerNormalization" and known and tensor == node.output and places.ndim == 1:
+        positions = [p for p in (1, 2) if node.input(p)]
+        fits = all(model.constant_shape(constant_behind(model, node.input(p))) == places.shape for p in positions)
+        return bool(positions) and fits and region.made_by(node, positions, places, -1)
+    if known and _multiplies(node, fixed):
+        return _is_vector(model, node.input(fixed[0]), places) and region.made_by(
+            node, fixed, places, 1 if node.op == "Div" else -1)  # fmt: skip
+    if not known:
+        return False
+    if _sums(node):
+        return _adds(sizes, region, node, places)
+    if node.op == "MatMul":
+        # Of a product of two operands the one takes it over whose channels it does not sum over.
+        taken = [p for p in (1, 0) if node.input(p) in region.tensors] or [1, 0]
+        return any(_mixes(places, p) and sizes.has_axes(node.input(p), places) and region.join(node.input(p), places)
+                   for p in taken)  # fmt: skip
+    return _handed_on(sizes, region, node, node.outputs.index(tensor), places, up=True)
+
+
+def _takes_below(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
+    """Whether a node that reads a tensor of a region can make up for s, or hand it on; notes what that takes."""
+    model, positions = sizes.model, [p for p, t in enumerate(node.inputs) if t == tensor]
+    if _is_linear(model, node):
+        if positions != [0] or places.ndim > 1:
             return False
         region.linears.append(node)
-        region.fold(node, 1, 1, _channels_axis(node))
+        region.fold(node, 1, places if _channels_axis(node) else places[:, None], 1)
         return True
     fixed = _fixed(model, node)
-    if node.domain in DOMAINS and ((node.op == "Mul" and fixed) or (node.op == "Div" and fixed == [1])):
-        if not _is_vector(model, node.input(fixed[0]), region.channels):
-            return False
-        region.fold(node, fixed[0], 1 if node.op == "Mul" else -1)
-        return True
-    return (_joins(node) or node.input(0) == tensor) and _passes(model, region, node, join)
+    if node.domain not in DOMAINS:
+        return False
+    if _multiplies(node, fixed):
+        region.fold(node, fixed[0], places, 1 if node.op == "Mul" else -1)
+        return _is_vector(model, node.input(fixed[0]), places)
+    if _sums(node):
+        return _adds(sizes, region, node, places) and region.join(node.output, places)
+    if node.op == "MatMul":
+        other = node.input(1 - positions[0])
+        return other not in region.tensors and _mixes(places, positions[0]) and region.join(node.output, places)
+    return all(_handed_on(sizes, region, node, p, places, up=False) for p in positions)
+
+
+def _adds(sizes: Sizes, region: _Region, node: Node, places: Places) -> bool:
+    """Whether all that a sum adds can be divided alike; its constant is, and its other tensors join the region."""
+    fixed = _fixed(sizes.model, node)
+    if len(node.inputs) != 2 or not all(_is_vector(sizes.model, node.input(p), places) for p in fixed):
+        return False
+    if fixed and (node.index, fixed[0]) not in region.folds:
+        region.fold(node, fixed[0], places, -1)
+    return all(sizes.has_axes(t, places) and region.join(t, places) for p, t in enumerate(node.inputs)
+               if p not in fixed)  # fmt: skip
+
+
+def _handed_on(sizes: Sizes, region: _Region, node: Node, place: int, places: Places, *, up: bool) -> bool:
+    """Whether a node that computes nothing of several channels hands s on, and what it makes of it joins."""
+    ends = node.inputs if up else node.outputs
+    kept = _keeps(sizes, node, places) and (up or of(node).joins or not place)
+    moved = [places] * (len(ends) if of(node).joins or not up else 1) if kept else None
+    if moved is None or not region.whole:
+        moved = sizes.across(node, place, places, up=up) or moved
+    return moved is not None and all(region.join(t, p) for t, p in zip(ends, moved, strict=False) if t)
+
+
+def _mixes(places: Places, position: int) -> bool:
+    """Whether an operand of a product can have these places, and its result then has: it sums over another axis."""
+    axis = 2 if position else 1
+    return places.ndim < axis or places.shape[-axis] == 1
 
 
 def _fixed(model: Model, node: Node) -> list[int]:
@@ -283,62 +460,53 @@ def _fixed(model: Model, node: Node) -> list[int]:
     return found if len(found) == 1 and len(node.inputs) == 2 else []
 
 
-def _is_vector(model: Model, tensor: str, channels: int) -> bool:
-    """Whether a constant is one number, or has one for each channel along its last axis."""
+def _is_vector(model: Model, tensor: str, places: Places) -> bool:
+    """Whether a constant is one number, or has axes where those along which s changes are, as long as these."""
     shape = model.constant_shape(constant_behind(model, tensor))
     if shape is None or model.elem_type(tensor) not in _FLOATS:
         return False
-    return all(d == 1 for d in shape) or shape[-1] == channels
+    return all(d == 1 for d in shape) or (len(shape) >= places.ndim and all(
+        n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)))  # fmt: skip
 
 
-def _joins(node: Node) -> bool:
-    return of(node).joins or of(node).operation in ("SUM", "SUB")
+def _multiplies(node: Node, fixed: Sequence[int]) -> bool:
+    return (node.op == "Mul" and bool(fixed)) or (node.op == "Div" and fixed == [1])
 
 
-def _passes(model: Model, region: _Region, node: Node, join: _Join) -> bool:
-    """Whether a node writes something divided by s where what it reads is; its tensors join the region."""
-    if node.domain not in DOMAINS or not node.input(0):
-        return False
-    if of(node).joins:
-        if not _apart(model, node, [node.integer("axis", 0)]):
-            return False
-        join(node.inputs)
-    elif _joins(node):
-        fixed = _fixed(model, node)
-        if len(node.inputs) != 2 or not all(_is_vector(model, node.input(p), region.channels) for p in fixed):
-            return False
-        if fixed and (node.index, fixed[0]) not in region.folds:
-            region.fold(node, fixed[0], -1)
-        join(t for p, t in enumerate(node.inputs) if p not in fixed)
-    elif _keeps(model, node):
-        join(node.inputs[:1])
-    else:
-        return False
-    join(t for t in node.outputs if t and (model.readers(t) or model.is_output(t)))
-    return True
+def _sums(node: Node) -> bool:
+    return of(node).operation in ("SUM", "SUB")
 
 
-def _keeps(model: Model, node: Node) -> bool:
-    """Whether a node of one tensor does the same to each channel, and leaves them where they are; a Reshape and its
-    like do where the last axis has one size before and after, as they go row by row."""
-    if node.op == "Transpose":
-        perm = node.attributes.get("perm")
-        return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
-    if node.op == "Slice":
-        axes = model.constant(node.input(3)) if node.input(3) else None
-        return axes is not None and _apart(model, node, [int(a) for a in axes.reshape(-1)])
-    if node.op == "ReduceMean":
-        return _apart(model, node, reduced_axes(model, node))
-    if node.op == "Gather" or of(node).cuts:
-        return _apart(model, node, [node.integer("axis", 0)])
+def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
+    """Whether a node does the same to each channel, and leaves them where they are; a Reshape and its like do where the
+    last axis has one size before and after, as they go row by row."""
+    model, last = sizes.model, places.ndim == 1
     if node.op == "Cast":
         return node.integer("to", 0) in _FLOATS and model.elem_type(node.input(0)) in _FLOATS
-    return node.op == "Relu" or (rearranges(node) and not of(node).moves and not any(node.outputs[1:]))
+    if node.op == "Transpose":
+        perm = node.attributes.get("perm")
+        return last and isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
+    if node.op == "Slice":
+        axes = sizes.value(node.input(3)) if node.input(3) else None
+        return last and axes is not None and _apart(sizes, node, [int(a) for a in axes.reshape(-1)])
+    if node.op == "Pad":
+        amounts = sizes.value(node.input(1))
+        return amounts is not None and not amounts.any()
+    if node.op == "ReduceMean":
+        return last and _apart(sizes, node, reduced_axes(model, node))
+    if of(node).averages:  # height and width, behind the channels
+        return places.shape[1:] == (1, 1) and len(sizes.shape(node.input(0)) or ()) == places.ndim + 1
+    if node.op == "Gather" or of(node).cuts or of(node).joins:
+        return last and _apart(sizes, node, [node.integer("axis", 0)])
+    if node.op == "Relu" or of(node).kind == LayerKind.IDENTITY:
+        return not any(node.outputs[1:])
+    ends = [(sizes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
+    return rearranges(node) and not of(node).moves and last and ends[0] == ends[1] == len(places)
 
 
-def _apart(model: Model, node: Node, axes: Sequence[int] | None) -> bool:
+def _apart(sizes: Sizes, node: Node, axes: Sequence[int] | None) -> bool:
     """Whether axes are known, and the last is none of them."""
-    rank = len(model.shape(node.input(0)) or ())
+    rank = len(sizes.shape(node.input(0)) or ())
     return bool(axes) and rank > 0 and all(a % rank != rank - 1 for a in axes or ())
 
 
@@ -353,8 +521,8 @@ def _apply(
         if before is None:
             return False
         changed = before.astype(np.float64)
-        for axis, power in powers.items():
-            changed = changed * (factors**power)[(slice(None), None) if axis == 0 else ...]
+        for places, power in powers:
+            changed = changed * np.where(places < 0, 1.0, factors[places] ** power)
         with np.errstate(over="ignore"):
             made[index, position] = changed.astype(before.dtype)
     if not all(np.isfinite(v).all() for v in made.values()):

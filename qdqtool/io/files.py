@@ -1,8 +1,8 @@
-"""Files that a command reads and writes: what was read is not overwritten, outputs appear together or not at all.
+"""Files that a command reads: noted, so that none is overwritten, and known by their first bytes.
 
 Every file that a command opens for reading is noted here, by device and inode, so that links and file systems that
-ignore case are seen through. Every file that it writes goes through :func:`atomic_write`, which refuses those, and two
-outputs to one file. Within :func:`together`, files are renamed into place only when all of them are written.
+ignore case are seen through. Every file that it writes goes through :func:`qdqtool.io.outputs.atomic_write`, which
+refuses those, and two outputs to one file.
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ def open_input(
             raise error(f"{path}: is a folder; give a file")
         if not stat.S_ISREG(mode) and not pipes:
             raise error(f"{path}: is not a regular file")
+        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and os.path.realpath(path) in _ENDLESS):
+            raise error(f"{path}: is a device; give a file")
         if stat.S_ISFIFO(mode):
             return _open_pipe(Path(path), error)
         file = open(path, "rb")  # noqa: SIM115 - the caller closes it
@@ -232,6 +234,9 @@ def open_input(
         file.close()
         raise
     return file
+
+
+_ENDLESS = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def _open_pipe(path: Path, error: type[QdqtoolError]) -> IO[bytes]:
@@ -446,3 +451,20 @@ def explain(name: str, head: bytes, missing: str = "") -> str:
     if head[0] == 0x08:  # how every exporter's file begins
         return "an ONNX model that is cut off or damaged; export or copy it again"
     return "not an ONNX model, or damaged; export it again"
+
+
+# Names of models ----------------------------------------------------------------------------------------------------
+
+
+def named_as_model(path: StrPath) -> bool:
+    """Whether a path ends as that of an ONNX model does."""
+    return os.fspath(path).lower().endswith((".onnx", ".onnx.gz"))
+
+
+def stem(path: StrPath) -> str:
+    """The name of a model's file without its ending."""
+    name = Path(path).name
+    for ending in (".gz", ".onnx"):
+        if name.lower().endswith(ending):
+            name = name[: -len(ending)]
+    return name

@@ -1,10 +1,12 @@
-"""Outputs of a command, JSON among them: written aside, and given their names together or not at all."""
+"""Outputs of a command, JSON among them: written aside, and given their names together or not at all.
+
+Within :func:`together`, files are renamed into place only when all of them are written.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from qdqtool.base.parameters import typed
 from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
 from qdqtool.io.files import (
@@ -50,8 +53,7 @@ class _Outputs:
     def add(self, one: _Staged) -> None:
         if one.content is None:
             key = file_key(one.target)
-            twice = key in self.written or any(one_name(s.target, one.target) for s in self.staged)
-            if twice:
+            if key in self.written or any(one_name(s.target, one.target) for s in self.staged):
                 with contextlib.suppress(OSError):
                     os.unlink(one.temporary)
                 raise QdqtoolError(f"{one.target}: two outputs of one command would be this file; choose another name")
@@ -221,14 +223,24 @@ class Saved:
     def as_json(self) -> dict[str, Any]:
         raise NotImplementedError
 
+    @typed
     def save(self, path: StrPath) -> None:
         """Writes the JSON that the command's ``--format json`` prints, atomically.
 
         Raises:
             QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
         """
-        with not_over(self.read):
-            write_visible(path, json_text(self.as_json()) + "\n")
+        save_answer(path, self.as_json(), self.read)
+
+
+def save_answer(path: StrPath, answer: dict[str, Any], read: Guard | None) -> None:
+    """Writes an answer as JSON, atomically and over nothing that it was made from.
+
+    Raises:
+        QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
+    """
+    with not_over(read):
+        write_visible(path, json_text(answer) + "\n")
 
 
 def json_text(data: Any, *, compact: bool = False) -> str:
@@ -238,6 +250,8 @@ def json_text(data: Any, *, compact: bool = False) -> str:
         data: Of JSON's types.
         compact: Without line breaks and spaces.
     """
+    import json  # an answer in text needs none
+
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 1}
     try:
         return json.dumps(data, ensure_ascii=False, allow_nan=False, **layout)
@@ -266,9 +280,10 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
         ValueError: It is none.
         RecursionError: It is nested too deeply.
     """
-    if infinities:
-        return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number)
-    return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=lambda name: None)
+    import json
+
+    constant = float if infinities else lambda _name: None
+    return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant)
 
 
 def _integer(text: str) -> int | float | None:

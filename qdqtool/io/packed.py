@@ -16,13 +16,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
-from qdqtool.base.text import one_line
+from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.io.files import StrPath, open_input
 
@@ -32,56 +32,21 @@ GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 HEAD = 6  # bytes that show what a file is
 
 
-class _Unpacker(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def more(self, data: bytes) -> bytes: ...
-    @property
-    def hungry(self) -> bool: ...
-
-
 class _Gzip:
+    """zlib's decompressor with the interface of lzma's and compression.zstd's."""
+
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
 
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
+    def __getattr__(self, name: str) -> Any:  # eof, unused_data
+        return getattr(self._inner, name)
 
     @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    @property
-    def hungry(self) -> bool:
+    def needs_input(self) -> bool:
         return not self._inner.unconsumed_tail
 
-    def more(self, data: bytes) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + data, BLOCK)
-
-
-class _Standard:
-    """The interface of lzma's and compression.zstd's decompressors."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._inner.eof)
-
-    @property
-    def unused_data(self) -> bytes:
-        return bytes(self._inner.unused_data)
-
-    @property
-    def hungry(self) -> bool:
-        return bool(self._inner.needs_input)
-
-    def more(self, data: bytes) -> bytes:
-        return bytes(self._inner.decompress(data, BLOCK))
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, most)
 
 
 def _zstd() -> Any:
@@ -123,7 +88,7 @@ def unpack(
         unpacker = _unpacker(magic, name, error)
         while not unpacker.eof:
             try:
-                block = unpacker.more(data)
+                block = unpacker.decompress(data, BLOCK)
             except (zlib.error, lzma.LZMAError, ValueError, OSError) as found:
                 if not whole and total:
                     return
@@ -139,7 +104,7 @@ def unpack(
                 if total > limit:
                     raise error(f"{name}: unpacks to more than {budgets.amount(limit)}, the limit")
                 yield block
-            if not unpacker.eof and unpacker.hungry:
+            if not unpacker.eof and unpacker.needs_input:
                 data = b"" if ended else read()
                 if not data:
                     if whole:
@@ -156,13 +121,13 @@ def unpack(
             return
 
 
-def _unpacker(magic: bytes, name: str, error: type[QdqtoolError]) -> _Unpacker:
+def _unpacker(magic: bytes, name: str, error: type[QdqtoolError]) -> Any:
     if magic == GZIP:
         return _Gzip()
     inner = lzma.LZMADecompressor(memlimit=_XZ_MEMORY) if magic == XZ else _zstd()
     if inner is None:
         raise error(f"{name}: is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)")
-    return _Standard(inner)
+    return inner
 
 
 Array = npt.NDArray[Any]
@@ -175,11 +140,6 @@ _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 # What zipfile, zlib and struct raise on damaged archives.
 DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error, NotImplementedError, RuntimeError,
            OverflowError, KeyError, IndexError)
-
-
-def short(error: BaseException) -> str:
-    """An error in a few words."""
-    return one_line(str(error))[:160] or type(error).__name__
 
 
 class Header:
@@ -207,7 +167,7 @@ class Header:
         try:
             shape, fortran, dtype = _parsed(file)
         except Exception as error:  # numpy evaluates the header as Python: nearly anything can be raised
-            raise DataError(f"{what}: not a numpy array file: {short(error)}") from error
+            raise DataError(f"{what}: not a numpy array file: {reason_of(error)}") from error
         if dtype.hasobject:
             raise DataError(f"{what}: holds Python objects, which are never loaded; save plain numbers")
         if dtype.kind not in _KINDS or dtype.subdtype is not None or not dtype.itemsize:
@@ -265,7 +225,7 @@ class Archive:
             entries = self._zip.infolist()
         except (*DAMAGED, SystemError) as error:
             file.close()
-            raise DataError(f"{path}: not an npz file: {short(error)}") from error
+            raise DataError(f"{path}: not an npz file: {reason_of(error)}") from error
         except BaseException:
             file.close()
             raise
@@ -306,7 +266,7 @@ class Archive:
         try:
             return self._zip.open(self.members[name])
         except DAMAGED as error:
-            raise DataError(f"{self.what(name)}: cannot be read: {short(error)}") from error
+            raise DataError(f"{self.what(name)}: cannot be read: {reason_of(error)}") from error
 
     def read(self, name: str) -> Array:
         """One array, whole.
@@ -342,7 +302,7 @@ def read_values(file: IO[bytes], header: Header, what: str) -> Array:
     try:
         data = file.read(header.bytes)
     except (*DAMAGED, Exception) as error:  # zlib.error is a class of its own
-        raise DataError(f"{what}: damaged: {short(error)}") from error
+        raise DataError(f"{what}: damaged: {reason_of(error)}") from error
     if len(data) != header.bytes:
         raise DataError(f"{what}: the file is cut off; copy it again")
     return np.frombuffer(data, header.dtype).reshape(header.shape, order="F" if header.fortran else "C")

@@ -1,4 +1,4 @@
-"""Reads the tables that are a part of the package."""
+"""Reads the tables that are a part of the package, and evidence as data: what shows a rule, where to read it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from qdqtool.base.records import record
+from qdqtool.types import Evidence
 
 T = TypeVar("T")
 
@@ -23,6 +26,13 @@ def table(name: str) -> Mapping[str, Any]:
     if len(sections) < len(parts) or tomllib.loads(head):
         return tomllib.loads(text)
     return Made(sections, lambda section, part: tomllib.loads(part)[section])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a file of fields divided by tabs, by the names in its first line; ``#`` begins a remark."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    header = lines[0].split("\t")
+    return [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
 
 
 class Made(Mapping[str, T]):
@@ -45,3 +55,49 @@ class Made(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._given)
+
+
+# Evidence ------------------------------------------------------------------------------------------------------------
+
+
+@record
+class Case:
+    """One thing that TensorRT does.
+
+    Attributes:
+        name: Short and unique within its pass or operator, for instance ``stem-pool``.
+        evidence: Seen in a build, documented by NVIDIA, or assumed.
+        says: What happens, in one sentence.
+        builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an engine listing. The
+            builds are described in ``qdqtool/knowledge/builds.tsv``.
+        source: What documents it, or why it is assumed and what would refute it.
+    """
+
+    name: str
+    evidence: Evidence
+    says: str
+    builds: tuple[str, ...] = ()
+    source: str = ""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # distinguished by identity, many times in a simulation
+
+    def build_names(self) -> tuple[str, ...]:
+        """The builds that show it, each once, without line numbers."""
+        return tuple(dict.fromkeys(b.partition(":")[0] for b in self.builds))
+
+
+def seen(name: str, says: str, *builds: str, source: str = "") -> Case:
+    """A case that a real build shows; at least one build has to be named."""
+    if not builds:
+        raise ValueError(f"case '{name}' is said to be seen and names no build")
+    return Case(name, Evidence.SEEN, says, builds, source)
+
+
+def documented(name: str, says: str, source: str) -> Case:
+    """A case that NVIDIA documents, or that a user's report shows without its log."""
+    return Case(name, Evidence.DOCUMENTED, says, (), source)
+
+
+def assumed(name: str, says: str, source: str) -> Case:
+    """A case that no available build shows; ``source`` says why it is taken so and what would refute it."""
+    return Case(name, Evidence.ASSUMED, says, (), source)

@@ -1,9 +1,7 @@
 """Everything that the model alone shows: what fails a build or changes its result, and shapes that INT8 dislikes."""
 
-from __future__ import annotations
-
 from qdqtool.explain.report import Report
-from qdqtool.lint import half, head, operators, quantizers, structure, weight_scales, weights
+from qdqtool.lint import operators, quantizers, structure, weight_scales, weights
 from qdqtool.lint.structure import Fused
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
@@ -17,7 +15,7 @@ def check(model: Model, target: str) -> list[Finding]:
 
     Args:
         model: The model; its external data may be missing.
-        target: ``trt8.0``, ``trt8.4``, ``trt8.5``, ``trt8.6``, ``trt10``, ``trt11`` or ``rtx1.7``.
+        target: The name of a target.
     """
     report = Report(target)
     chosen = target_named(target)
@@ -36,6 +34,6 @@ def run(view: View, report: Report, fused: Fused) -> None:
     quantizers.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
-    head.run(view, report)
-    half.run(view, report)
+    structure.heads(view, report)
+    operators.half(view, report)
     structure.run(view, report, fused)

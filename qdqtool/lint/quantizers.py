@@ -1,7 +1,5 @@
 """Static checks of every QuantizeLinear and DequantizeLinear: types, scales, zero points, axes, opset."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -79,7 +77,7 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
         return
     values = params.zero_point
     unsigned = params.precision == Precision.UINT8
-    if values is not None and values.size and np.any(values != 0):
+    if params.zero_points is not None and values is not None and values.size and not params.zero_points.zero:
         yield "ZP-NONZERO", NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
     elif unsigned and not _reads_int8(view, node):
         yield "ZP-UINT8", UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
@@ -108,12 +106,11 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         return
     if params.scale_type == onnx.TensorProto.FLOAT16:
         yield "SCALE-FP16", ScaleHalf(CHECK, name, _summary(params))
-    if scale is not None and scale.size:
+    if params.scales is not None and scale is not None and scale.size and not params.scales.positive:
         bad = ~(scale > 0) | ~np.isfinite(scale)
-        if bad.any():
-            channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-            value = float(scale[bad][0])
-            yield "SCALE-NONPOS", ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
+        channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
+        value = float(scale[bad][0])
+        yield "SCALE-NONPOS", ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
     shape = params.scale_shape
     blocks = target_named(target).blocked_scales
     if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):

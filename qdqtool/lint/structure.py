@@ -1,17 +1,35 @@
-"""Placements that keep a fusion from happening, whatever the convolution's own precision is."""
-
-from __future__ import annotations
+"""Placements that keep a fusion from happening, heads of detectors, shapes that INT8 kernels dislike, float types."""
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import onnx
+from onnx import TensorProto
+
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
-from qdqtool.model.graph import Node
+from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.half import half_nodes
+from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
-from qdqtool.model.operators import ACTIVATIONS, GATES, is_activation, of, rearranges
+from qdqtool.model.operators import ACTIVATIONS, CONVOLUTIONS, GATES, LayerKind, is_activation, of, rearranges
 from qdqtool.model.view import View, adds_computed, uses
-from qdqtool.trt.faults import CHECK, BehindPad, InsideActivation, QuantizedStream
+from qdqtool.trt.faults import (
+    CHECK,
+    BehindPad,
+    Channels,
+    DepthwiseAdd,
+    DepthwiseSilu,
+    FloatFlag,
+    FloatStays,
+    Grouped,
+    HeadQuantized,
+    InsideActivation,
+    JoinedBehindHead,
+    QuantizedStream,
+)
 from qdqtool.trt.refusals import ResidualFloat
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding
 
 Fused = Mapping[str, Sequence[str]]
@@ -160,3 +178,184 @@ def _behind_pad(view: View, report: Report, conv: Node) -> None:
     pad = view.model.producer(found[1].input(0))
     if pad is not None and pad.op == "Pad":
         report.add("PAD-SPLIT", BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
+
+
+# Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------
+
+
+def last_convolutions(view: View) -> list[Node]:
+    """Bare convolutions with no other convolution behind them (YOLO's DFL does not count as one).
+
+    Empty where the network does not look like a detector: fewer than two such convolutions. These are the ones that
+    insertion takes for a head's.
+    """
+    last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
+    if len(last) < 2:
+        return []
+    finals = head_of(view).finals
+    last = [n for n in last if n.index in finals]
+    return last if len(last) >= 2 else []
+
+
+def head_of(view: View) -> Head:
+    """The head of a detector: its last convolutions, and for a YOLOv8-style one the DFL and what feeds it."""
+    return _float_network(view)[1]
+
+
+def coordinates_of(view: View) -> set[int]:
+    """What makes boxes, reference points and sampling offsets of a DETR, as insertion leaves it float."""
+    if not any(n.op == "GridSample" for n in view.model.nodes) and not attentions(view.model):
+        return set()
+    model, head = _float_network(view)
+    return find_coordinates(model, head.finals).all
+
+
+def _float_network(view: View) -> tuple[Model, Head]:
+    known: dict[str, tuple[Model, Head]] = view.known.setdefault("head", {})
+    if not known:
+        model = _without_quantizers(view)
+        known[""] = model, find_head(model)
+    return known[""]
+
+
+def _without_quantizers(view: View) -> Model:
+    """The same nodes with Q and DQ as Identity and weights read directly, so that a float network's patterns fit."""
+    proto = without_large_weights(view.model.proto)
+    nodes = proto.graph.node
+    for node in view.quantizers:
+        own = nodes[node.index]
+        own.op_type, own.domain = "Identity", ""
+        del own.attribute[:]
+        del own.input[1:]
+    for node in view.weighted:
+        weights = view.weights(node)
+        if weights.dq is None or weights.after:
+            continue
+        nodes[node.index].input[1] = weights.source
+        if view.is_dfl(node):  # stored as integers its weights are 0, 1, 2 ... times a scale
+            shape = view.weight_shape(node) or (1, 1, 1, 1)
+            bins = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
+            name = f"{node.name}/bins"
+            data = bins.astype("<f4").tobytes()
+            proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=bins.shape, raw_data=data)
+            nodes[node.index].input[1] = name
+    return Model(proto, types=view.model)
+
+
+_WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
+
+
+def heads(view: View, report: Report) -> None:
+    """Adds the findings about heads, channel counts, depthwise convolutions and float types."""
+    quantized = {n.index for n in view.weighted if is_quantized(view, n)}
+    _heads(view, report, quantized)
+    for conv in view.weighted:
+        if conv.index in quantized and conv.op in CONVOLUTIONS:
+            _shapes(view, report, conv)
+    if quantized:
+        _float_types(view, report)
+
+
+def _heads(view: View, report: Report, quantized: set[int]) -> None:
+    for index in sorted(coordinates_of(view) & quantized):
+        conv = view.model.nodes[index]
+        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "coordinates"), convolutions=[conv.name])
+    last = last_convolutions(view)
+    if not last:
+        return
+    if any(n.index in quantized for n in last) or any(view.is_dfl(n) for n in view.weighted):
+        _ends(view, report, last, quantized)
+    for q in view.activation_qs:
+        if q.index in view.feeds_weighted:
+            continue
+        concat = _concat_above(view, q)
+        if concat is not None:
+            report.add("HEAD-CONCAT", JoinedBehindHead(CHECK, q.name, concat.name))
+
+
+def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> None:
+    """Last convolutions: those of the boxes are worth a warning, those of the classes a note."""
+    head = head_of(view)
+    for conv in (n for n in view.weighted if n.index in head.dfl and n.index in quantized):
+        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "dfl"), convolutions=[conv.name])
+    for conv in (n for n in last if n.index in quantized):
+        if head.dfl and conv.index not in head.boxes:
+            report.add("HEAD-SCORE", HeadQuantized(CHECK, conv.name, "class"), convolutions=[conv.name])
+        else:
+            branch = "box" if head.dfl else "head"
+            report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+
+
+def _concat_above(view: View, q: Node) -> Node | None:
+    node = view.model.producer(q.input(0))
+    for _ in range(_WALK):
+        if node is None or (not _reshapes(node) and not qdq.is_qdq(node)):
+            break
+        node = view.model.producer(node.input(0))
+    return node if node is not None and node.op == "Concat" else None
+
+
+def _reshapes(node: Node) -> bool:
+    """What is between the branches of a head and the Concat behind them, Sigmoid of the scores included."""
+    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY) or node.op == "Sigmoid"
+
+
+def _shapes(view: View, report: Report, conv: Node) -> None:
+    known = view.channels(conv)
+    if known is None:
+        return
+    inputs, outputs, groups = known
+    concerned = [conv.name]
+    depthwise = groups == inputs and groups > 1
+    stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
+    if depthwise:
+        _depthwise(view, report, conv)
+    elif groups > 1:
+        report.add("GROUP-SLOW", Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=concerned)
+    small = any(c < 16 for c in ((inputs,) if not stem else ()) + (outputs,))
+    odd = tuple(c for c in ((inputs,) if not stem else ()) + (outputs,) if c % 16)
+    if small or odd:
+        found = Channels(CHECK, conv.name, inputs, outputs, odd)
+        report.add("CH-SMALL" if small else "CH-ALIGN", found, convolutions=concerned)
+
+
+def _reads_network_input(view: View, conv: Node) -> bool:
+    found = qdq.source_of_dq(view.model, conv.input(0))
+    if found is None:
+        return False
+    dq, q = found
+    tensor = (q or dq).input(0)
+    cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
+    return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
+
+
+def _depthwise(view: View, report: Report, conv: Node) -> None:
+    readers = view.model.readers(conv.output)
+    ops = {n.op for n in readers}
+    if "Sigmoid" in ops and "Mul" in ops:
+        last = conv.index not in view.feeds_weighted
+        report.add("DW-SILU", DepthwiseSilu(CHECK, conv.name, last), convolutions=[conv.name])
+    if ops == {"Add"}:
+        report.add("DW-ADD", DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
+
+
+def _float_types(view: View, report: Report) -> None:
+    if not target_named(report.target).strongly_typed:
+        report.add("FLAG-FP16", FloatFlag(CHECK, ""))
+        return
+    weighted = [n for n in view.weighted if n.output in view.varying]
+    types = {n.index: _computes_in(view, n) for n in weighted}
+    if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
+        return  # a file with both types says of each node what it wants
+    half = half_nodes(view.model)
+    float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
+    if float32:
+        products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+        report.add("FLOAT-FP32", FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
+
+
+def _computes_in(view: View, conv: Node) -> int:
+    found = qdq.source_of_dq(view.model, conv.input(0))
+    if found is not None:
+        return view.params(found[0]).scale_type
+    return view.model.elem_type(conv.input(1))

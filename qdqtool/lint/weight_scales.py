@@ -6,9 +6,9 @@ channels, and in each of them a share of its weights, to be a finding. Where nea
 write them, single channels that are not are one as well; and a layer that is far off where the layers are alike.
 """
 
-from __future__ import annotations
-
+import functools
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -41,26 +41,54 @@ _LAYER_SPREAD = 8.0  # ... and against how far three quarters of them are off
 
 
 @record
+class _Measured:
+    """How scales fit weights, which layers may share.
+
+    Attributes:
+        ratios: Largest weight over the largest that its scale holds, for each channel (or the whole tensor).
+        clipped: Which of these are clipped.
+        little: Which of these have next to no weights beside those of the layer's other channels.
+    """
+
+    ratios: npt.NDArray[np.float64]
+    clipped: npt.NDArray[np.bool_]
+    little: npt.NDArray[np.bool_]
+
+    @functools.cached_property
+    def logs(self) -> npt.NDArray[np.float64]:
+        return np.log(self.ratios)
+
+    @functools.cached_property
+    def median(self) -> float:
+        """As numpy's, which loads its masked arrays for it."""
+        return _median(self.ratios)
+
+    @functools.cached_property
+    def off(self) -> float:
+        """The largest distance from a perfect fit, rounding conventions apart; a factor."""
+        return _off(self.ratios)
+
+@record
 class _Fit:
     """How the scales of one layer fit.
 
     Attributes:
         node: The layer.
-        ratios: Largest weight over the largest that its scale holds, for each channel (or the whole tensor).
-        clipped: Which of these are clipped.
-        little: Which of these have next to no weights beside those of the layer's other channels.
-        crossed: The same with the scales of the other axis, where that has as many channels; empty otherwise.
+        measured: Of its weights.
+        crossed: The same ratios with the scales of the other axis, where that has as many channels; empty otherwise.
         flat: Whether each channel is given a scale, and all of them are equal.
         stored: Whether the weights are stored as integers, which cannot be clipped any more.
     """
 
     node: Node
-    ratios: npt.NDArray[np.float64]
-    clipped: npt.NDArray[np.bool_]
-    little: npt.NDArray[np.bool_]
+    measured: _Measured
     crossed: npt.NDArray[np.float64]
     stored: bool
     flat: bool = False
+
+    @property
+    def ratios(self) -> npt.NDArray[np.float64]:
+        return self.measured.ratios
 
 
 def run(view: View, report: Report) -> None:
@@ -69,12 +97,13 @@ def run(view: View, report: Report) -> None:
     found = (_crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits)) if len(fits) >= _FEW else None
     found = found or _exceptions(fits) or _layers_off(fits)
     if found is not None:
-        report.add("W-SCALE", found, convolutions=[f.node.name for f in fits if f.node.name in found.layers])
+        layers = set(found.layers)
+        report.add("W-SCALE", found, convolutions=[f.node.name for f in fits if f.node.name in layers])
 
 
 def _crossed(fits: list[_Fit]) -> WeightScales | None:
     """Scales that fit along the other axis, and not along their own."""
-    bad = [f for f in fits if f.crossed.size and _off(f.ratios) > _SAME >= _off(f.crossed)]
+    bad = [f for f in fits if f.crossed.size and f.measured.off > _SAME >= _off(f.crossed)]
     return _finding(WeightScalesCause.AXIS, bad, fits) if bad else None
 
 
@@ -91,11 +120,12 @@ def _off(ratios: npt.NDArray[np.float64]) -> float:
 
 def _factor(fits: list[_Fit]) -> WeightScales | None:
     """One factor for all channels of nearly all layers."""
-    middle = np.array([_median(f.ratios) for f in fits])
-    factor = _median(middle)
-    alike = [f for f, m in zip(fits, middle, strict=True)
-             if abs(m / factor - 1) < _SAME / 10 and float(np.mean(np.abs(f.ratios / factor - 1) < _SAME / 10)) > 0.95]
-    if abs(math.log(factor)) <= _ROUNDING or len(alike) < 0.8 * len(fits):
+    factor = _median(np.array([f.measured.median for f in fits]))
+    if abs(math.log(factor)) <= _ROUNDING:
+        return None
+    alike = [f for f in fits if abs(f.measured.median / factor - 1) < _SAME / 10
+             and float(np.mean(np.abs(f.ratios / factor - 1) < _SAME / 10)) > 0.95]
+    if len(alike) < 0.8 * len(fits):
         return None
     return _finding(WeightScalesCause.FACTOR, alike, fits, factor)
 
@@ -105,7 +135,7 @@ def _spread(fits: list[_Fit]) -> WeightScales | None:
     clipped, wasted = _shares(fits)
     if clipped <= _SHARE and wasted <= _SHARE:
         return None
-    bad = [f for f in fits if np.any(f.clipped) or np.any(f.ratios < _WASTED)]
+    bad = [f for f in fits if np.any(f.measured.clipped) or np.any(f.ratios < _WASTED)]
     per_channel = any(f.ratios.size > 1 for f in bad)
     if clipped > _SHARE:
         return _finding(WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits)
@@ -122,11 +152,14 @@ def _exceptions(fits: list[_Fit]) -> WeightScales | None:
     """A few channels, or one layer, where all others are exact."""
     if not fits:
         return None
-    logs = [np.log(f.ratios) for f in fits]
-    usual = _median(np.concatenate(logs))
-    if sum(float(np.mean(np.abs(x - usual) <= _ROUNDING)) for x in logs) < _EXACT * len(fits):
+    usual = _median(np.concatenate([f.measured.logs for f in fits]))
+    times = Counter(map(id, (f.measured for f in fits)))
+    different = {id(f.measured): f.measured for f in fits}
+    away = {key: np.abs(one.logs - usual) for key, one in different.items()}
+    if sum(times[key] * float(np.mean(x <= _ROUNDING)) for key, x in away.items()) < _EXACT * len(fits):
         return None
-    off = [int(np.sum((np.abs(x - usual) > math.log(_EXCEPTION)) & ~f.little)) for f, x in zip(fits, logs, strict=True)]
+    found = {key: int(np.sum((x > math.log(_EXCEPTION)) & ~different[key].little)) for key, x in away.items()}
+    off = [found[id(f.measured)] for f in fits]
     bad = [f for f, count in zip(fits, off, strict=True) if count]
     return _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(off)) if bad else None
 
@@ -135,7 +168,7 @@ def _layers_off(fits: list[_Fit]) -> WeightScales | None:
     """Layers far off as a whole, where the others are about as far off as each other."""
     if len(fits) < _LAYERS:
         return None
-    middle = np.array([math.log(_median(f.ratios)) for f in fits])
+    middle = np.array([math.log(f.measured.median) for f in fits])
     away = np.abs(middle - _median(middle))
     limit = max(math.log(_LAYER_OFF), _LAYER_SPREAD * float(np.sort(away)[3 * len(away) // 4]))
     bad = [f for f, far in zip(fits, away.tolist(), strict=True) if far > limit]
@@ -145,7 +178,7 @@ def _layers_off(fits: list[_Fit]) -> WeightScales | None:
 def _shares(fits: list[_Fit]) -> tuple[float, float]:
     """Share of all channels that is clipped, and that wastes two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
-    return float(np.mean(np.concatenate([f.clipped for f in fits]))), float(np.mean(ratios < _WASTED))
+    return float(np.mean(np.concatenate([f.measured.clipped for f in fits]))), float(np.mean(ratios < _WASTED))
 
 
 def _finding(
@@ -164,23 +197,25 @@ def _fits(view: View) -> list[_Fit]:
     total = sum(math.prod(s) for _, s in weighted)
     step = max(1, math.ceil(total / _VALUES))
     found = []
+    known: dict[tuple[str, int, int], _Measured] = {}
     for node, shape in weighted[::step]:
-        fit = _fit(view, node, shape) if math.prod(shape) <= _LARGEST else None
+        fit = _fit(view, node, shape, known) if math.prod(shape) <= _LARGEST else None
         if fit is not None and fit.ratios.size:
             found.append(fit)
     return found
 
 
-def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
+def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, int, int], _Measured]) -> _Fit | None:
+    """How the scales of a layer fit; ``known`` holds what was measured of weights, scales and axes."""
     weights = view.weights(node)
     first = weights.first
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
     scale = params.scale
-    if params.precision != Precision.INT8 or scale is None or not scale.size:
+    if params.precision != Precision.INT8 or params.scales is None or scale is None or not scale.size:
         return None
-    if not np.all((scale > 0) & np.isfinite(scale)):
+    if not params.scales.positive:
         return None
     proto = view.model.constant_proto(weights.source)
     if proto is None or proto.external_data:
@@ -189,30 +224,34 @@ def _fit(view: View, node: Node, shape: tuple[int, ...]) -> _Fit | None:
     if values is None or not values.size:
         return None
     stored = weights.q is None
+
+    def measured(axis: int | None) -> _Measured:
+        key = (weights.source, id(params.scales), -1 if axis is None else axis)
+        if key not in known:
+            known[key] = _measured(*((values.reshape(1, -1), 0) if axis is None else (values, axis)), scale, stored)
+        return known[key]
+
     axis = view.axis(first)
     if axis is None and scale.size > 1:
         return None  # a file that contradicts itself
     if axis is None or scale.size == 1:
-        return _Fit(node, *_measured(values.reshape(1, -1), 0, scale, stored), np.empty(0), stored)
+        return _Fit(node, measured(None), np.empty(0), stored)
     axis %= len(shape)
     if axis >= len(shape) or shape[axis] != scale.size:
         return None
-    measured = _measured(values, axis, scale, stored)
+    own = measured(axis)
     crossed = np.empty(0)
     other = 1 - axis if axis in (0, 1) and output_axis(node, len(shape)) is not None else None
     if other is not None and other < len(shape) and shape[other] == scale.size and not stored:
-        if _off(measured[0]) > _SAME:
-            crossed = _measured(values, other, scale, stored)[0]
-    return _Fit(node, *measured, crossed, stored, flat=bool(np.ptp(scale) == 0.0))
+        if own.off > _SAME:
+            crossed = measured(other).ratios
+    return _Fit(node, own, crossed, stored, flat=params.scales.alike)
 
 
 def _measured(
     values: npt.NDArray[Any], axis: int, scale: npt.NDArray[np.float64], stored: bool
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Ratios, which are clipped, and which have little weights, as :class:`_Fit` has them.
-
-    Channels without a weight that is not 0 are left out.
-    """
+) -> _Measured:
+    """Channels without a weight that is not 0 are left out."""
     # In the weights' own type, whose least integer has no magnitude there; as numbers of 64 bits only what is left.
     values = values.reshape(len(values), -1) if axis == 0 else values
     others = tuple(i for i in range(values.ndim) if i != axis)
@@ -230,4 +269,4 @@ def _measured(
     for i in np.flatnonzero(clipped):
         channel = values.take(np.flatnonzero(alive)[i], axis)
         clipped[i] = np.mean((channel > held[i]) | (channel < -held[i])) > _TAIL
-    return ratios, clipped, largest < _LITTLE * (_median(largest) if largest.size else 0.0)
+    return _Measured(ratios, clipped, largest < _LITTLE * (_median(largest) if largest.size else 0.0))

@@ -1,7 +1,5 @@
 """Static checks of the weights and bias of every convolution."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from qdqtool.explain.report import Report
@@ -24,7 +22,6 @@ from qdqtool.trt.refusals import (
     Step,
     WeightsAxis,
     WeightsNotConstant,
-    WeightsNotDequantized,
     WeightsShared,
 )
 from qdqtool.trt.targets import target_named
@@ -36,19 +33,12 @@ def run(view: View, report: Report) -> None:
     sources: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
     for conv in view.weighted:
         weights = view.weights(conv)
-        quantized_input = qdq.source_of_dq(view.model, conv.input(0)) is not None
-        if weights.dq is None:
-            if quantized_input and weights.folded:
-                report.add(
-                    "W-NO-DQ", WeightsNotDequantized(CHECK, conv.name, weights.source), convolutions=[conv.name],
-                    values=view.values(conv.input(0)),
-                )
-        elif weights.folded:
+        if weights.dq is not None and weights.folded:
             sources[weights.source].append((conv, weights))
             _check_quantized(view, report, conv, weights)
-        elif conv.op in CONVOLUTIONS:
+        elif weights.dq is not None and conv.op in CONVOLUTIONS:
             report.add("W-NONCONST", WeightsNotConstant(CHECK, conv.name, weights.source), convolutions=[conv.name])
-        elif quantized_input:
+        elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
             report.add("MATMUL-COMPUTED", ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
         _bias(view, report, conv)
         _floats(view, report, conv)

@@ -68,7 +68,7 @@ class Node:
         self.domain = proto.domain
         self.inputs = tuple(proto.input)
         self.outputs = tuple(proto.output)
-        self.captured = tuple(captured(proto))
+        self.captured = tuple(captured(proto)) if proto.attribute else ()
         self.__dict__.clear()
 
     def __repr__(self) -> str:
@@ -311,8 +311,8 @@ class Model:
             if old == new:
                 continue
             values = self.is_constant(new) or self.is_constant(old)
-            was = self._type(old) if self.is_constant(old) else known.get(old, (0, None))
-            if was != self._type(new) or (values and node.op not in _BY_SHAPE):
+            was = self.type_of(old) if self.is_constant(old) else known.get(old, (0, None))
+            if was != self.type_of(new) or (values and node.op not in _BY_SHAPE):
                 return self._made(node)
         if len(outputs) != len(node.outputs) or node.op in ("QuantizeLinear", "DequantizeLinear", "Cast"):
             return self._made(node)
@@ -324,16 +324,22 @@ class Model:
             return None
         kind = 0
         if node.op == "QuantizeLinear":
-            kind = self._type(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
+            kind = self.type_of(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
         elif node.op == "DequantizeLinear":
-            kind = self._type(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
+            kind = self.type_of(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
         elif node.op == "Cast":
             kind = node.integer("to", 0)
-        shape = self._type(node.input(0))[1]
+        shape = self.type_of(node.input(0))[1]
         return [(kind, shape)] if kind and shape is not None else None
 
-    def _type(self, tensor: str) -> TensorType:
-        return self.elem_type(tensor), self.shape(tensor)
+    def type_of(self, tensor: str) -> TensorType:
+        """What :meth:`elem_type` and :meth:`shape` say."""
+        kind, shape = self._constant_type(tensor)
+        if shape is not None and kind:
+            return kind, shape
+        types = self._types if self._types is not None else self._known_types()
+        known = types.get(tensor, (0, None))
+        return kind or known[0], known[1] if shape is None else shape
 
     def node(self, name: str) -> Node:
         """The node of that name (see :attr:`Node.name`).
@@ -436,11 +442,20 @@ class Model:
 
     def constant_shape(self, tensor: str) -> tuple[int, ...] | None:
         """Dimensions of a constant, known even when its data is not available."""
-        proto = self.constant_proto(tensor)
+        return self._constant_type(tensor)[1]
+
+    def _constant_type(self, tensor: str) -> tuple[int, tuple[int, ...] | None]:
+        """Type and dimensions of a constant; 0 and None of what is none."""
+        proto = self.initializers.get(tensor)
+        if proto is None:
+            node = self.producers.get(tensor)
+            if node is None or node.op != "Constant":
+                return 0, None
+            proto = self.constant_proto(tensor)
         if proto is not None:
-            return tuple(proto.dims)
+            return int(proto.data_type), tuple(proto.dims)
         value = self.constant(tensor)
-        return None if value is None else value.shape
+        return 0, None if value is None else value.shape
 
     def _known_types(self) -> dict[str, TensorType]:
         """What the file states, and where it does not, what is inferred from it."""
@@ -451,8 +466,9 @@ class Model:
         graph = self.proto.graph
         stated = (*graph.value_info, *graph.input, *graph.output)
         types = self._types = {v.name: _type_of(v.type) for v in stated}
-        open_nodes = [n for n in self.ordered if not self._is_typed(n)]
-        for node in open_nodes:  # exporters state the float tensors, and quantizers leave out their own
+        for node in self.ordered:  # exporters state the float tensors, and quantizers leave out their own
+            if self._is_typed(node):
+                continue
             found = self._made(node)
             if found is None:
                 break
@@ -460,9 +476,13 @@ class Model:
         else:
             return types
         types = self._types = {v.name: _type_of(v.type) for v in stated}
+        read: dict[bytes, TensorType] = {}  # most tensors of a network have a type that another one has
         for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
             if types.get(name, (0, None))[1] is None:
-                types[name] = _type_of(kind)
+                key = kind.SerializeToString()
+                if key not in read:
+                    read[key] = _type_of(kind)
+                types[name] = read[key]
         return types
 
     def _is_typed(self, node: Node) -> bool:
@@ -471,13 +491,11 @@ class Model:
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
-        constant = self.constant_shape(tensor)
-        return constant if constant is not None else self._known_types().get(tensor, (0, None))[1]
+        return self.type_of(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:
         """ONNX element type (``onnx.TensorProto.FLOAT`` ...) of a tensor; 0 when unknown."""
-        proto = self.constant_proto(tensor)
-        return int(proto.data_type) if proto is not None else self._known_types().get(tensor, (0, None))[0]
+        return self.type_of(tensor)[0]
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -9,7 +9,8 @@ What makes coordinates, and attentions, are found by structure as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,9 @@ from qdqtool.model.operators import (
 from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region, run_time_inputs
 from qdqtool.model.qdq import is_qdq
 
+_ABOVE_DFL = 9  # operators looked at above a convolution for the Softmax
+_BETWEEN_DFL = frozenset({LayerKind.SHUFFLE, LayerKind.IDENTITY, LayerKind.QUANTIZE, LayerKind.DEQUANTIZE,
+                          LayerKind.COPY})
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
 
 
@@ -185,6 +189,19 @@ def _finals(model: Model, dfl: set[int]) -> set[int]:
         if n.op in WEIGHTED and n.index not in dfl and feeding.isdisjoint(n.outputs)
         and not _is_activated(model, n.output)
     }  # fmt: skip
+
+
+def is_dfl(shape: Sequence[int | None] | None, above: Iterator[LayerKind]) -> bool:
+    """Whether a convolution is YOLO's distribution focal loss: weights [1, bins, 1, 1] behind a Softmax.
+
+    Args:
+        shape: Of its weights; None where it is not known.
+        above: The kinds of what is above its data, the nearest first.
+    """
+    if not shape or shape[0] != 1 or any(d != 1 for d in shape[2:]):
+        return False
+    found = next((kind for kind in itertools.islice(above, _ABOVE_DFL) if kind not in _BETWEEN_DFL), None)
+    return found == LayerKind.SOFTMAX
 
 
 def feeding_weighted(model: Model, dfl: Collection[int]) -> set[str]:

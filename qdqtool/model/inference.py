@@ -10,7 +10,7 @@ small are hidden from onnx.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -189,11 +189,13 @@ _EXTENTS: dict[str, Callable[[list[Extent]], Extent]] = {
 FOLLOWED = frozenset(("Add", "Cast", "Concat", "Gather", "MeanVarianceNormalization", "Mul", "Size", "Slice",
                        "Squeeze", "Sub", "Unsqueeze"))
 
+_BY_AXES = ("Squeeze", "Unsqueeze")
+
 
 def output_of(node: onnx.NodeProto, inputs: list[Extent]) -> Extent:
     work = _EXTENTS.get(node.op_type)
     if work is not None:
-        if node.op_type in ("Squeeze", "Unsqueeze") and len(inputs) == 1:
+        if node.op_type in _BY_AXES and len(inputs) == 1:
             axes = next((len(a.ints) for a in node.attribute if a.name == "axes"), 0)
             inputs = [*inputs, Extent(1, 1, axes, axes if axes or node.op_type == "Unsqueeze" else _MANY)]
         return work(inputs)
@@ -221,6 +223,7 @@ def _constant(node: onnx.NodeProto) -> Extent:
 _HIDDEN = "qdqtool.hidden"
 _STANDARD = ("", "ai.onnx")
 _ROUNDS = 4
+_NAME = 60  # characters kept of the name of a dimension while onnx infers
 
 Types = dict[str, onnx.TypeProto]
 
@@ -265,6 +268,21 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
     return not _Inference(proto).hidden
 
 
+def _long_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[Any]:
+    """Dimensions with long symbolic names: onnx gives every tensor behind a copy of them."""
+    inner = (g for n in nodes for a in n.attribute for g in held(a))
+    for graph in (proto.graph, *inner):
+        kinds = [v.type for v in (*graph.input, *graph.output, *graph.value_info)]
+        for kind in kinds:
+            which = kind.WhichOneof("value")
+            if which in ("sequence_type", "optional_type"):
+                kinds.append(getattr(kind, which).elem_type)
+            elif which == "map_type":
+                kinds.append(kind.map_type.value_type)
+            elif which is not None:
+                yield from (d for d in getattr(kind, which).shape.dim if len(d.dim_param) > _NAME)
+
+
 class _Inference:
     """Inference of a model, with the nodes hidden that are not shown to stay small.
 
@@ -280,7 +298,10 @@ class _Inference:
         self._functions = {(f.domain, f.name): f for f in proto.functions}
         self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         self._stated = frozenset(self._known)
+        self._long = list(_long_names(proto, self._nodes))
         self._amounts: dict[str, int] = {}  # how much is known of each
+        #: Of an operator and the extents of its inputs: that of its output, all entries together, the highest rank.
+        self._made: dict[tuple[object, ...], tuple[Extent, int, int]] = {}
         self._limit()
 
     def types(self, follow: bool) -> Types | None:
@@ -319,8 +340,12 @@ class _Inference:
         for node in places:
             node.domain = _HIDDEN
         opsets = [o.opset_import for o in (self._proto, *self._proto.functions)] if places else []
+        names: dict[str, int] = {}
         for imported in opsets:
             imported.add(domain=_HIDDEN, version=1)
+        long = [(d, d.dim_param) for d in self._long]
+        for dim, name in long:
+            dim.dim_param = f"{name[:_NAME]}~{names.setdefault(name, len(names))}"
         try:
             inferred = onnx.shape_inference.infer_shapes(self._proto, data_prop=follow).graph
         except Exception:
@@ -332,6 +357,8 @@ class _Inference:
                     node.ClearField("domain")
                 else:
                     node.domain = domain
+            for dim, name in long:
+                dim.dim_param = name
             del graph.value_info[count:]
             for imported in opsets:
                 del imported[-1]
@@ -368,21 +395,29 @@ class _Inference:
                 for graph in held(attribute):
                     stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
                     self._graph(graph, extents, stated)
-            if function is not None or node.domain in _STANDARD:
-                output = output_of(node, inputs) if function is None else ANY
+            op = node.op_type
+            if function is not None:
+                output = ANY
+            elif node.domain in _STANDARD:
+                key = (op, *inputs) if op in _EXTENTS and op not in _BY_AXES else None
+                made = self._made.get(key) if key is not None else None
+                if made is None:
+                    output = output_of(node, inputs)
+                    made = output, sum(e.most for e in inputs) + output.most, max(e.high for e in (*inputs, output))
+                    if key is not None:
+                        self._made[key] = made
+                output = made[0]
+                self._judge(node, op, made[1], made[2])
             else:
-                output = ANY if onnx.defs.has(node.op_type, node.domain) else UNTYPED
-            if function is None and node.domain in _STANDARD:
-                self._judge(node, inputs, output)
+                output = ANY if onnx.defs.has(op, node.domain) else UNTYPED
             for tensor in node.output:
-                extents.own[tensor] = as_known(output, known.get(tensor), node.op_type in FOLLOWED)
+                kind = known.get(tensor)
+                extents.own[tensor] = output if kind is None else as_known(output, kind, op in FOLLOWED)
 
-    def _judge(self, node: onnx.NodeProto, inputs: list[Extent], output: Extent) -> None:
-        work = sum(e.most for e in inputs) + output.most
-        ranks = max(e.high for e in (*inputs, output))
-        if ranks > budgets.RANK or (node.op_type == "Expand" and work > budgets.SHAPE_ENTRIES):
+    def _judge(self, node: onnx.NodeProto, op: str, work: int, ranks: int) -> None:
+        if ranks > budgets.RANK or (op == "Expand" and work > budgets.SHAPE_ENTRIES):
             self.hidden.add(id(node))
-        elif node.op_type in FOLLOWED:
+        elif op in FOLLOWED:
             if work > budgets.SHAPE_ENTRIES or self._entries + work > budgets.SHAPE_ENTRIES_ALL:
                 self.unfollowed.add(id(node))
             else:

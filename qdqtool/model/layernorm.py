@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, helper
+import onnx
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import DOMAINS, is_run_time, reduced_axes
@@ -82,7 +82,7 @@ def as_one(model: Model, pieces: Pieces) -> tuple[npt.NDArray[Any], npt.NDArray[
         return None
     values = [None if v is None else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).copy()
               for v in given]
-    kind = helper.tensor_dtype_to_np_dtype(model.elem_type(pieces.tensor) or TensorProto.FLOAT)
+    kind = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(pieces.tensor) or onnx.TensorProto.FLOAT)
     return values[0] if values[0] is not None else np.ones(sizes, kind), values[1]
 
 

@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtool.base import budgets
+from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.io import files, packed
 from qdqtool.io.files import open_input, read_all, same_file
@@ -167,11 +168,12 @@ def load(source: ModelSource | Model) -> Model:
             try:
                 made = onnx_graphsurgeon.export_onnx(source)
             except Exception as error:  # it raises whatever its parts raise
-                text = " ".join(str(error).split()) or type(error).__name__
-                raise ModelError(f"onnx-graphsurgeon cannot export the graph: {text[:200]}") from error
+                raise ModelError(f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}") from error
         return load(made)
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
+    if not isinstance(source, (str, os.PathLike)):
+        raise ModelError(f"a model of type {type(source).__name__} is not understood; give a path or a ModelProto")
     path = Path(source)
     data = _read(path)
     base_dir = str(path.resolve().parent)

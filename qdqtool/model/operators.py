@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from qdqtool.base.records import record
-from qdqtool.knowledge.evidence import Case, assumed, documented, seen
+from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import precision_of
 

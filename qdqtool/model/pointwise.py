@@ -69,32 +69,6 @@ def region(model: Model, tensor: str, node: Node) -> list[Node]:
     return [found[i] for i in sorted(found)]
 
 
-def activation_behind(model: Model, tensor: str) -> list[Node] | None:
-    """The smallest pointwise subgraph behind a tensor that alone reads it and that one tensor leaves.
-
-    Returns:
-        Its nodes, the one that makes the result last; None where something else reads the tensor, or there is none.
-    """
-    if model.is_output(tensor):
-        return None
-    inside: dict[int, Node] = {}
-    known = {tensor}
-    waiting = {n.index: n for n in model.readers(tensor)}
-    while waiting and len(inside) < _LONGEST:
-        ready = next((n for n in waiting.values() if _is_ready(model, n, known)), None)
-        if ready is None:
-            return None
-        del waiting[ready.index]
-        inside[ready.index] = ready
-        if not waiting:
-            return list(inside.values())
-        if model.is_output(ready.output):
-            return None
-        known.add(ready.output)
-        waiting.update((n.index, n) for n in model.readers(ready.output))
-    return None
-
-
 def _is_ready(model: Model, node: Node, known: Container[str]) -> bool:
     return is_pointwise(node) and len(node.outputs) == 1 and all(t in known for t in run_time_inputs(model, node))
 

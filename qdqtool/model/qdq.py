@@ -74,6 +74,21 @@ class Numbers:
     values: npt.NDArray[Any]
 
     @functools.cached_property
+    def positive(self) -> bool:
+        """Whether all are finite and above 0."""
+        return bool(np.all((self.values > 0) & np.isfinite(self.values)))
+
+    @functools.cached_property
+    def alike(self) -> bool:
+        """Whether all are one number."""
+        return bool(np.ptp(self.values) == 0)
+
+    @functools.cached_property
+    def zero(self) -> bool:
+        """Whether all are 0."""
+        return not np.any(self.values)
+
+    @functools.cached_property
     def digest(self) -> bytes:
         """Equal for equal values; of one value where all are the same."""
         values = self.values[:1] if (self.values == self.values[:1]).all() else self.values
@@ -161,7 +176,15 @@ def read_params(model: Model, node: Node) -> QuantParams:
     known = model.memory.setdefault("quantizers", {})
     found = known.get(node.index)
     if found is None:
-        found = known[node.index] = _read_params(model, node)
+        # A Q and its DQ, and quantizers that share their scale, are read once, where no type of theirs comes in.
+        axis = node.attributes.get("axis") if node.proto.attribute else None
+        key = (node.input(1), node.input(2), axis) if axis is None or isinstance(axis, int) else node.index
+        alike = known.get(key)
+        if alike is None:
+            alike = _read_params(model, node)
+            if node.input(2) and model.elem_type(node.input(2)):
+                known[key] = alike
+        found = known[node.index] = alike
     assert isinstance(found, QuantParams)
     return found
 

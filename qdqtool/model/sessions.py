@@ -55,8 +55,9 @@ def open_session(
         options.intra_op_num_threads = threads
         # With a pattern, all that the first run took is held beside the one block that is planned for the next ones.
         options.enable_mem_pattern = False
-        # Between two runs its threads would go on waiting busily, while others count what the first one gave.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # Its threads would wait busily for each other, and between two runs: a quarter of the processor time of two
+        # threads, which those need that decode and count meanwhile.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = {
             "all": levels.ORT_ENABLE_ALL, "extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC,

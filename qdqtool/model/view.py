@@ -11,7 +11,7 @@ from typing import Any
 from qdqtool.base.records import record
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import feeding_weighted
+from qdqtool.model.heads import feeding_weighted, is_dfl
 from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, of, output_axis, rearranges
 from qdqtool.model.qdq import QuantParams
 
@@ -176,23 +176,21 @@ class View:
         return frozenset(n.index for n in self.model.nodes if not feeding.isdisjoint(n.outputs))
 
     def is_dfl(self, node: Node) -> bool:
-        """Whether a Conv is YOLO's distribution focal loss: [1, bins, 1, 1] behind a Softmax."""
-        if node.op != "Conv":
-            return False
-        shape = self.weight_shape(node)
-        if shape is None or shape[0] != 1 or any(d != 1 for d in shape[2:]):
-            return False
+        """Whether a Conv is YOLO's distribution focal loss."""
+        return node.op == "Conv" and is_dfl(self.weight_shape(node), self._kinds_above(node))
+
+    def _kinds_above(self, node: Node) -> Iterator[LayerKind]:
+        """The kinds of what is above a node's data, the nearest first."""
         maker = self.model.producer(node.input(0))
-        for _ in range(6):
-            if maker is None or not (rearranges(maker) or qdq.is_qdq(maker)):
-                break
+        while maker is not None:
+            yield of(maker).kind
             maker = self.model.producer(maker.input(0))
-        return maker is not None and maker.op == "Softmax"
 
     def convolutions_behind(self, node: Node) -> list[str]:
-        """Names of the convolutions that read a Q or DQ directly, as data, weights or bias."""
+        """Names of the convolutions that read a Q or DQ as data, weights or bias, past what a DQ moves past."""
         dqs = [n for n in self.model.readers(node.output) if qdq.is_dq(n)] if qdq.is_q(node) else [node]
-        return [n.name for dq in dqs for n in self.model.readers(dq.output) if n.op in WEIGHTED]
+        readers = (use.node for dq in dqs for use in uses(self, dq.output))
+        return [n.name for n in readers if n is not None and n.op in WEIGHTED]
 
     def pairs(self) -> Iterator[tuple[Node, list[Node]]]:
         """Each activation Q with the DQs that read it."""

@@ -11,8 +11,6 @@ tenth of their standard deviation. So two things are asked:
   that arrives at a quantizer is changed at random by as much as the pieces were found to differ by rounding.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
@@ -99,7 +98,7 @@ def lively(call: Call) -> Call:
             return torch.rand(value.shape, generator=generator, dtype=torch.float32).to(value)
         return value
 
-    return Call(tuple(map(filled, call.args)), {k: filled(v) for k, v in call.kwargs.items()})
+    return call.mapped(filled)
 
 
 def reference(twin: nn.Module, call: Call) -> Reference:
@@ -118,7 +117,7 @@ def reference(twin: nn.Module, call: Call) -> Reference:
         raise
     except Exception as error:  # of the network's own code, or of torch
         given = ", ".join("x".join(map(str, t.shape)) or "a number" for t in call.tensors) or "no tensor"
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        reason = reason_of(error, first_line=True)
         raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({given}): {reason}; give what the "
                          "network was prepared with") from error
     return found
@@ -222,7 +221,7 @@ def check_pieces(
             f"what arrives at {worst_at} is {worst:.1e} of its standard deviation away from what the network computes "
             f"there, more than {PIECE:g}: a Q/DQ pair, a scale, an axis or weights in front of it are not the network's"
         )
-    difference = _end_to_end(proto, call, wanted.outputs, sorts)
+    difference = _end_to_end(proto, call, wanted.outputs)
     return Check(difference, 0.0, len(results), worst, worst_at), Shaking(sizes)
 
 
@@ -281,7 +280,7 @@ def _run_pieces(
     return [run[t] if t in run else feeds[t] for t in (*asked, *outputs)]
 
 
-def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor], sorts: bool) -> float:
+def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor]) -> float:
     worst = 0.0
     for result, tensor in zip(_run(proto, None, _feeds(proto, call)), wanted, strict=False):
         if result.shape != tuple(tensor.shape):

@@ -1,7 +1,5 @@
 """``qat.export``: a trained network with quantizers becomes a Q/DQ model that is predicted and checked."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections import defaultdict
@@ -23,13 +21,22 @@ from qdqtool.model.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
-from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.modules import LEVELS, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
-from qdqtool.qat.networks import copied, exporting_heads, is_yolo, unwrapped
-from qdqtool.qat.norms import fold_norms
+from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
-from qdqtool.qat.trace import Call, as_call, drop_marks, evaluating, export_proto, mark, read_marks
+from qdqtool.qat.trace import (
+    Call,
+    as_call,
+    drop_marks,
+    evaluating,
+    export_proto,
+    fold_constants,
+    mark,
+    merge_pairs,
+    read_marks,
+    transpose_weights,
+)
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 

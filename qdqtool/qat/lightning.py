@@ -16,7 +16,7 @@ from torch import nn
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.exporting import Export, export
 from qdqtool.qat.modules import uncalibrated
-from qdqtool.qat.norms import FREEZE_NORMS, freeze
+from qdqtool.qat.networks import FREEZE_NORMS, freeze
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import insert, is_prepared, plan_data, plan_from, plan_of, prepare
 from qdqtool.qat.ranges import calibrate
@@ -43,7 +43,7 @@ class QATCallback(Callback):  # type: ignore[misc]
             :func:`qdqtool.qat.calibrate`.
         batches: How many batches calibrate.
         method: As for :func:`qdqtool.qat.calibrate`.
-        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.norms.FREEZE_NORMS`.
+        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.
         path: Where to write the Q/DQ model when training ends; None for nowhere.
         options: As for :func:`qdqtool.qat.prepare`: ``target``, ``backend``, ``head``, ``exclude`` ...
 

@@ -4,8 +4,6 @@ A module becomes an instance of a class of the same name that is derived from it
 state-dict keys stay as they are; only the quantizers' own come on top.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections import Counter
@@ -20,8 +18,7 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.qat.networks import protect
-from qdqtool.qat.norms import along_outputs, factor_of
+from qdqtool.qat.networks import along_outputs, factor_of, protect
 from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
@@ -284,7 +281,6 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 
 
 # What the quantizers of all backends have in common: their range, and what is said of them to torch's exporter ------
-
 
 
 LEVELS = 127  # symmetric INT8: the scale is amax / 127, in units of the tensor per integer step

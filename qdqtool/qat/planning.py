@@ -1,7 +1,5 @@
 """Which quantizers a network gets, decided before it is touched."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,19 +11,20 @@ from torch import nn
 
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import options, residuals
-from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.options import Placing
-from qdqtool.insertion.placement import RESIDUALS, Placement, Reader, can_be_quantized, place
+from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
+from qdqtool.insertion import rewrite
+from qdqtool.insertion.placement import HEADS, RESIDUALS, Placement, can_be_quantized, place
 from qdqtool.insertion.prepare import prepare as prepare_network
+from qdqtool.insertion.scales import scale_groups
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
-from qdqtool.qat.cleanup import fold_constants
+from qdqtool.options import DEFAULT_TARGET, Placing
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
 from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
-from qdqtool.qat.trace import Traced, as_call, trace
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
+from qdqtool.trt.targets import Target, target_named
+from qdqtool.types import Refusal
 
 BACKENDS = ("pytorch-quantization", "modelopt")
 
@@ -173,7 +172,7 @@ def plan(
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
     for value, choices, option in (
-        (backend, BACKENDS, "backend"), (head, options.HEADS, "head"), (residual, RESIDUALS, "residual"),
+        (backend, BACKENDS, "backend"), (head, HEADS, "head"), (residual, RESIDUALS, "residual"),
     ):  # fmt: skip
         if value not in choices:
             raise QdqtoolError(f"{option}='{value}': choose one of {', '.join(choices)}")
@@ -195,14 +194,13 @@ def plan(
     while True:
         placing = Placing(head=head, residual=residual, exclude=_exactly(reasons), include=_exactly(included),
                           unify=unify)
-        placement = place(work, residuals.rules_for(work, placing, chosen))
-        unreachable = _unreachable(traced, work, placement)
+        placement = place(work, rewrite.rules_for(work, placing, chosen))
+        unreachable = _unreachable(traced, placement)
         if not unreachable:
             break
         reasons.update(unreachable)
     if not placement.readers:
-        first = placement.skipped[0] if placement.skipped else None
-        why = f"; {first.node}: {as_arguments(first.reason)}" if first is not None else ""
+        why = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
     decided = _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
     call = as_call(sample)
@@ -257,9 +255,9 @@ def _exactly(names: Iterable[str]) -> list[str]:
     return [f"^{re.escape(n)}$" for n in names]
 
 
-def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, str]:
+def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Refusal]:
     """Node names that a pattern matches, by their module's name or their own, with the reason."""
-    found: dict[str, str] = {}
+    found: dict[str, Refusal] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         compiled = compile_pattern(pattern, f"{option} '{pattern}'")
         hits = [node for node, module in names.items() if compiled.search(module) or compiled.search(node)]
@@ -268,19 +266,19 @@ def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dic
             raise QdqtoolError(f"{option} '{pattern}': matches no module that could be quantized; "
                                f"names look like '{example}'")  # fmt: skip
         for node in hits:
-            found.setdefault(node, f"excluded by {option} '{pattern}'")
+            found.setdefault(node, Excluded(PLACEMENT, node, option, pattern))
     return found
 
 
-def _unreachable(traced: Traced, work: Model, placement: Placement) -> dict[str, str]:
+def _unreachable(traced: Traced, placement: Placement) -> dict[str, Refusal]:
     """Nodes that would be quantized where no module or call of the network can hold the quantizer."""
-    found: dict[str, str] = {}
+    found: dict[str, Hidden] = {}
     placed: dict[Site, set[str]] = defaultdict(set)
     for readers in placement.readers.values():
         for reader in readers:
             site = traced.sites.get((reader.node.name, reader.position))
             if site is None:
-                found[reader.node.name] = _why_unreachable(reader)
+                found[reader.node.name] = Hidden.WEIGHTED if reader.node.op in WEIGHTED else Hidden.CALL
             else:
                 placed[site].add(reader.node.name)
     everywhere: dict[Site, set[str]] = defaultdict(set)
@@ -288,20 +286,13 @@ def _unreachable(traced: Traced, work: Model, placement: Placement) -> dict[str,
         everywhere[site].add(node)
     for site, nodes in placed.items():
         if nodes < everywhere[site]:  # a module that runs several times has one quantizer for all of them
-            found.update(dict.fromkeys(nodes, "another run of the same module has to stay float"))
-    return found
-
-
-def _why_unreachable(reader: Reader) -> str:
-    if reader.node.op in WEIGHTED:
-        return "a function call with weights (as F.linear), or a module called with keywords or "\
-               "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with its input"
-    return "no call of + or of an averaging pool that can be found again in the network's code"
+            found.update(dict.fromkeys(nodes, Hidden.OTHER_RUN))
+    return {node: Unreachable(PLACEMENT, node, what) for node, what in found.items()}
 
 
 def _as_plan(
     traced: Traced, work: Model, placement: Placement, target: Target, backend: str, unify: bool,
-    reasons: dict[str, str], names: dict[str, str],
+    reasons: dict[str, Refusal], names: dict[str, str],
 ) -> Plan:  # fmt: skip
     result = Plan(target.name, backend, norms=_norms(traced))
     for module, kind in traced.calls:
@@ -324,15 +315,9 @@ def _as_plan(
         if found not in result.weights:
             result.weights.append(found)
     for skipped in placement.skipped:
-        reason = reasons.get(skipped.node) or as_arguments(skipped.reason.replace("`", ""))
-        result.skipped.append((names.get(skipped.node) or skipped.node, reason))
+        why = SkippedNode(reasons.get(skipped.node, skipped.refusal))
+        result.skipped.append((names.get(why.node) or why.node, why.reason))
     return result
-
-
-def as_arguments(text: str) -> str:
-    """Options of the command line as arguments: ``--head none`` becomes ``head='none'``, ``--include`` ``include=``."""
-    text = re.sub(r"--(head|residual) (\w+)", r"\1='\2'", text)
-    return re.sub(r"--([a-z][\w-]*)", lambda m: m[1].replace("-", "_") + "=", text)
 
 
 def _module_axis(node: Node) -> int:

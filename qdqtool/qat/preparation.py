@@ -1,19 +1,18 @@
 """``qat.prepare``: puts the quantizers of a plan into a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.options import DEFAULT_TARGET
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
 from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
 from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, plan, sample_for
 from qdqtool.qat.sites import LINEAR, Site
-from qdqtool.trt.targets import DEFAULT_TARGET, Target
+from qdqtool.trt.targets import Target
 
 PLAN = "qdqtool_plan"
 
@@ -104,13 +103,13 @@ def insert(model: nn.Module, decided: Plan) -> None:
     Raises:
         QdqtoolError: The backend is missing.
     """
-    backend = backend_named(decided.backend)
+    make = backend_named(decided.backend)
     modules = dict(model.named_modules())
     shared: dict[int, nn.Module] = {}
     for activation in decided.activations:
         quantizer = shared.get(activation.group)
         if quantizer is None:
-            quantizer = shared[activation.group] = backend.make(None)
+            quantizer = shared[activation.group] = make(None)
         module = make_quantizing(modules[activation.site.module])
         if activation.site.kind == "input":
             module.qdq_input = _attach(module, INPUT, quantizer)
@@ -123,10 +122,10 @@ def insert(model: nn.Module, decided: Plan) -> None:
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
         if weight.call is not None:
-            attribute = _attach(module, WEIGHT, backend.make(weight.axis))
+            attribute = _attach(module, WEIGHT, make(weight.axis))
             module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
             continue
-        module.qdq_weight = _attach(module, WEIGHT, backend.make(weight.axis))
+        module.qdq_weight = _attach(module, WEIGHT, make(weight.axis))
         if weight.axis is None and weight.module in norm_behind:
             parent, _, name = norm_behind[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
@@ -150,7 +149,6 @@ def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:
 # Whose quantizers are used ------------------------------------------------------------------------------------------
 
 
-
 # The attributes that hold quantizers, for both backends, so that a checkpoint loads with either. ModelOpt's own names
 # (without the underscore) would be taken by others for a network that ModelOpt converted.
 INPUT = "_input_quantizer"
@@ -158,21 +156,8 @@ RESIDUAL = "_residual_quantizer"
 WEIGHT = "_weight_quantizer"
 
 
-@dataclass(frozen=True)
-class Backend:
-    """What differs between backends.
-
-    Attributes:
-        name: As the user writes it.
-        make: A quantizer for symmetric INT8; the argument is the channel axis, None for one amax.
-    """
-
-    name: str
-    make: Callable[[int | None], nn.Module]
-
-
-def backend_named(name: str) -> Backend:
-    """The backend of that name.
+def backend_named(name: str) -> Callable[[int | None], nn.Module]:
+    """What makes a backend's quantizers for symmetric INT8, of a channel axis, or None for one amax.
 
     Raises:
         QdqtoolError: It is not installed.
@@ -181,10 +166,10 @@ def backend_named(name: str) -> Backend:
         if name == "modelopt":
             from qdqtool.qat import quantizer_modelopt
 
-            return Backend(name, quantizer_modelopt.make)
+            return quantizer_modelopt.make
         from qdqtool.qat import quantizer_pytorch
 
-        return Backend(name, quantizer_pytorch.make)
+        return quantizer_pytorch.make
     except ImportError as error:
         raise QdqtoolError(
             f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); pip install 'qdqtool[qat]'"
@@ -192,7 +177,6 @@ def backend_named(name: str) -> Backend:
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------
-
 
 
 FORMAT = "qdqtool/qat/1"

@@ -1,7 +1,5 @@
 """ModelOpt's quantizer. Importing this needs nvidia-modelopt."""
 
-from __future__ import annotations
-
 import warnings
 
 with warnings.catch_warnings():

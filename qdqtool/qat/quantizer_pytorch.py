@@ -1,7 +1,5 @@
 """pytorch-quantization's quantizer. Importing this needs the package."""
 
-from __future__ import annotations
-
 import warnings
 
 with warnings.catch_warnings():

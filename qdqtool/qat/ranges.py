@@ -1,13 +1,10 @@
 """``qat.calibrate``: ranges of the activations from data, one for each group of tensors."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +15,13 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.methods import DEFAULT_PERCENTILE
 from calibration.statistics import OCTAVES, merge_all, top_of
-from qdqtool.base.progress import track
-from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion.groups import ScaleGroup
-from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale
+from qdqtool.base.process import track
+from qdqtool.base.text import reason_of
+from qdqtool.errors import DataError
+from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
-from qdqtool.qat.planning import Plan, as_arguments
+from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.sites import resting
 from qdqtool.qat.trace import Call, device_of, evaluating
@@ -93,8 +90,7 @@ def calibrate(
     plan = plan_of(model)
     members = _members(model, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
-    with _worded():
-        choice.check([q.name for q in members.values()])
+    choice.check([q.name for q in members.values()])
     seen = _Seen(members)
     batches, images, failed = 0, 0, ""
     try:
@@ -118,8 +114,7 @@ def calibrate(
     device = device_of(model)
     for quantizer, tensors in groups.values():
         group = ScaleGroup(tuple(tensors), tuple(tensors), tuple(tensors))
-        with _worded():
-            scale, said = choose_scale(group, found, choice)
+        scale, said = choose_scale(group, found, choice)
         set_amax(quantizer, torch.tensor(scale.scale * LEVELS, dtype=torch.float32, device=device))
         result.scales.append(scale)
         result.warnings.extend(said)
@@ -170,7 +165,7 @@ def _look(
             try:
                 call.on(model, device)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                reason = reason_of(error, first_line=True)
                 raise DataError(
                     f"batch {batches}: the network cannot be called with it ({reason}); say with fn= what of a batch "
                     "it is called with"
@@ -180,15 +175,6 @@ def _look(
     if not batches:
         raise DataError("no calibration data: the iterable gave no batch")
     return batches, images
-
-
-@contextmanager
-def _worded() -> Iterator[None]:
-    """Errors of the shared rooms name options of the command line; here they are arguments."""
-    try:
-        yield
-    except QdqtoolError as error:
-        raise type(error)(as_arguments(str(error))) from error
 
 
 def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
@@ -206,7 +192,6 @@ def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
 
 
 # Batches as people's loaders give them, turned into calls of the network --------------------------------------------
-
 
 
 _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
@@ -266,7 +251,7 @@ def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] 
         raise DataError(f"a batch is a {type(batch).__name__}; {_HELP}")
     if not call.tensors:
         raise DataError(f"a batch has no tensor for the network; {_HELP}")
-    return Call(tuple(map(_as_floats, call.args)), {k: _as_floats(v) for k, v in call.kwargs.items()})
+    return call.mapped(_as_floats)
 
 
 def _of_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Call:
@@ -295,7 +280,6 @@ def _as_floats(value: Any) -> Any:
 
 
 # Statistics of activations, collected on the device that they are on ------------------------------------------------
-
 
 
 # Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
@@ -399,7 +383,6 @@ def _in_order_of_memory(values: Tensor) -> Tensor:
 
 
 # One set of statistics from the data of all processes of torch.distributed ------------------------------------------
-
 
 
 def several() -> bool:

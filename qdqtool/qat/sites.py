@@ -6,8 +6,6 @@ runs between the start and the end of its ``forward``, those of its children inc
 ``nn.MultiheadAttention``, which hands its weights to a function.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import threading

@@ -1,7 +1,5 @@
 """Quantizers switched off and on, for comparisons and to find the layers that cost most."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqtool.base.progress import track
+from qdqtool.base.process import track
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of

@@ -17,8 +17,6 @@ depend on it. What you train and deploy with Ultralytics is under their licence 
 one), with this trainer as with theirs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,12 +32,12 @@ from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.options import DEFAULT_TARGET
 from qdqtool.qat.modules import uncalibrated
-from qdqtool.qat.networks import protect, unwrapped
-from qdqtool.qat.norms import FREEZE_NORMS, freeze, untrained
+from qdqtool.qat.networks import FREEZE_NORMS, freeze, protect, untrained, unwrapped
 from qdqtool.qat.preparation import is_prepared, prepare
 from qdqtool.qat.ranges import calibrate
-from qdqtool.trt.targets import DEFAULT_TARGET, Target
+from qdqtool.trt.targets import Target
 
 # Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
 # no mosaic (statistics as at inference), and float32: the quantizers' steps are finer than bfloat16's.
@@ -57,7 +55,7 @@ class Options:
         target, backend, head, residual, unify, exclude, include: As for :func:`qdqtool.qat.prepare`.
         method: As for :func:`qdqtool.qat.calibrate`.
         images: How many training images calibrate.
-        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.norms.FREEZE_NORMS`.
+        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.
     """
 
     target: str | Target = DEFAULT_TARGET

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, layers_counted, middle
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
-from qdqtool.buildlog.complete import IMPLICIT
+from qdqtool.buildlog.summary import IMPLICIT
 from qdqtool.engine.costs import EngineReport, LayerCost, Totals, describe, title_of
 from qdqtool.render.output import Page, as_options
 from qdqtool.trt.targets import target_named
 
 if TYPE_CHECKING:
     from qdqtool.comparing.result import Comparison, NodeChange, Side
-    from qdqtool.engine.compare import Comparison as EngineComparison
-    from qdqtool.engine.compare import Pair
-    from qdqtool.verification.result import Verification
+    from qdqtool.engine.costs import Comparison as EngineComparison
+    from qdqtool.engine.costs import Pair
+    from qdqtool.verification.lines import Verification
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending
+from qdqtool.explain.left_float import SkippedNode
 from qdqtool.render.output import Page, as_options
 from qdqtool.render.predict_text import verdict
-from qdqtool.types import Prediction, SkippedNode
+from qdqtool.types import Prediction
 
 if TYPE_CHECKING:
     from qdqtool.fixing.api import Change, Fixed
@@ -78,7 +79,7 @@ def _skipped(page: Page, skipped: list[SkippedNode]) -> None:
     if skipped:
         page.line("", f"Left float ({counted(len(skipped), 'node')})")
     for reason, names in by_reason.items():
-        shown = names if page.everything else names[:_NAMED]
+        shown = page.shown(names, _NAMED)
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         page.fill(f"{reason}: {', '.join(shown)}{more}", 4, "  - ")
 
@@ -244,7 +245,7 @@ def _sites(page: Page, tuning: Tuning) -> None:
         return
     page.heading("Where INT8 costs most: the part of the outputs' standard deviation that goes when this alone is "
                  "float, and what that costs")
-    for site in measured if page.everything else measured[:_SITES]:
+    for site in page.shown(measured, _SITES):
         page.fill(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {_price(site, tuning)}; {site.choice}", 4, "  - ")
     for site in tuning.sites if page.everything else ():
         if site.loss is None:

@@ -1,7 +1,5 @@
 """A command's answer: its lines, where it goes, text or JSON; parameters of the library as options."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -133,9 +131,13 @@ class Page:
         self.gap()
         self.fill(text)
 
+    def shown(self, rows: Sequence[_Row], limit: int) -> Sequence[_Row]:
+        """The first rows, or all where everything is asked for."""
+        return rows if self.everything else rows[:limit]
+
     def each(self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)") -> Iterator[_Row]:
         """The rows, the first ``limit`` unless everything is asked for; how many are left out is a line behind them."""
-        yield from rows if self.everything else rows[:limit]
+        yield from self.shown(rows, limit)
         if len(rows) > limit and not self.everything:
             self.line(f"{lead}and {len(rows) - limit} more{hint}")
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from qdqtool.base.text import counted, ending, layers_counted
 from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import Page, as_options
-from qdqtool.timing.parts import PAYS
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
 
@@ -284,7 +283,7 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
     facts.append(str(head.evidence))
     page.gap()
     page.fill(f"{title_of(head.code)} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: ")
-    shown = same if page.everything else same[:_SHOWN]
+    shown = page.shown(same, _SHOWN)
     fixes = {f.fix for f in same}
     for finding in shown:
         page.fill(finding.message, 4, "  - ")
@@ -354,6 +353,8 @@ def decision(time: TimeEstimate) -> list[str]:
         return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
     if gain is None:
         return [*sentences, "What INT8 could gain is not known."]
+    from qdqtool.timing.parts import PAYS
+
     what = "INT8 placed by qdqtool" if time.is_float else "this model"
     if abs(gain.value - 1) < PAYS - 1:
         text = f"{what[0].upper()}{what[1:]} is about as fast as {gain.precision}"
@@ -386,6 +387,8 @@ def _moving(time: TimeEstimate) -> str:
 
 def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> list[str]:
     """What ``insert`` says of its own result: the decision, and what makes it slow where it does not pay."""
+    from qdqtool.timing.parts import PAYS
+
     page, gain = Page(width), time.gain_range
     for sentence in decision(time):
         page.fill(sentence)
@@ -449,7 +452,7 @@ def _details(page: Page, time: TimeEstimate, prediction: Prediction, *, layers: 
         return
     if time.kernels:
         page.heading("Slowest layers, as in a profile (profiling adds a few us per layer)")
-    for kernel in time.kernels if page.everything else time.kernels[:_SLOWEST]:
+    for kernel in page.shown(time.kernels, _SLOWEST):
         name = kernel.name if page.everything else ending(kernel.title, page.width - 27)
         page.fill(f"{kernel.kind:<11} {name}", 26, f"  {ms(kernel.ms):>10}  ")
 
@@ -467,7 +470,7 @@ def _savings(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
     fixes = saving([f for f in prediction.findings if (f.code, f.node) not in simulated], least)
     if fixes:
         page.line("", "What each fix saves at most, neighbours quantized (savings do not add up)")
-    shown = fixes if page.everything else fixes[:_FIXES]
+    shown = page.shown(fixes, _FIXES)
     for finding in shown:
         page.fill(f"{finding.code}  {finding.node}", 16, f"  {ms(finding.saves_ms or 0.0):>10}  ")
     if len(fixes) > len(shown):

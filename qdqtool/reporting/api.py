@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qdqtool.base import budgets
+from qdqtool.base import budgets, parameters
+from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import DataError, QdqtoolError
@@ -16,6 +16,7 @@ from qdqtool.io.outputs import write_text
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource
 from qdqtool.model.operators import WEIGHTED
+from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 from qdqtool.reporting import data, sections
 from qdqtool.reporting.graphs import draw
 from qdqtool.reporting.nodes import Collector, Subject, gpu_for, look_at
@@ -77,18 +78,16 @@ class Report:
         }
 
 
+@takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
 @watched
 @typed
 def report(
     model: ModelSource | Model,
     *builds: str | os.PathLike[str] | Build,
-    before: ModelSource | Model | None = None,
-    target: str | Target | None = None,
-    gpu: str | None = None,
-    clock: float | None = None,
-    calib_cache: str | os.PathLike[str] | None = None,
-    tuning: str | os.PathLike[str] | None = None,
-    assume: Mapping[str, str] | None = None,
+    beside: Beside,
+    on: OnBuilds,
+    machine: Machine,
+    assumed: Assumed,
 ) -> Report:
     """Makes one HTML page of what TensorRT makes of a model: the verdict, the network as a graph, tables and plots.
 
@@ -96,44 +95,38 @@ def report(
         model: The Q/DQ model (a float one is shown as well).
         builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is compared with them, for
             their version.
-        before: Another model to show beside it: the float model, or an earlier one.
-        target: Which TensorRT to predict for; the build's own where one is given, else ``trt8.5``.
-        gpu: Estimates times for this GPU; the one that the build ran on where that is known.
-        clock: SM clock in MHz.
-        calib_cache: A calibration cache of ``insert``: histograms, and what each method would choose.
-        tuning: What ``qdqtool tune`` wrote as JSON: its Pareto front.
-        assume: As for ``qdqtool.predict``.
+        {options}
 
     Raises:
         DataError: ``before``, ``calib_cache`` or ``tuning`` is of another network.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
     """
+    parameters.require("before", beside.before, ModelSource | Model | None, __name__)
+    parameters.require("target", on.target, str | Target | None, __name__)
     require()
-    page = collect(model, *builds, before=before, target=target, gpu=gpu, clock=clock, calib_cache=calib_cache,
-                   tuning=tuning, assume=assume)
+    page = collect(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
     html = render(page)
     size = len(html.encode())
     budgets.require(size, budgets.REPORT, f"{page.model.path or 'the model'}: its report takes")
     return Report(page, html)
 
 
+@takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
 def collect(
     model: ModelSource | Model,
     *builds: str | os.PathLike[str] | Build,
-    before: ModelSource | Model | None = None,
-    target: str | Target | None = None,
-    gpu: str | None = None,
-    clock: float | None = None,
-    calib_cache: str | os.PathLike[str] | None = None,
-    tuning: str | os.PathLike[str] | None = None,
-    assume: Mapping[str, str] | None = None,
+    beside: Beside,
+    on: OnBuilds,
+    machine: Machine,
+    assumed: Assumed,
 ) -> data.Page:
     """What the page shows; arguments and errors as for :func:`report`."""
+    before, gpu, clock, assume = beside.before, machine.gpu, machine.clock, dict(assumed.assume or {})
     if clock is not None and gpu is None and not builds:
         raise QdqtoolError("`clock` needs `gpu`")
     build = build_of(builds) if builds else None
     chosen = gpu_for(build, gpu, clock)
-    subject = look_at(model, target, chosen, build, dict(assume or {}), named=gpu, clock=clock)
+    subject = look_at(model, on.target, chosen, build, assume, named=gpu, clock=clock)
     collector = Collector(subject, "after" if before is not None else "model")
     page = data.Page(TOOL_VERSION, collector.run())
     page.model.time = sections.time_of(subject)
@@ -141,7 +134,7 @@ def collect(
     sections.add_weights(collector)
     other = None
     if before is not None:
-        other = look_at(before, subject.prediction.target, chosen, None, dict(assume or {}))
+        other = look_at(before, subject.prediction.target, chosen, None, assume)
         _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()
@@ -154,10 +147,10 @@ def collect(
     page.unlisted = sections.unlisted_of(subject)
     page.roof = sections.roof_of(subject)
     page.agreement = sections.agreement_of(collector)
-    if calib_cache is not None:
-        page.histograms, page.calibration = sections.histograms_of(calib_cache, collector)
-    if tuning is not None:
-        page.tuning = sections.tuning_of(tuning, subject.model)
+    if beside.calib_cache is not None:
+        page.histograms, page.calibration = sections.histograms_of(beside.calib_cache, collector)
+    if beside.tuning is not None:
+        page.tuning = sections.tuning_of(beside.tuning, subject.model)
     return page
 
 

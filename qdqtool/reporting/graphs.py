@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from qdqtool.base import budgets
+from qdqtool.base.text import counted
 from qdqtool.engine import drawing
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node as OnnxNode
@@ -47,7 +48,6 @@ def draw(collector: Collector) -> None:
 
 # Layout -----------------------------------------------------------------------------------------------------------
 
-
 def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
@@ -59,7 +59,6 @@ def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
 
 
 # The ONNX graph ---------------------------------------------------------------------------------------------------
-
 
 class _Onnx:
     """Boxes are fused layers and single nodes; edges are the tensors between them.
@@ -202,7 +201,6 @@ def _end(role: str, tensor: str, precision: Precision) -> data.Box:
 
 # The overview -----------------------------------------------------------------------------------------------------
 
-
 def _modules(
     nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
 ) -> tuple[list[data.Box], list[data.Edge]]:
@@ -222,20 +220,20 @@ def _modules(
     stretches += _stretches({b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}, most)
     stretches += [("", [b]) for b in order if boxes[b].role == "output"]
     several = Counter(title for title, _ in stretches)
-    counted: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for title, members in stretches:
         number.update(dict.fromkeys(members, len(made)))
         if not boxes[members[0]].rows:
             made.append(dataclasses.replace(boxes[members[0]]))
             continue
         rows = [n for b in members for n in boxes[b].rows]
-        counted[title] += 1
+        seen[title] += 1
         if not title:
             title = " to ".join(dict.fromkeys(short(nodes[n].name, 14) for n in (rows[0], rows[-1])))
         elif several[title] > 1:
-            title = f"{title} ({counted[title]})"
+            title = f"{title} ({seen[title]})"
         paints = {boxes[b].paint for b in members} - {data.OTHER}
-        made.append(data.Box("module", short(title, NAME_WIDTH), f"{len(rows)} nodes" if len(rows) > 1 else "1 node",
+        made.append(data.Box("module", short(title, NAME_WIDTH), counted(len(rows), "node"),
                              paints.pop() if len(paints) == 1 else data.OTHER, -1, rows))
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
@@ -305,7 +303,6 @@ def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[i
 
 
 # The engine -------------------------------------------------------------------------------------------------------
-
 
 def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | None:
     """Boxes are the layers; a conversion with one reader is a mark on the edge to it. None for too many edges.

@@ -19,22 +19,22 @@ from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_dq, is_q, is_qdq
 from qdqtool.model.view import View
+from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.reporting import data
 from qdqtool.reporting.page import Spoken, message, plain, shown
 from qdqtool.timing import gpus, twin
-from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.gpu_findings import gpu_findings
+from qdqtool.timing.estimate import TimeEstimate, estimate, gpu_findings, in_profile
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work
 from qdqtool.trt import trace
-from qdqtool.trt.rules import cases
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.trt.pipeline import cases
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
-from qdqtool.verification.mapping import trt_name
-from qdqtool.verification.result import Verification
+from qdqtool.verification.convolutions import trt_name
+from qdqtool.verification.lines import Verification
 
 MOST_LINES = 60  # of the optimizer's log, for one node
 MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen
@@ -360,8 +360,6 @@ def _number(value: float) -> float:
 
 
 # The model as it is looked at ---------------------------------------------------------------------------------------
-
-
 
 @dataclass(slots=True)
 class Subject:

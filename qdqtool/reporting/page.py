@@ -107,8 +107,6 @@ def _hash(text: str) -> str:
 
 # How names and numbers are written ----------------------------------------------------------------------------------
 
-
-
 LONGEST = 400  # characters of a name; of a longer one both ends, which distinguish it from others
 LONGEST_TEXT = 4_000
 
@@ -153,34 +151,38 @@ class Spoken:
 
 # Numbers, and the filters of the template ---------------------------------------------------------------------------
 
-
 NONE = "–"
 
 
-def ms(value: float | None) -> str:
+def _known(write: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Writes numbers; a dash for what is not known."""
+    return functools.wraps(write)(lambda value: NONE if value is None or not math.isfinite(value) else write(value))
+
+
+@_known
+def ms(value: float) -> str:
     """``0.681``: milliseconds with three digits that count."""
-    return NONE if value is None or not math.isfinite(value) else _ms(value, unit=False)
+    return _ms(value, unit=False)
 
 
-def amount(value: float | None) -> str:
+@_known
+def amount(value: float) -> str:
     """``1.23 M``: decimal multiples."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for unit, sign in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= unit:
-            return f"{value / unit:.3g} {sign}"
+            return f"{value / unit:.3g}{sign}"
     return f"{value:.3g}"
 
 
-def number(value: float | None) -> str:
+@_known
+def number(value: float) -> str:
     """At most four digits that count."""
-    return NONE if value is None or not math.isfinite(value) else f"{value:.4g}"
+    return f"{value:.4g}"
 
 
-def percent(value: float | None) -> str:
+@_known
+def percent(value: float) -> str:
     """A share in percent."""
-    if value is None or not math.isfinite(value):
-        return NONE
     return "0 %" if value == 0 else "< 0.01 %" if value < 1e-4 else f"{100 * value:.3g} %"
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
-from qdqtool.base.progress import track
+from qdqtool.base.process import track
 from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.scales import LEVELS
+from qdqtool.insertion.scales import LEVELS, scale_groups
 from qdqtool.io.files import note_read, read_input
 from qdqtool.io.outputs import parse_json
 from qdqtool.model.graph import Model, Node
@@ -88,7 +87,6 @@ def _lines(name: str, counts: TraceCounts) -> list[list[str]]:
 
 
 # The Pareto front of ``qdqtool tune``; what is in its file is data of unknown origin --------------------------------
-
 
 _GIVE = "give what 'qdqtool tune --format json' wrote"
 MOST_POINTS, MOST_SITES = 2_000, 5_000
@@ -209,7 +207,6 @@ def _count(value: Any) -> int | None:
 
 # Histograms beside the ranges of the model, and those that each method would choose ---------------------------------
 
-
 BINS = 96
 _EQUAL = 0.01  # two ranges that differ by less are shown as one
 
@@ -277,7 +274,6 @@ def _rounded(value: float) -> float:
 
 # Ranges of weights by output channel --------------------------------------------------------------------------------
 
-
 MOST_CHANNELS = 4096  # of one convolution; of more the plot would show nothing
 MOST_VALUES = 300_000_000  # of one constant
 
@@ -330,8 +326,6 @@ def _short(values: npt.NDArray[Any]) -> list[float]:
 
 
 # Where the time goes, the roofline, and the scale groups ------------------------------------------------------------
-
-
 
 MOST_ROWS = 50  # of a profile that no predicted layer stands for
 PARTS = {

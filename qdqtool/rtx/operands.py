@@ -7,37 +7,177 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.rtx.records import COMPILER, Dequantized, Float, IntegersLost, State, Why
+from qdqtool.model.sizes import RANDOM
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import InputNotDequantized, Step, WeightsNotDequantized
 from qdqtool.types import Precision, Refusal
 
-_EIGHT_BIT = (Precision.INT8, Precision.UINT8)
+COMPILER = "TensorRT-RTX"  # who refused
+
+
+class Why(StrEnum):
+    """Where the integers were lost that a convolution would need."""
+
+    OPERATOR = "an operator that is computed in float"
+    SHARED = "a factor that cannot join the scale, for other nodes read the tensor"
+    POOL = "a pool that becomes INT8 for a Q behind, and stays float for others"
+    JOIN_FLOAT = "a join with an input that is float"
+    JOIN_SCALE = "a join of different scales"
+    PAD = "a Pad that does not join the convolution"
+    AXIS = "an operator that does not keep the axis of the scales"
+    INPUT_AXIS = "scales that vary along an axis of the input"
+    INPUT_SHAPE1 = "a scale of shape [1] of the input"
+    WEIGHTS_AXIS = "scales of weights that vary along another axis than the output channels"
+    SUM_AXIS = "scales that vary along the axis that is summed up, or by batch"
+    CAST = "a Cast to a wider float"
+    TYPES = "types that cannot be multiplied"
+    TURING = "a GPU without INT8"
+
+
+class IntegersLost(Refusal):
+    """Integers do not arrive at a convolution.
+
+    Attributes:
+        why: Where they were lost.
+        at: The node there; None where it is the convolution itself.
+        dq: The DQ that they come from.
+        weights: Whether they are those of the weights.
+    """
+
+    why: Why
+    at: Step | None
+    dq: str = ""
+    weights: bool = False
+
+
+class Fault(StrEnum):
+    """What the compiler refuses or crashes on."""
+
+    CONSTANT_TYPE = "a constant of a type that it does not import"
+    OPERATOR = "an operator that it does not have"
+    NMS = "NonMaxSuppression"
+    ONE_VALUE = "an InstanceNormalization of one value"
+    UINT8_INPUT = "a uint8 network input"
+    WEIGHTS_SCALE = "a scale of weights that is computed at run time"
+    SCALE = "a scale that is computed at run time"
+    BLOCKS = "blocks along an axis that is not one of the last two"
+    ZERO_POINT = "a zero point that is computed"
+    FLOAT_TYPES = "data and weights of different types"
+    INTEGERS = "a convolution of integers"
+    INT4_WEIGHTS = "an int8 input with int4 weights"
+    HALF_SHAPE1 = "float16 weights with one scale of shape [1]"
+    HARDWARE_TYPE = "a type that the GPU lacks"
+
+
+class CompilerFault(Refusal):
+    """The compiler makes no engine of a model.
+
+    Attributes:
+        fault: What it is.
+        values: What its words name, in the order in which they name it.
+    """
+
+    quotes: ClassVar[bool] = True
+
+    fault: Fault
+    values: tuple[str, ...] = ()
+
+
+def ends_build(refusal: Refusal) -> bool:
+    """Whether no engine comes out; else a layer runs in float."""
+    return not isinstance(refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | DeconvolutionFloat)
+
+
+WIDTH: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 32,
+    onnx.TensorProto.DOUBLE: 32,  # TensorRT-RTX computes doubles as floats
+    onnx.TensorProto.FLOAT16: 16,
+    onnx.TensorProto.BFLOAT16: 16,
+}
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The outcome for one node.
+class Dequantized:
+    """A tensor that is integers times a scale, so that INT8 arithmetic can take the integers.
 
     Attributes:
-        precision: INT8 or FP8 where it multiplies those; None where it runs in its float type.
-        refusal: Why it is float; None where it is not.
+        dq: The DequantizeLinear it comes from.
+        precision: Type of the integers.
+        scalar: Whether the DQ's scale has rank 0; a convolution's input needs that, shape [1] is not enough.
+        scale: Bytes of the DQ's scale values as float32; the node's index where the value is not known.
+        factor: Product of the scalar constants it was multiplied with, computed in float32.
+        inverted: Whether its reciprocal was taken (the compiler carries integers through 1/x as well).
+        axes: Axes longer than 1 along which the scale varies.
+        width: Bits of the float type it has now.
+        narrowest: The fewest bits it had since the DQ.
+        pad: The Pad with zeros just behind it, which only joins the convolution that reads it.
     """
 
-    precision: Precision | None
-    refusal: Refusal | None = None
+    dq: Node
+    precision: Precision
+    scalar: bool
+    scale: bytes | int
+    width: int
+    narrowest: int
+    factor: float = 1.0
+    inverted: bool = False
+    axes: frozenset[int] = frozenset()
+    pad: Node | None = None
+
+    def same_scale(self, other: Dequantized) -> bool:
+        """Whether integers of both mean the same numbers: equal DQ scale and equal factor, each for itself.
+
+        A scale of 0.05 times 2 is not equal to a scale of 0.1.
+        """
+        return (
+            self.scale == other.scale
+            and self.factor == other.factor
+            and self.inverted == other.inverted
+            and self.width == other.width
+        )
+
+    def along(self, axes: Iterable[int]) -> Dequantized:
+        return replace(self, axes=frozenset(axes))
 
 
-def judge(model: Model, node: Node, left: State, right: State) -> Verdict:
-    """Decides for one node.
+@dataclass(frozen=True)
+class Float:
+    """A tensor that is just float.
+
+    Attributes:
+        reason: Where integers were lost; None where no quantizer is upstream.
+        node: The node at which the integers were lost.
+        dq: The DQ behind it.
+    """
+
+    reason: Why | None = None
+    node: Node | None = None
+    dq: Node | None = None
+
+
+State = Dequantized | Float
+NOTHING = Float()
+
+
+# One layer with weights ----------------------------------------------------------------------------------------------
+
+
+_EIGHT_BIT = (Precision.INT8, Precision.UINT8)
+
+
+def judge(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:
+    """Decides for one node: the INT8 or FP8 that it multiplies, or why it runs in its float type.
 
     Args:
         model: The model.
@@ -47,28 +187,24 @@ def judge(model: Model, node: Node, left: State, right: State) -> Verdict:
     """
     if node.op == "ConvTranspose":
         quantized = isinstance(left, Dequantized) and isinstance(right, Dequantized)
-        return Verdict(None, DeconvolutionFloat(COMPILER, node.name) if quantized else _side(node, left, right))
+        return DeconvolutionFloat(COMPILER, node.name) if quantized else _side(node, left, right)
     if isinstance(left, Float) or isinstance(right, Float):
-        return Verdict(None, _side(node, left, right))
+        return _side(node, left, right)
     refusal = _convolution(node, left, right) if node.op == "Conv" else _product(model, node, left, right)
     if refusal is not None:
-        return Verdict(None, refusal)
+        return refusal
     for state in (left, right):
         if state.width > state.narrowest:
-            return Verdict(None, _lost(node, Why.CAST, node, state.dq))
-    precision = _type_of(left, right)
-    return Verdict(precision, _lost(node, Why.TYPES, node, left.dq) if precision is None else None)
+            return _lost(node, Why.CAST, node, state.dq)
+    if left.precision in _EIGHT_BIT and right.precision in (*_EIGHT_BIT, Precision.INT4):
+        return Precision.INT8
+    both = left.precision == right.precision == Precision.FP8
+    return Precision.FP8 if both else _lost(node, Why.TYPES, node, left.dq)
 
 
 def _lost(node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False) -> IntegersLost:
     step = Step(at.name, at.op) if at is not None else None
     return IntegersLost(COMPILER, node.name, why, step, dq.name if dq is not None else "", weights)
-
-
-def _type_of(left: Dequantized, right: Dequantized) -> Precision | None:
-    if left.precision in _EIGHT_BIT and right.precision in (*_EIGHT_BIT, Precision.INT4):
-        return Precision.INT8
-    return Precision.FP8 if left.precision == right.precision == Precision.FP8 else None
 
 
 def _side(node: Node, left: State, right: State) -> Refusal:
@@ -120,13 +256,16 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
     return None
 
 
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial",
-                     "Bernoulli"})
 _SMALL = 4096  # elements; scales and shapes are no larger, and more is not worth computing here
 
 
 class Constants:
-    """Knows constant tensors, their shapes, and the values of small ones."""
+    """Knows constant tensors, their shapes, and the values of small ones.
+
+    Attributes:
+        plain: Constants, and what is computed from constants with no quantizer on the way.
+        with_quantizers: The same, quantizers allowed.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -137,7 +276,7 @@ class Constants:
             if node.op == "Constant":
                 self.plain.update(node.outputs)
                 self.with_quantizers.update(node.outputs)
-            elif node.op not in _RANDOM and not node.captured:
+            elif node.op not in RANDOM and not node.captured:
                 inputs = [t for t in node.inputs if t]
                 known_shape = node.op in ("Shape", "Size") and self._fixed_shape(node.input(0))
                 if known_shape or (inputs and all(t in self.with_quantizers for t in inputs)):
@@ -150,14 +289,6 @@ class Constants:
     def _fixed_shape(self, tensor: str) -> bool:
         shape = self.model.shape(tensor)
         return shape is not None and None not in shape
-
-    def is_plain(self, tensor: str) -> bool:
-        """A constant, or computed from constants, with no quantizer on the way."""
-        return tensor in self.plain
-
-    def is_weight(self, tensor: str) -> bool:
-        """Computed from constants only, quantizers allowed."""
-        return tensor in self.with_quantizers
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Dimensions of a constant; None when not known."""
@@ -178,7 +309,7 @@ class Constants:
         return self._values[tensor]
 
     def _compute(self, tensor: str) -> npt.NDArray[Any] | None:
-        if not self.is_plain(tensor):
+        if tensor not in self.plain:
             return None
         shape = self.model.constant_shape(tensor)
         if shape is not None:

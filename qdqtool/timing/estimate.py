@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,21 +12,27 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.explain import codes
+from qdqtool.explain.messages import GpuFact, GpuLacks
+from qdqtool.explain.report import worded
+from qdqtool.io.outputs import json_text, write_text
 from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
-from qdqtool.timing import calibration as calibrations
-from qdqtool.timing import savings, twin, work
-from qdqtool.timing.calibration import Calibration
+from qdqtool.model.view import View
+from qdqtool.options import Request
+from qdqtool.prediction import predict
+from qdqtool.timing import gpus, parts, twin, work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.parts import BestTime, FixTime, FloatTime, Gain, Kernel, rounded
+from qdqtool.timing.parts import BestTime, Calibration, FixTime, FloatTime, Gain, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
-from qdqtool.trt.outcome import settled
+from qdqtool.trt.outcome import assumed_target, settled
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import EngineLayer, Json, Precision, Prediction
+from qdqtool.types import Cause, EngineLayer, Evidence, Finding, FindingCode, Json, Precision, Prediction, Refusal
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.records import ProfileRow
+    from qdqtool.buildlog.types import ProfileRow
 
 Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
@@ -117,23 +123,15 @@ class TimeEstimate:
         return Gain(value / spread, value, value * spread, self.float_time.precision, *fitted.signs)
 
     def as_json(self) -> Json:
+        parts = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
+        times = {name: rounded(getattr(self, name)) for name in ("total_ms", "low_ms", "high_ms", "conversions_ms",
+                                                                 "layouts_ms")}  # fmt: skip
         return {
-            "gpu": self.gpu.name,
-            "clock_mhz": round(self.gpu.clock),
-            "total_ms": rounded(self.total_ms),
-            "low_ms": rounded(self.low_ms),
-            "high_ms": rounded(self.high_ms),
-            "conversions_ms": rounded(self.conversions_ms),
-            "layouts_ms": rounded(self.layouts_ms),
-            "layouts": self.layouts,
+            "gpu": self.gpu.name, "clock_mhz": round(self.gpu.clock), **times, "layouts": self.layouts,
             "layers_ms": rounded(sum(self.layers)),
-            "float": self.float_time.as_json() if self.float_time else None,
-            "gain": self.gain_range.as_json() if self.gain_range else None,
-            "best": self.best.as_json() if self.best else None,
-            "fixes": [f.as_json() for f in self.fixes],
-            "slowest": [k.as_json() for k in self.kernels[:10]],
-            "batch": self.batch,
-            "calibration": self.calibration.as_json() if self.calibration else None,
+            **{name: part.as_json() if part else None for name, part in parts.items()},
+            "fixes": [f.as_json() for f in self.fixes], "slowest": [k.as_json() for k in self.kernels[:10]],
+            "batch": self.batch, "calibration": self.calibration.as_json() if self.calibration else None,
             "unknown_layers": len(self.unknown), "notes": list(self.notes),
         }
 
@@ -176,8 +174,7 @@ def estimate(
         notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
     else:
         listed = _with_layers(shaped, prediction, notes)
-    engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
-    load, raw, kernels = engine.load, engine.raw, engine.kernels
+    load, raw, kernels = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
     if gpu.fuses_conversions and twin.has_qdq(shaped):
         notes.append(
             f"on {gpu.rates.architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or "
@@ -188,19 +185,9 @@ def estimate(
     added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
     shown = _settled(raw, kernels, correction, enqueued=False) + kernels * added * 1e-3  # as a profile shows them
     result = TimeEstimate(
-        gpu,
-        float(ms.sum()),
-        0.0,
-        0.0,
-        0.0,
-        [],
-        [],
-        batch=factor, calibration=correction, unknown=load.unknown, notes=notes, plain=plain,
-        is_float=not twin.has_qdq(shaped),
-        asked=batch,
-        load=load,
-        graph=graph,
-    )
+        gpu, float(ms.sum()), 0.0, 0.0, 0.0, [], [], batch=factor, calibration=correction, unknown=load.unknown,
+        notes=notes, plain=plain, is_float=not twin.has_qdq(shaped), asked=batch, load=load, graph=graph,
+    )  # fmt: skip
     changes = [i for i, e in enumerate(load.extras, len(load.layers)) if e.reformat is not None]
     result.layouts, result.layouts_ms = len(changes), float(ms[changes].sum())
     converting = [i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0]
@@ -214,14 +201,13 @@ def estimate(
         for layer, value in zip(prediction.layers, result.layers, strict=True):
             layer.ms = round(value, 5)
         _note_layouts(prediction, load, shown)
-    savings.add(prediction, listed, load, ms, gpu, fitted, correction)
+    parts.add_savings(prediction, listed, load, ms, gpu, fitted, correction)
     if compare and 2 * len(load.unknown) <= len(load.all):
         _compare(result, model, shaped, target)
     return result
 
 
 # Parts ----------------------------------------------------------------------------------------------------------
-
 
 def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
     if batch is None:
@@ -254,9 +240,8 @@ def _note_layouts(prediction: Prediction, load: Workload, shown: Array) -> None:
         change = extra.reformat
         found = by_name.get(change.layer.removeprefix("PWN behind ")) if change is not None else None
         if change is not None and found is not None:
-            found.layouts.append(
-                {"tensor": change.tensor, "from": change.source, "to": change.target, "ms": round(value, 5)}
-            )
+            found.layouts.append({"tensor": change.tensor, "from": change.source, "to": change.target,
+                                  "ms": round(value, 5)})  # fmt: skip
 
 
 def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Prediction:
@@ -273,25 +258,13 @@ def _with_names(target: Target) -> Target:
     return strongly_typed(TARGETS[_OPEN]) if target.is_rtx else target
 
 
-@dataclass(slots=True)
-class _Engine:
-    """A simulated engine on a GPU: its listing, its work, and of each kernel milliseconds and how many it is."""
-
-    listed: Prediction
-    load: Workload
-    raw: Array
-    kernels: Array
-
-
 def _engine(
     model: Model, listed: Prediction, gpu: Gpu, floats: Sequence[Precision], batch: float = 1.0
-) -> _Engine:
-    """The engine of a simulated model with the floats that make it fastest."""
-    found = []
-    for plain in floats:
-        load = workload_of(model, listed, plain, batch, gpu)
-        found.append(_Engine(listed, load, seconds(load.all, gpu) * 1e3, _kernel_counts(load)))
-    return min(found, key=lambda e: float(_settled(e.raw, e.kernels, None).sum()))
+) -> tuple[Workload, Array, Array]:
+    """Work of a simulated engine with the floats that make it fastest, and of each kernel milliseconds and number."""
+    loads = [workload_of(model, listed, plain, batch, gpu) for plain in floats]
+    engines = [(load, seconds(load.all, gpu) * 1e3, _kernel_counts(load)) for load in loads]
+    return min(engines, key=lambda engine: float(_settled(engine[1], engine[2], None).sum()))
 
 
 def _floats_of(model: Model, target: Target, plain: Precision) -> tuple[Precision, ...]:
@@ -323,10 +296,10 @@ def _calibration(
 ) -> Calibration | None:
     if given is None:
         return None
-    time = calibrations.measured_time(given)
+    time = parts.measured_time(given)
     if time is not None:
-        return calibrations.of_time(gpu.name, time, float(_settled(ms, kernels, None).sum()))
-    kept = calibrations.read(given)
+        return parts.of_time(gpu.name, time, float(_settled(ms, kernels, None).sum()))
+    kept = parts.read_calibration(given)
     if kept is not None:
         if kept.gpu != gpu.name:
             raise QdqtoolError(f"{given}: a calibration for '{kept.gpu}', not for '{gpu.name}'")
@@ -345,7 +318,7 @@ def _calibration(
             f"{given}: only {len(measured)} of its {timed} layers are in the prediction ({len(prediction.layers)} "
             "layers); it is a profile of another engine"
         )
-    return calibrations.of_layers(gpu.name, measured, estimated, given)
+    return parts.of_layers(gpu.name, measured, estimated, given)
 
 
 def matched(prediction: Prediction, rows: Sequence[ProfileRow], ms: Array) -> tuple[list[float], list[float]]:
@@ -404,11 +377,8 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float)
 def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kernel]:
     named = {c.layer: c.name for c in prediction.convolutions}
     names = [layer.name for layer in prediction.layers] + [e.name for e in load.extras]
-    return [
-        Kernel(name, w.kind, float(v), named.get(name, name))
-        for name, w, v in zip(names, load.all, shown, strict=True)
-        if v > 0
-    ]
+    return [Kernel(name, w.kind, float(v), named.get(name, name))
+            for name, w, v in zip(names, load.all, shown, strict=True) if v > 0]
 
 
 def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -> None:
@@ -470,10 +440,131 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
     simulated = settled(model, _with_names(target))
-    engine = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
-    return simulated, float(_settled(engine.raw, engine.kernels, like.calibration, enqueued=not like.graph).sum())
+    _, raw, kernels = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
+    return simulated, float(_settled(raw, kernels, like.calibration, enqueued=not like.graph).sum())
 
 
 def _kernel_counts(load: Workload) -> Array:
     """How many kernels each layer takes; 0 for one that takes no time."""
     return np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
+
+
+# A prediction on a GPU: what ``--gpu`` and ``--sm`` ask for ----------------------------------------------------------
+
+
+def predict_on(
+    model: ModelSource | Model, target: str | Target, request: Request, *, assume: Mapping[str, str] | None = None,
+    way: str | None = None, also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
+) -> tuple[Prediction, TimeEstimate | None]:  # fmt: skip
+    """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
+
+    ``also`` is called with the estimate before it is written into the prediction: what a room above knows of it.
+
+    Raises:
+        QdqtoolError: The GPU is not known, or the calibration cannot be used.
+        ModelError: The model cannot be read.
+    """
+    chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
+    if request.save_calibration and not request.calibrate:
+        raise QdqtoolError("`save_calibration` keeps what `calibrate` measures; give both")
+    if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
+        raise QdqtoolError(
+            f"`sm` {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
+        )
+    index = load(model)
+    prediction = predict(index, target, assume=assume, way=way)
+    time = None
+    if chosen is not None:
+        settled_on = assumed_target(target_named(target), assume)
+        plain = Precision.FP32 if request.no_fp16 else chosen.plain
+        time = estimate(index, prediction, chosen, settled_on, plain=plain, batch=request.batch,
+                        calibrate=request.calibrate)  # fmt: skip
+        if also is not None:
+            also(index, prediction, time, settled_on)
+        prediction.time = time.as_json()
+        if request.save_calibration and time.calibration is not None:
+            write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")
+    prediction.findings += gpu_findings(prediction, chosen or of_capability(request.sm or ""), index)
+    return prediction, time
+
+
+def of_capability(sm: str) -> gpus.Gpu:
+    """A nameless GPU of a compute capability, for findings; the GPU itself where a name is given (``GTX 1660``)."""
+    if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
+        return gpus.find(sm)
+    found, note = gpus.rates_of(sm)
+    return gpus.Gpu(f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", note)
+
+
+# What a named GPU cannot do with a prediction ------------------------------------------------------------------------
+
+_SINCE = ((10.0, (10, 0)), (8.9, (8, 5)), (8.6, (8, 0)))  # compute capability, first target that knows it
+_DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from this target on
+
+
+def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -> list[Finding]:
+    """Findings about running a predicted engine on a GPU; ids go on from the prediction's.
+
+    A prediction for TensorRT-RTX gets none: its own rules refer to the GPUs that it supports.
+    ``model`` shows which convolutions are depthwise; without it nothing is said of those.
+    """
+    if target_named(prediction.target).is_rtx:
+        return []
+    int8 = [c.name for c in prediction.convolutions if c.is_int8]
+    floats = [c.name for c in prediction.convolutions if not c.is_int8]
+    rates = gpu.rates
+    found: list[tuple[FindingCode, Refusal, list[str], Evidence]] = []
+    where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
+
+    def add(code: FindingCode, fact: GpuFact, named: list[str], evidence: Evidence, *values: str) -> None:
+        first = named[0] if named else ""
+        found.append((code, GpuLacks("GPU", "", fact, where, len(named), first, values), named, evidence))
+
+    if int8 and not gpu.has_int8:
+        add("GPU-NO-INT8", GpuFact.NO_INT8, int8, rates.evidence)
+    elif int8 and rates.int8_path == "dp4a":
+        fact = GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else (
+            GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32
+        )
+        add("GPU-DP4A", fact, int8, rates.evidence)
+    if gpu.has_int8 and rates.int8_path != "tensor":
+        pointwise = [c.name for c in prediction.convolutions if c.is_int8 and "PWN(" in (c.layer or "")]
+        if pointwise:
+            add("GPU-FUSION", GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
+        places = depthwise(model) if model is not None else frozenset()
+        deep = [c.name for c in prediction.convolutions if c.is_int8 and c.index in places]
+        if deep:
+            add("GPU-KERNELS", GpuFact.KERNELS, deep, Evidence.DOCUMENTED)
+    if int8 and gpu.is_jetson and gpu.has_int8:
+        add("GPU-JETSON", GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
+    if floats and rates.fp16 < rates.fp32_pipe:
+        add("GPU-NO-FP16", GpuFact.NO_FP16, floats, rates.evidence)
+    since, dropped = _unsupported(float(rates.cc), target_named(prediction.target).version)
+    if since or dropped:
+        fact = GpuFact.SINCE if since else GpuFact.DROPPED
+        add("GPU-VERSION", fact, [], Evidence.ASSUMED, prediction.target, since)
+    start = max((f.id for f in prediction.findings), default=-1) + 1
+    return [
+        Finding(
+            code, codes.get(code).severity, "", (Cause(refusal),), evidence, worded, start + number, prediction.target,
+            convolutions=convolutions,
+        )
+        for number, (code, refusal, convolutions, evidence) in enumerate(found)
+    ]
+
+
+def depthwise(model: Model) -> frozenset[int]:
+    """Places of the convolutions with as many groups as input channels, and more than one."""
+    view = View(model)
+    shapes = ((n, view.weight_shape(n)) for n in view.weighted if n.op == "Conv" and n.attributes.get("group", 1) != 1)
+    return frozenset(node.index for node, shape in shapes if shape is not None and len(shape) > 1 and shape[1] == 1)
+
+
+def _unsupported(cc: float, version: tuple[int, int]) -> tuple[str, bool]:
+    """The version from which an architecture is known, where this one is older, and whether it was dropped before."""
+    for capability, first in _SINCE:
+        if cc >= capability:
+            if version < first:
+                return f"{first[0]}.{first[1]}", False
+            break
+    return "", any(cc <= capability and version >= gone for capability, gone in _DROPPED)

@@ -1,21 +1,169 @@
-"""What the layers of a built engine usually take on its GPU, and could take at best."""
+"""The GPU that a build ran on, and what the layers of a built engine usually take there, and could take at best."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from qdqtool.buildlog.layers import int_list
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
 from qdqtool.engine.costs import EngineReport, LayerCost
 from qdqtool.errors import QdqtoolError
-from qdqtool.timing import device, gpus, work
+from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.work import Work, width
-from qdqtool.types import Precision
+from qdqtool.types import Evidence, Precision
 
+_NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
+_MEMORY = re.compile(r"\b(\d{1,4})GB\b")
+_SIZES = (2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)  # GB that boards have
+_NEAR = 2.0  # a bandwidth further from the table's than this factor is no bandwidth
+_DOUBLE = 2  # transfers in a clock, as drivers print the memory's clock
+_WORTH_SAYING = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a log's device information says; None for what it does not.
+
+    Attributes:
+        name: What the driver calls the GPU.
+        cc: Compute capability.
+        sms: Streaming multiprocessors in use.
+        clock: SM clock in MHz.
+        memory: Size of the memory in GB, as boards are sold.
+        bus: Width of the memory's bus in bits.
+        memory_clock: Clock of the memory in MHz.
+    """
+
+    name: str
+    cc: str | None = None
+    sms: int | None = None
+    clock: float | None = None
+    memory: int | None = None
+    bus: int | None = None
+    memory_clock: float | None = None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """GB/s of the memory."""
+        if self.bus is None or self.memory_clock is None:
+            return None
+        return self.bus / 8 * self.memory_clock * _DOUBLE * 1e-3
+
+
+def of_facts(name: str, facts: Mapping[str, str]) -> Device:
+    """Reads the lines of trtexec's device information, ``SMs`` to ``80``."""
+    stated = {k.lower().removeprefix("application "): v for k, v in facts.items()}
+    cc = stated.get("compute capability", "")
+    sms = _number(stated.get("sms", ""))
+    clock = _mhz(stated.get("compute clock rate", ""))
+    size = _number(stated.get("device global memory", ""))
+    bus = _number(stated.get("memory bus width", ""))
+    return Device(
+        name,
+        cc if re.fullmatch(r"\d{1,2}\.\d", cc) else None,
+        int(sms) if sms and 1 <= sms <= 1024 else None,
+        clock if clock and gpus.MIN_CLOCK <= clock <= gpus.MAX_CLOCK else None,
+        next((s for s in _SIZES if size / 1024 <= s), None) if size else None,
+        int(bus) if bus and 16 <= bus <= 16384 else None,
+        _mhz(stated.get("memory clock rate", "")),
+    )
+
+
+def gpu_of_device(device: Device, clock: float | None = None) -> Gpu:
+    """The GPU as the log describes it.
+
+    Args:
+        device: What the log says.
+        clock: SM clock in MHz; the user's word, which comes first.
+
+    Raises:
+        QdqtoolError: Neither the name nor the figures say which GPU it is.
+    """
+    named = [g for g in gpus.answering(device.name) if device.cc in (None, g.cc)]
+    if device.sms is None and len(named) != 1:
+        if not named:
+            gpus.find(device.name)  # raises, with the nearest names
+        raise QdqtoolError(gpus.shared(device.name, [g.name for g in named]))
+    if not named:
+        if device.cc is None:
+            gpus.find(device.name)
+        return _unnamed(device, clock)
+    board = min(named, key=lambda g: _distance(g, device))
+    return _as_stated(board, device, clock)
+
+
+def _distance(board: Gpu, device: Device) -> tuple[bool, bool, int, float]:
+    """How far a board is from what the log says: boards switch SMs off and clocks down, never up."""
+    size = _MEMORY.search(board.name)
+    sms, clock = device.sms or board.sms, device.clock or board.clock
+    return (
+        sms > board.sms,
+        bool(size and device.memory and int(size[1]) != device.memory),
+        board.sms - sms,
+        abs(clock / board.clock - 1),
+    )
+
+
+def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
+    notes = [board.note] if board.note else []
+    sms = device.sms or board.sms
+    if sms != board.sms:
+        notes.append(f"the log says {sms} SMs where the {board.name} has {board.sms}: taken as the log says")
+    said = device.clock
+    if board.is_jetson and said and device.memory_clock and device.memory_clock < _WORTH_SAYING * said:
+        # A Jetson's driver prints a clock of the GPU there: 1.275 GHz of both on an AGX Orin.
+        notes.append(
+            f"the log prints {said:.0f} MHz and {device.memory_clock:.0f} MHz; a Jetson prints the GPU's clock for the "
+            "memory's, and the lower one is taken; `clock` is better"
+        )
+        said = device.memory_clock
+    moved = device.bandwidth
+    if board.is_jetson or moved is None or not board.bandwidth / _NEAR <= moved <= board.bandwidth * _NEAR:
+        moved = board.bandwidth
+    used = clock or said
+    return replace(
+        board, sms=sms, bandwidth=moved, clock=used or board.clock, power=0.0 if used else board.power,
+        note="; ".join(notes),
+    )  # fmt: skip
+
+
+def _unnamed(device: Device, clock: float | None) -> Gpu:
+    """A GPU that is in no table: rates by its compute capability, the L2 of the board nearest in size."""
+    rates, note = gpus.rates_of(device.cc or "")
+    used, moved = clock or device.clock, device.bandwidth
+    kin = [g for g in gpus.gpus() if g.cc == rates.cc]
+    near = min(kin, key=lambda g: abs(g.sms - (device.sms or 0)), default=None)
+    if device.sms is None or used is None or (moved is None and near is None):
+        gpus.find(device.name)  # raises
+    assert device.sms is not None and used is not None
+    notes = [note] if note else []
+    if moved is None and near is not None:
+        moved = near.bandwidth * device.sms / near.sms
+        notes.append(f"the log says nothing of the memory: taken as that of the {near.name} for as many SMs")
+    assert moved is not None
+    return Gpu(device.name, (), device.sms, used, moved, near.l2 if near else 4.0, 0.0, rates, Evidence.SEEN,
+               "the log's device information", "; ".join(notes))  # fmt: skip
+
+
+def _number(text: str) -> float | None:
+    match = _NUMBER.match(text)
+    return float(match[1]) if match else None
+
+
+def _mhz(text: str) -> float | None:
+    match = _NUMBER.match(text)
+    return float(match[1]) * (1 if match[2].lower() == "mhz" else 1000) if match else None
+
+
+# Expected times ------------------------------------------------------------------------------------------------------
 
 def work_of(cost: LayerCost) -> Work | None:
     """The work of a built layer; None where its shapes are not known."""
@@ -52,24 +200,13 @@ def _kind(layer: BuiltLayer) -> str:
         return work.DECONV
     if layer.is_convolution or "gemm" in name or "matrixmultiply" in name or "fullyconnected" in name:
         return work.CONV
-    for word, kind in (
-        ("pool", work.POOL),
-        ("softmax", work.SOFTMAX),
-        ("resize", work.RESIZE),
-        ("reduce", work.REDUCE),
-        ("shuffle", work.SHUFFLE),
-        ("pointwise", work.POINTWISE),
-        ("elementwise", work.POINTWISE),
-        ("scale", work.POINTWISE),
-        ("activation", work.POINTWISE),
-        ("unary", work.POINTWISE),
-        ("slice", work.COPY),
-        ("concat", work.COPY),
-        ("myelin", work.MYELIN),
-    ):
-        if word in name:
-            return kind
-    return work.UNKNOWN
+    return next((kind for word, kind in _KINDS if word in name), work.UNKNOWN)
+
+
+_KINDS = (("pool", work.POOL), ("softmax", work.SOFTMAX), ("resize", work.RESIZE), ("reduce", work.REDUCE),
+          ("shuffle", work.SHUFFLE), ("pointwise", work.POINTWISE), ("elementwise", work.POINTWISE),
+          ("scale", work.POINTWISE), ("activation", work.POINTWISE), ("unary", work.POINTWISE), ("slice", work.COPY),
+          ("concat", work.COPY), ("myelin", work.MYELIN))  # fmt: skip
 
 
 def _convolution(cost: LayerCost, result: Work) -> Work | None:
@@ -101,10 +238,8 @@ def _convolution(cost: LayerCost, result: Work) -> Work | None:
 
 
 def _dims(tensors: list[BuiltTensor]) -> list[int] | None:
-    if not tensors or tensors[0].shape is None or any(d is None for d in tensors[0].shape):
-        return None
-    shape = [d for d in tensors[0].shape if d is not None]
-    return shape[1:] if len(shape) == 5 and shape[0] == 1 else shape
+    shape = whole(tensors[0].shape) if tensors else None
+    return shape[1:] if shape is not None and len(shape) == 5 and shape[0] == 1 else shape
 
 
 _L2_PEAK = 64.0  # bytes that an SM takes from the L2 in a clock (Volta, Ampere and Ada tuning guides)
@@ -123,17 +258,14 @@ def gpu_of(build: Build, name: str | None = None, clock: float | None = None) ->
         QdqtoolError: The user's GPU is not known.
     """
     if name is not None:
-        facts = device.of_facts(name, build.gpu)
+        facts = of_facts(name, build.gpu)
         known = [] if "=" in name else gpus.answering(name)
-        if facts.sms and known and any(_could_be(g, facts) for g in known):
-            return device.gpu_of_device(facts, clock)
-        return gpus.chosen(name, clock)
-    if build.device is None:
-        return None
-    try:
-        return device.gpu_of_device(device.of_facts(build.device, build.gpu), clock)
-    except QdqtoolError:
-        return None
+        possible = facts.sms and any(facts.cc in (None, g.cc) and (facts.sms == g.sms or (
+            g.is_jetson and facts.sms < g.sms)) for g in known)
+        return gpu_of_device(facts, clock) if possible else gpus.chosen(name, clock)
+    with contextlib.suppress(QdqtoolError):
+        return None if build.device is None else gpu_of_device(of_facts(build.device, build.gpu), clock)
+    return None
 
 
 def unknown_gpu(build: Build) -> str:
@@ -141,7 +273,7 @@ def unknown_gpu(build: Build) -> str:
     if build.device is None:
         return ""
     try:
-        device.gpu_of_device(device.of_facts(build.device, build.gpu))
+        gpu_of_device(of_facts(build.device, build.gpu))
     except QdqtoolError as error:
         return str(error)
     return ""
@@ -149,15 +281,10 @@ def unknown_gpu(build: Build) -> str:
 
 def contradicted(build: Build, gpu: Gpu) -> str:
     """That a build's log is of another device than the user's GPU; empty where it can be that one."""
-    facts = device.of_facts(build.device or "the device", build.gpu)
+    facts = of_facts(build.device or "the device", build.gpu)
     other = [f"compute capability {facts.cc}"] if facts.cc not in (None, gpu.cc) else []
     other += [f"{facts.sms} SMs"] if facts.sms and facts.sms > gpu.sms else []
     return f"the log contradicts {gpu.name}: {facts.name} has {' and '.join(other)}" if other else ""
-
-
-def _could_be(gpu: Gpu, facts: device.Device) -> bool:
-    return facts.cc in (None, gpu.cc) and facts.sms is not None and (
-        facts.sms == gpu.sms or (gpu.is_jetson and facts.sms < gpu.sms))
 
 
 def add_expected(report: EngineReport, gpu: Gpu) -> None:
@@ -179,8 +306,7 @@ def add_expected(report: EngineReport, gpu: Gpu) -> None:
 def overhead_of(report: EngineReport, fitted: Constants) -> float:
     """Milliseconds that this profile added to each layer: measured where the log has the time without it too."""
     usual = fitted.overhead_us * 1e-3
-    performance = report.build.performance.get("GPU Compute Time", {})
-    whole = performance.get("median", performance.get("mean"))
+    whole = report.build.gpu_ms
     timed = [row.ms for row in report.rows if row.ms]
     if whole is None or not timed:
         return usual

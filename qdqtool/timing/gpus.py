@@ -6,6 +6,7 @@ evidence and source.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
@@ -16,8 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.knowledge.tables import rows
 from qdqtool.types import Evidence, Json, Precision
 
+_HERE = Path(__file__).parent
 _SPLIT = re.compile(r"[\s_/()\-]+")
 _MAKERS = (
     "nvidia", "geforce", "quadro", "tesla", "jetson", "gpu", "graphics", "module", "developer", "dev", "kit",
@@ -199,16 +202,9 @@ class Gpu:
     def mac_rate(self, precision: Precision) -> float:
         """Dense multiply-accumulates per second at the peak in a data type; FP32 counts TF32 (TensorRT's default)."""
         r = self.rates
-        per_clock = {
-            Precision.INT8: r.int8,
-            Precision.UINT8: r.int8,
-            Precision.FP8: r.int8,
-            Precision.FP16: r.fp16,
-            Precision.BF16: r.fp16,
-        }.get(precision, max(r.fp32_pipe, r.tf32))
-        if not per_clock:  # no INT8: such a layer runs in FP32
-            per_clock = max(r.fp32_pipe, r.tf32)
-        return per_clock * self.per_second
+        narrow = r.int8 if precision in (Precision.INT8, Precision.UINT8, Precision.FP8) else (
+            r.fp16 if precision in (Precision.FP16, Precision.BF16) else 0.0)
+        return (narrow or max(r.fp32_pipe, r.tf32)) * self.per_second  # without INT8 such a layer runs in FP32
 
     @property
     def sustained(self) -> float:
@@ -229,34 +225,14 @@ class Gpu:
 
     def as_json(self) -> Json:
         r = self.rates
+        tops = {"int8": r.int8, "fp16": r.fp16, "fp32": r.fp32_pipe}
         return {
-            "name": self.name,
-            "aliases": list(self.aliases),
-            "architecture": r.architecture,
-            "compute_capability": r.cc,
-            "sms": self.sms,
-            "clock_mhz": self.clock,
-            "memory_gb_per_s": self.bandwidth,
-            "l2_mb": self.l2,
-            "power_w": self.power,
-            "int8": r.int8_path,
-            "tops": {
-                "int8": round(2e-12 * r.int8 * self.per_second, 1),
-                "fp16": round(2e-12 * r.fp16 * self.per_second, 1),
-                "fp32": round(2e-12 * r.fp32_pipe * self.per_second, 1),
-            },
-            "evidence": str(self.evidence),
-            "source": self.source,
-            "rates_source": r.source,
-            "note": self.note,
+            "name": self.name, "aliases": list(self.aliases), "architecture": r.architecture,
+            "compute_capability": r.cc, "sms": self.sms, "clock_mhz": self.clock, "memory_gb_per_s": self.bandwidth,
+            "l2_mb": self.l2, "power_w": self.power, "int8": r.int8_path,
+            "tops": {name: round(2e-12 * rate * self.per_second, 1) for name, rate in tops.items()},
+            "evidence": str(self.evidence), "source": self.source, "rates_source": r.source, "note": self.note,
         }
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = Path(__file__).with_name(name).read_text("utf-8")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    header = lines[0].split("\t")
-    return [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
 
 
 @functools.cache
@@ -264,24 +240,17 @@ def rates() -> dict[str, Rates]:
     """Rates by compute capability."""
     return {
         row["cc"]: Rates(
-            row["cc"],
-            row["architecture"],
-            float(row["fp32_pipe"]),
-            float(row["tf32"]),
-            float(row["fp16"]),
-            float(row["int8"]),
-            row["int8_path"],
-            Evidence(row["evidence"]),
-            row["source"],
+            row["cc"], row["architecture"], float(row["fp32_pipe"]), float(row["tf32"]), float(row["fp16"]),
+            float(row["int8"]), row["int8_path"], Evidence(row["evidence"]), row["source"],
         )
-        for row in _rows("rates.tsv")
+        for row in rows(_HERE / "rates.tsv")
     }
 
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """Every GPU of the table, in its order."""
-    return tuple(_gpu(row) for row in _rows("gpus.tsv"))
+    return tuple(_gpu(row) for row in rows(_HERE / "gpus.tsv"))
 
 
 @functools.cache
@@ -295,28 +264,13 @@ def _gpu(row: dict[str, str]) -> Gpu:
     found = rates()[row["cc"]]
     if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
         found = replace(
-            found,
-            tf32=0,
-            fp16=128,
-            int8=256,
-            int8_path="dp4a",
-            evidence=Evidence.DOCUMENTED,
+            found, tf32=0, fp16=128, int8=256, int8_path="dp4a", evidence=Evidence.DOCUMENTED,
             source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
-        )
+        )  # fmt: skip
     evidence = {"measured": Evidence.SEEN}.get(row["evidence"]) or Evidence(row["evidence"])
     aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
-    return Gpu(
-        row["name"],
-        aliases,
-        int(row["sms"]),
-        float(row["clock"]),
-        float(row["bandwidth"]),
-        float(row["l2"]),
-        float(row["power"]),
-        found,
-        evidence,
-        row["source"],
-    )
+    return Gpu(row["name"], aliases, int(row["sms"]), float(row["clock"]), float(row["bandwidth"]), float(row["l2"]),
+               float(row["power"]), found, evidence, row["source"])  # fmt: skip
 
 
 def find(name: str) -> Gpu:
@@ -406,12 +360,8 @@ def of_description(text: str) -> Gpu:
         parts[key.strip().lower()] = value.strip()
     known, note = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
-    for key, low, high in (
-        ("sms", 1, 1024),
-        ("clock", MIN_CLOCK, MAX_CLOCK),
-        ("bandwidth", 1, 50_000),
-        ("l2", 0.01, 4096),
-    ):
+    for key, low, high in (("sms", 1, 1024), ("clock", MIN_CLOCK, MAX_CLOCK), ("bandwidth", 1, 50_000),
+                           ("l2", 0.01, 4096)):
         given = parts.get(key) or ("4" if key == "l2" else "")
         try:
             numbers[key] = float(given)
@@ -481,12 +431,7 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
 
 def _watts(power: str) -> float | None:
     text = power.strip().lower()
-    if text.startswith("max"):
-        return None
-    try:
-        value = float(text.removesuffix("w"))
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 2000:
-        raise QdqtoolError(f"`power` {power[:40]}: give watts (15W) or MAXN")
-    return value
+    with contextlib.suppress(ValueError):
+        if text.startswith("max") or 1 <= float(text.removesuffix("w")) <= 2000:
+            return None if text.startswith("max") else float(text.removesuffix("w"))
+    raise QdqtoolError(f"`power` {power[:40]}: give watts (15W) or MAXN")

@@ -1,10 +1,161 @@
-"""What an estimate of time is made of: other versions of the network, kernels, fixes."""
+"""What an estimate of time is made of: other versions of the network, kernels, what fixes save, a measured correction.
+
+One measured number, or a profile, corrects the estimates for a machine; kept in a file that later calls take.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from qdqtool.types import Json, Precision
+import numpy as np
+import numpy.typing as npt
+
+from qdqtool.base import budgets
+from qdqtool.base.records import published
+from qdqtool.errors import QdqtoolError
+from qdqtool.io.files import read_input
+from qdqtool.io.outputs import parse_json
+from qdqtool.timing import work
+from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.physics import Constants, seconds
+from qdqtool.timing.predicted import Workload
+from qdqtool.timing.work import Work, width
+from qdqtool.types import Finding, Json, Precision, Prediction
+
+CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
+_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
+_UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_MOST = budgets.JSON_FILE
+_FACTORS = (0.1, 20.0)  # beyond, the measurement is of something else
+_MOST_OVERHEAD = 7.5  # microseconds that a profile adds to a layer, the most of eleven engines (docs/timing.md)
+_FEW = 5  # layers by which a profile says more than its sum
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a measurement says of a machine.
+
+    Attributes:
+        gpu: The GPU it was made on.
+        factor: Measured time over estimated time of a kernel's work.
+        kernel_us: Microseconds that each kernel takes more (less, where negative).
+        source: What it was made from.
+        overhead_us: What the profile added to each kernel, as measured; in no estimate.
+        direct: Whether it was made from the very network that it corrects.
+        profiled: Whether it was made from the layers of a profile.
+    """
+
+    gpu: str
+    factor: float = 1.0
+    kernel_us: float = 0.0
+    source: str = ""
+    overhead_us: float = 0.0
+    direct: bool = False
+    profiled: bool = False
+
+    def as_json(self) -> Json:
+        return {"schema": CALIBRATION_SCHEMA, **published(self, "gpu", "factor", "kernel_us", "source")}
+
+    def apply(self, ms: npt.NDArray[np.float64], kernels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Corrected milliseconds of layers; ``kernels`` is how many each takes (0 for one that takes no time)."""
+        corrected = np.maximum(ms * self.factor + kernels * self.kernel_us * 1e-3, 0.2 * ms)
+        return np.asarray(corrected, dtype=np.float64)
+
+
+def measured_time(text: str) -> float | None:
+    """Milliseconds of ``5.3``, ``5.3ms``, ``0.8 s`` or ``950us``; None where the text is no time.
+
+    Raises:
+        QdqtoolError: The time is zero.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    value = float(match[1]) * _UNITS[(match[2] or "ms").lower()]
+    if not value > 0:
+        raise QdqtoolError(f"`calibrate` {text}: the measured time must be above zero")
+    return value
+
+
+def of_time(gpu: str, measured_ms: float, estimated_ms: float) -> Calibration:
+    """From one end-to-end time.
+
+    Raises:
+        QdqtoolError: It is so far from the estimate that it must be of something else.
+    """
+    factor = _checked(measured_ms / estimated_ms, f"{measured_ms:g} ms")
+    return Calibration(gpu, factor, 0.0, f"{measured_ms:g} ms measured", direct=True)
+
+
+def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str) -> Calibration:
+    """From layers that a profile and the estimate both have, in milliseconds each.
+
+    What every layer takes more than estimated is the profile's doing, up to what profiles were seen to add: so the
+    four engines come out whose time without a profiler is known (within 4 %; counted as the kernels' own, 10 to 20 %).
+
+    Raises:
+        QdqtoolError: No layer in common, or times that cannot be of this model.
+    """
+    if not measured_ms:
+        raise QdqtoolError(f"{source}: none of its layers is in the prediction; it is a profile of another engine")
+    measured, estimated = np.asarray(measured_ms), np.asarray(estimated_ms)
+    if len(measured) < _FEW:
+        factor = float(measured.sum() / max(estimated.sum(), 1e-9))
+        return Calibration(gpu, _checked(factor, source), 0.0, source, direct=True, profiled=True)
+    # Relative errors count, not absolute ones: divide the line a + b t by the measured time and fit that to 1.
+    robust = np.ones(len(measured))
+    for _ in range(10):  # robust: layers that another tactic took do not pull
+        weights = robust / np.maximum(measured, 1e-4)
+        design = np.stack([weights, estimated * weights], axis=1)
+        (constant, factor), *_ = np.linalg.lstsq(design, weights * measured, rcond=None)
+        off = np.abs((constant + factor * estimated) * (1.0 / measured) - 1)
+        robust = 1.0 / np.sqrt(np.maximum(off, 0.05))
+    if not (math.isfinite(constant) and math.isfinite(factor)) or factor <= 0.2 or abs(constant) > 0.02:
+        constant, factor = 0.0, float(measured.sum() / estimated.sum())
+    more = float(constant) * 1e3
+    overhead = min(max(more, 0.0), _MOST_OVERHEAD)
+    return Calibration(gpu, _checked(float(factor), source), more - overhead, source, overhead, True, True)
+
+
+def _checked(factor: float, source: str) -> float:
+    low, high = _FACTORS
+    if not low <= factor <= high:
+        raise QdqtoolError(
+            f"`calibrate` {source}: {factor:.3g} times the estimate; that is of another model, batch or GPU"
+        )
+    return factor
+
+
+def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
+    """The calibration in a file; None where the file is something else (a profile).
+
+    Raises:
+        QdqtoolError: It is a damaged calibration, or cannot be read.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise QdqtoolError(
+            f"`calibrate` {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a trtexec profile"
+        )
+    text = read_input(file, _MOST).decode("utf-8", "replace")
+    if CALIBRATION_SCHEMA not in text[:4096]:
+        return None
+    try:
+        data = parse_json(text)
+        gpu, factor, kernel = str(data["gpu"])[:200], float(data["factor"]), float(data["kernel_us"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`") from None
+    if not (math.isfinite(factor) and math.isfinite(kernel) and abs(kernel) <= 1000):
+        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`")
+    return Calibration(gpu, _checked(factor, str(file)), kernel, str(data.get("source", ""))[:500])
+
+
+# Versions of the network, kernels, fixes -----------------------------------------------------------------------------
 
 PAYS = 1.02  # gain below which INT8 is not worth building
 
@@ -47,14 +198,8 @@ class Gain:
         return self.low > 1 or self.high < 1
 
     def as_json(self) -> Json:
-        return {
-            "low": round(self.low, 3),
-            "value": round(self.value, 3),
-            "high": round(self.high, 3),
-            "faster": self.faster,
-            "signs_right": self.right,
-            "signs_measured": self.pairs,
-        }
+        return {"low": round(self.low, 3), "value": round(self.value, 3), "high": round(self.high, 3),
+                "faster": self.faster, "signs_right": self.right, "signs_measured": self.pairs}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -99,15 +244,92 @@ class BestTime:
     conversions: int | None
 
     def as_json(self) -> Json:
-        return {
-            "total_ms": rounded(self.total_ms),
-            "gain": round(self.gain, 3),
-            "int8": self.int8,
-            "convolutions": self.convolutions,
-            "conversions": self.conversions,
-        }
+        return {"total_ms": rounded(self.total_ms), "gain": round(self.gain, 3),
+                **published(self, "int8", "convolutions", "conversions")}  # fmt: skip
 
 
 def rounded(value: float) -> float:
     """Four digits that count."""
     return float(f"{value:.4g}")
+
+
+# What each fix saves at most -----------------------------------------------------------------------------------------
+
+Array = npt.NDArray[np.float64]
+_LEAST_MS = 5e-5  # a fix that saves less is not worth a line
+_FUSED = "Pooling"  # what a convolution that writes INT8 takes into its own layer
+
+
+def add_savings(
+    prediction: Prediction, listed: Prediction, load: Workload, ms: Array, gpu: Gpu, fitted: Constants,
+    correction: Calibration | None,
+) -> None:  # fmt: skip
+    """Writes into each finding what its fix saves at most.
+
+    That is: its convolutions from INT8 to INT8, the poolings that they then take in gone, and the conversions and
+    reformats behind them gone.
+    """
+    if not gpu.has_int8 or not prediction.findings:
+        return
+    quantized = [_quantized(w) for w in load.layers]
+    best = seconds(quantized, gpu, fitted) * 1e3
+    if correction:
+        best = correction.apply(best, np.ones(len(quantized)))
+    saved = _Saved(listed, load, ms, best)
+    names = {c.name: c.layer for c in prediction.convolutions}
+    for finding in prediction.findings:
+        finding.saves_ms = saved.by(finding, names)
+
+
+class _Saved:
+    def __init__(self, listed: Prediction, load: Workload, ms: Array, best: Array) -> None:
+        self.layers, self.load, self.ms, self.best = listed.layers, load, ms, best
+        self.place = {layer.name: i for i, layer in enumerate(listed.layers)}
+        self.readers: dict[str, list[int]] = {}
+        for i, layer in enumerate(listed.layers):
+            for edge in layer.inputs:
+                self.readers.setdefault(edge.tensor, []).append(i)
+        self.extras = {  # reformats where FP32 was written for want of a kernel, not those of the network's outputs
+            e.name: i
+            for i, e in enumerate(load.extras, len(load.layers))
+            if (e.work.precision, e.work.written_as) == (Precision.FP32, Precision.FP16)
+        }
+
+    def by(self, finding: Finding, names: dict[str, str | None]) -> float | None:
+        """Milliseconds that the fix of a finding saves at most; None where it saves nothing worth a line."""
+        own = self.place.get(finding.node)
+        if own is not None and self.layers[own].type == "Conversion":
+            return round(float(self.ms[own]), 5)
+        layers = (names.get(name) for name in finding.convolutions)
+        at = dict.fromkeys(self.place[name] for name in layers if name is not None and name in self.place)
+        slow = [i for i in at if self.load.layers[i].kind in work.COMPUTING]
+        gone = self._behind(slow)
+        faster = sum(max(0.0, self.ms[i] - self.best[i]) for i in slow)
+        total = float(faster + sum(self.ms[j] for j in gone))
+        return round(total, 5) if total > _LEAST_MS else None
+
+    def _behind(self, convolutions: Iterable[int]) -> set[int]:
+        """Layers that vanish where convolutions write INT8: poolings behind them, and what converts in between."""
+        gone: set[int] = set()
+        waiting = [edge.tensor for i in convolutions for edge in self.layers[i].outputs]
+        while waiting:
+            tensor = waiting.pop()
+            if f"reformat of {tensor}" in self.extras:
+                gone.add(self.extras[f"reformat of {tensor}"])
+            for j in self.readers.get(tensor, ()):
+                kind = self.layers[j].type
+                fused = kind == _FUSED and self.load.layers[j].precision.is_float
+                if j not in gone and (kind == "Conversion" or fused):
+                    gone.add(j)
+                    if kind == _FUSED:
+                        waiting += [edge.tensor for edge in self.layers[j].outputs]
+        return gone
+
+
+def _quantized(found: Work) -> Work:
+    """A convolution as it were from INT8 to INT8."""
+    if found.kind not in work.COMPUTING or (not found.precision.is_float and found.written_as == Precision.INT8):
+        return found
+    low, high = width(found.precision), width(found.written_as)
+    return replace(found, precision=Precision.INT8, written_as=Precision.INT8, read=found.read / low,
+                   weights=found.weights / low, written=found.written / high)  # fmt: skip

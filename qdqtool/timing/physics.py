@@ -43,30 +43,8 @@ INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions rea
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
 PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
-NAMES = (
-    "floor_us",
-    "floor_clocks",
-    "int8",
-    "fp16",
-    "tf32",
-    "fp32",
-    "dp4a",
-    "dram",
-    "l2",
-    "l2_share",
-    "few_int8",
-    "few_fp16",
-    "narrow",
-    "step_clocks",
-    "step_clocks_old",
-    "overlap",
-    "depthwise",
-    "copy",
-    "few_copy",
-    "pool",
-    "layout",
-    "to_float_old",
-)
+NAMES = ("floor_us", "floor_clocks", *PATHS, "dram", "l2", "l2_share", "few_int8", "few_fp16", "narrow", "step_clocks",
+         "step_clocks_old", "overlap", "depthwise", "copy", "few_copy", "pool", "layout", "to_float_old")
 
 
 @dataclass(frozen=True)
@@ -104,16 +82,10 @@ def factor_of(cc: str, factors: Mapping[str, float]) -> float:
     that holds: against the ResNet-50 throughput that NVIDIA's MLPerf v3.0 configurations expect, the model is as far
     off on an H100 (x0.69 of the speed) as on an A100 (x0.77).
     """
-    found = factors.get(cc)
-    if found is not None:
-        return found
     number = float(cc)
-    if number < 7.0:
-        return factors.get("7.0", 1.0)
-    near = min((k for k in factors if float(k) >= 7.2), key=lambda k: (abs(float(k) - number), k), default=None)
-    if near is None:
-        return 1.0
-    return factors[near]
+    near = "7.0" if number < 7.0 else min(
+        (k for k in factors if float(k) >= 7.2), key=lambda k: (abs(float(k) - number), k), default="")
+    return factors.get(cc, factors.get(near, 1.0))
 
 
 @functools.cache
@@ -153,36 +125,23 @@ class Features:
 
 
 def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> Features:
-    """Arrays of layers, each with its GPU; ``cold`` says whose weights come from memory each time."""
+    """Arrays of one or more layers, each with its GPU; ``cold`` says whose weights come from memory each time."""
+    rows = (_row(*one) for one in zip(works, gpus, cold or [False] * len(works), strict=True))
+    *columns, cc = zip(*rows, strict=True)
+    fields: list[Any] = [*map(np.asarray, columns), list(cc)]
+    return Features(*fields)
 
-    def array(values: Sequence[float]) -> Array:
-        return np.asarray(values, dtype=np.float64)
 
-    paths = [_path(w.precision, g) for w, g in zip(works, gpus, strict=True)]
-    return Features(
-        np.asarray([w.kind for w in works], dtype=np.str_),
-        np.asarray([PATHS.index(p) for p in paths], dtype=np.int64),
-        array([_rate(p, w.precision, g) for p, w, g in zip(paths, works, gpus, strict=True)]),
-        array([g.per_second for g in gpus]),
-        array([g.sms for g in gpus]),
-        array([g.bandwidth * 1e9 for g in gpus]),
-        array([g.l2 * 1e6 for g in gpus]),
-        array([g.rates.fp32_pipe for g in gpus]),
-        np.asarray([float(g.cc) >= 8.0 for g in gpus], dtype=np.bool_),
-        array([w.rows for w in works]),
-        array([w.columns for w in works]),
-        array([w.depth * _filled(w.channels, w) for w in works]),
-        array([w.channels for w in works]),
-        array([w.groups for w in works]),
-        np.asarray(
-            [w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as) for w in works], dtype=np.bool_
-        ),
-        array([width(w.precision) for w in works]),
-        array([_moved(w) for w in works]),
-        array([w.weights if c else 0.0 for w, c in zip(works, cold or [False] * len(works), strict=True)]),
-        array([w.steps for w in works]),
-        np.asarray([_writes_floats(w) and float(g.cc) < 8.0 for w, g in zip(works, gpus, strict=True)], dtype=np.bool_),
-        [g.cc for g in gpus],
+def _row(w: Work, g: Gpu, cold: bool) -> tuple[Any, ...]:
+    """The fields of :class:`Features` for one layer."""
+    path, pooled = _path(w.precision, g), w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as)
+    old = float(g.cc) < 8.0
+    return (
+        w.kind, PATHS.index(path), float(_rate(path, w.precision, g)), g.per_second, float(g.sms), g.bandwidth * 1e9,
+        g.l2 * 1e6, float(g.rates.fp32_pipe), not old, float(w.rows), float(w.columns),
+        float(w.depth * _filled(w.channels, w)), float(w.channels), float(w.groups), pooled, width(w.precision),
+        float(_moved(w)), w.weights if cold else 0.0, float(w.steps),
+        old and w.written_as.is_float and not w.precision.is_float, g.cc,
     )
 
 
@@ -194,10 +153,6 @@ def _filled(channels: float, w: Work) -> float:
     if w.kind not in (work.CONV, work.DECONV) or w.precision != Precision.INT8 or channels < work.FEW_CHANNELS:
         return 1.0
     return math.ceil(channels / INT8_BLOCK) * INT8_BLOCK / channels
-
-
-def _writes_floats(w: Work) -> bool:
-    return w.written_as.is_float and not w.precision.is_float
 
 
 def _moved(w: Work) -> float:

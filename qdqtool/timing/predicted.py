@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from onnx import TensorProto
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import is_qdq
+from qdqtool.model.qdq import is_qdq, precision_of
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.layouts import Reformat, reformats_of, region_nodes, work_in_region
-from qdqtool.timing.shapes import Shapes
-from qdqtool.timing.work import Product, Work, product_of, width
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.timing.twin import Shapes
+from qdqtool.timing.work import Reformat, Work, product_of, reformats_of, region_nodes, width, work_in_region
+from qdqtool.trt.targets import target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
 
 
@@ -80,11 +79,18 @@ class _Reader:
         self.tf32 = gpu is None or gpu.has_tf32
         self.myelin = gpu is not None and gpu.fuses_conversions
         self.prediction = prediction
+        self.target = target_named(prediction.target)
+        self.regions = region_nodes(model) if self.target.regions else frozenset()
+        self.by_name = {n.name: n for n in model.nodes}
+        self.outcomes = {c.name: c.precision for c in prediction.convolutions}
+        self.readers: dict[str, list[EngineLayer]] = defaultdict(list)
+        for layer in prediction.layers:
+            for edge in layer.inputs:
+                self.readers[edge.tensor].append(layer)
         self.plain = plain
         self.batch = batch
         self.made: dict[str, float] = {}  # elements of tensors that only the engine has
         self.wide: set[str] = set()  # tensors that are FP32 though floats are FP16
-        self.joined: set[int] = set()  # changes of layout that are one kernel with a change of float width
         self.narrowed: dict[str, float] = {}  # elements of FP32 tensors that get a reformat to FP16
         self.shapes = Shapes(model)
         self.result = Workload()
@@ -102,18 +108,11 @@ class _Reader:
         self._apart()
         self._rest(covered)
         self._edges()
-        self.result.extras = [e for e in self.result.extras if id(e) not in self.joined]
         return self.result
-
-    @functools.cached_property
-    def _region_names(self) -> frozenset[str]:
-        return region_nodes(self.model) if self._target.regions else frozenset()
 
     def _regional(self, layer: EngineLayer) -> Work | None:
         """The work of a layer that lies in one of Myelin's regions and has no weights; None for others."""
-        if not self._region_names or not layer.nodes:
-            return None
-        if not all(name in self._region_names for name in layer.nodes):
+        if not layer.nodes or not self.regions.issuperset(layer.nodes):
             return None
         nodes = self._nodes(layer)
         if any(n.op in WEIGHTED and self._fixed_behind(n.input(1)) for n in nodes):
@@ -135,7 +134,7 @@ class _Reader:
                    for edge in (*layer.inputs, *layer.outputs)}  # fmt: skip
         found: list[EngineLayer] = []
         matching: list[Work] = []
-        target = self._target
+        target = self.target
         for number, (layer, one) in enumerate(zip(layers, works, strict=True)):
             nodes = self._nodes(layer) if one.kind in work.COMPUTING else []
             to_float = one.written_as.is_float and not one.precision.is_float and not target.is_rtx
@@ -162,10 +161,10 @@ class _Reader:
             self._fuse_conversions(mapping)
         if target.is_rtx or self.myelin:
             return
-        regional = [bool(self._region_names) and self._is_regional(layer) for layer in found]
-        found = [layer for layer, inside in zip(found, regional, strict=True) if not inside]
-        matching = [one for one, inside in zip(matching, regional, strict=True) if not inside]
-        for change in reformats_of(found, matching, self._layout_shape, self.model.inputs, self.model.outputs):
+        outside = [self.regions.isdisjoint(layer.nodes) for layer in found]
+        found, matching = list(itertools.compress(found, outside)), list(itertools.compress(matching, outside))
+        for change in reformats_of(found, matching, lambda tensor: self._shape(self.twins.get(tensor, tensor)),
+                                   self.model.inputs, self.model.outputs):
             if change.needs_tf32 and not self.tf32:
                 continue
             moved = change.elements * width(change.precision)
@@ -177,11 +176,11 @@ class _Reader:
     def _is_open(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of what a layer writes: on 8.x; 10 is known by typed builds."""
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
-        return not self._target.has_marks and self.plain == Precision.FP16 and stored <= {TensorProto.FLOAT, 0}
+        return not self.target.has_marks and self.plain == Precision.FP16 and stored <= {TensorProto.FLOAT, 0}
 
     def _goes_to_sum(self, layer: EngineLayer) -> bool:
         """Whether an Add alone reads a layer's result: activation and sum are one kernel."""
-        readers = [r for edge in layer.outputs for r in self._readers[edge.tensor]]
+        readers = [r for edge in layer.outputs for r in self.readers[edge.tensor]]
         return len(readers) == 1 and any(n.op in ("Add", "Sum") for n in self._nodes(readers[0]))
 
     def _fuse_conversions(self, mapping: set[str]) -> None:
@@ -193,12 +192,6 @@ class _Reader:
         for i, layer in enumerate(self.prediction.layers):
             if layer.type == "Conversion" and any(e.tensor in mapping for e in (*layer.inputs, *layer.outputs)):
                 self.result.layers[i] = Work(work.NOTHING, self.plain, self.plain)
-
-    def _is_regional(self, layer: EngineLayer) -> bool:
-        return bool(layer.nodes) and any(name in self._region_names for name in layer.nodes)
-
-    def _layout_shape(self, tensor: str) -> tuple[int, ...] | None:
-        return self._shape(self.twins.get(tensor, tensor))
 
     def _scaled(self, found: Work) -> Work:
         b = self.batch
@@ -224,7 +217,7 @@ class _Reader:
         if not by_fours and not (self._goes_on(layer) and any(t.tensor in self.wide for t in layer.inputs)):
             return found
         for edge in layer.outputs:
-            if all(self._goes_on(reader) or reader.type == "Conversion" for reader in self._readers[edge.tensor]):
+            if all(self._goes_on(reader) or reader.type == "Conversion" for reader in self.readers[edge.tensor]):
                 self.wide.add(edge.tensor)
             elif count := self._elements(edge.tensor):
                 self.narrowed[edge.tensor] = count
@@ -235,26 +228,15 @@ class _Reader:
         """Whether a layer computes in whatever float it reads."""
         return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
 
-    @functools.cached_property
-    def _readers(self) -> dict[str, list[EngineLayer]]:
-        found: dict[str, list[EngineLayer]] = defaultdict(list)
-        for layer in self.prediction.layers:
-            for edge in layer.inputs:
-                found[edge.tensor].append(layer)
-        return found
-
     def _type(self, precision: Precision, tensor: str = "") -> Precision:
         if tensor and precision.is_float and (tensor in self.model.inputs or self.model.is_output(tensor)):
-            return work.ELEMENTS.get(self.model.elem_type(tensor), Precision.FP32)
+            stored = precision_of(self.model.elem_type(tensor))
+            return Precision.FP32 if stored == Precision.UNKNOWN else stored
         if tensor in self.wide and precision.is_float:
             return Precision.FP32
         if precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN):
-            return precision if precision == Precision.FP32 and self._target.strongly_typed else self.plain
+            return precision if precision == Precision.FP32 and self.target.strongly_typed else self.plain
         return precision
-
-    @functools.cached_property
-    def _target(self) -> Target:
-        return target_named(self.prediction.target)
 
     def _elements(self, tensor: str) -> float | None:
         if tensor in self.made:
@@ -263,15 +245,8 @@ class _Reader:
         return None if shape is None else float(math.prod(shape))
 
     def _nodes(self, layer: EngineLayer) -> list[Node]:
-        found = []
-        for name in layer.nodes:
-            try:
-                node = self.model.node(name)
-            except KeyError:
-                continue
-            if not is_qdq(node):
-                found.append(node)
-        return found
+        named = (self.by_name.get(name) for name in layer.nodes)
+        return [node for node in named if node is not None and not is_qdq(node)]
 
     # Layers ---------------------------------------------------------------------------------------------------
 
@@ -302,7 +277,8 @@ class _Reader:
         """Elements read and written by a layer that only moves or maps values."""
         if nodes:
             inside = {t for n in nodes for t in n.outputs}
-            outside = dict.fromkeys(t for n in nodes for t in n.inputs if t and t not in inside and not self._fixed(t))
+            read_by = (t for n in nodes for t in n.inputs if t and t not in inside)
+            outside = dict.fromkeys(t for t in read_by if not self.model.is_constant(t))
             sizes = [self._elements(t) for t in outside]
             last = self._elements(nodes[-1].output)
             read = None if any(s is None for s in sizes) else sum(s for s in sizes if s is not None)
@@ -311,51 +287,38 @@ class _Reader:
             if read is not None and last is not None and kind == work.POINTWISE:
                 read = min(read, len(outside) * max(last, 1.0))
             return read, last
-        sizes = [self._elements(t.tensor) for t in layer.inputs if not self._fixed(t.tensor)]
+        sizes = [self._elements(t.tensor) for t in layer.inputs if not self.model.is_constant(t.tensor)]
         known = [s for s in sizes if s is not None]
         if not known:
             return (0.0, 0.0) if layer.type in ("PointWise", "Scale", "ElementWise") else (None, None)
         return sum(known), max(known)
 
-    def _fixed(self, tensor: str) -> bool:
-        return self.model.is_constant(tensor)
-
     def _weighted(self, layer: EngineLayer, nodes: list[Node], weighted: list[Node]) -> Work | None:
-        parts = [self._product(n) for n in weighted]
-        if any(p is None for p in parts):
+        parts = [p for n in weighted if (p := product_of(n, self._shape)) is not None]
+        if len(parts) < len(weighted):
             return None
         main = parts[0]
-        assert main is not None
         low, high = self._ends(layer)
         precision = self._computes(weighted[0], low)
-        columns = sum(p.columns for p in parts if p is not None)
-        written = sum(self._pooled(n, nodes) or p.out for n, p in zip(weighted, parts, strict=True) if p is not None)
-        read = work.touched(main.source, main.rows, main.depth, main.groups) * width(low)
+        columns = sum(p.columns for p in parts)
+        pool = next((n for n in nodes if n.op in ("MaxPool", "AveragePool")), None)
+        pooled = None if pool is None else self._elements(pool.output)
+        written = sum(pooled or p.written for p in parts)
+        read = main.read * width(low)
         if len(layer.inputs) > 1:
             residual = layer.inputs[1]
-            read += main.out * width(self._type(residual.precision, residual.tensor))
+            read += main.written * width(self._type(residual.precision, residual.tensor))
         for edge in layer.outputs:
             if self.shapes.get(edge.tensor) is None:
                 self.made.setdefault(edge.tensor, written / len(layer.outputs))
         weights = columns * main.depth * main.groups * width(precision)
-        return Work(main.kind, precision, high, main.rows, columns, main.depth, main.channels, main.groups, read,
-                    weights, written * width(high))  # fmt: skip
+        return replace(main, precision=precision, written_as=high, columns=columns, read=read, weights=weights,
+                       written=written * width(high))  # fmt: skip
 
     def _computes(self, node: Node, low: Precision) -> Precision:
         """The type that a convolution computes in; a float input that INT8 weights meet stays float."""
-        outcome = self._outcomes.get(node.name)
+        outcome = self.outcomes.get(node.name)
         return low if outcome is None else self._type(outcome)
-
-    @functools.cached_property
-    def _outcomes(self) -> dict[str, Precision]:
-        return {c.name: c.precision for c in self.prediction.convolutions}
-
-    def _pooled(self, conv: Node, nodes: list[Node]) -> float | None:
-        pool = next((n for n in nodes if n.op in ("MaxPool", "AveragePool")), None)
-        return self._elements(pool.output) if pool is not None else None
-
-    def _product(self, node: Node) -> Product | None:
-        return product_of(node, self._shape)
 
     def _shape(self, tensor: str) -> tuple[int, ...] | None:
         shape = self.shapes.get(tensor)
@@ -372,27 +335,23 @@ class _Reader:
         left = [n for n in self.model.ordered if n.name not in covered and n.op not in work.FREE and self._runs(n)]
         chain: list[Node] = []
         for node in left:
-            if node.name in self._region_names and not (
-                node.op in WEIGHTED and self._fixed_behind(node.input(1))
-            ):
+            if node.name in self.regions and not (node.op in WEIGHTED and self._fixed_behind(node.input(1))):
                 self._flush(chain)
                 found = work_in_region(self.model, node, self._shape, self.plain)
                 if found.kind != work.NOTHING:
                     self._extra(node.name, found)
             elif node.op in WEIGHTED:
                 self._flush(chain)
-                product = self._product(node)
+                product = product_of(node, self._shape)
                 if product is None:
                     self.result.unknown.append(node.name)
                     continue
                 kind = self._computes(node, self.plain)
                 second = 0.0 if self._fixed_behind(node.input(1)) else (self._elements(node.input(1)) or 0.0)
-                self._extra(node.name, Work(
-                    product.kind, kind, self.plain, product.rows, product.columns, product.depth, product.channels,
-                    product.groups, (work.touched(product.source, product.rows, product.depth, product.groups)
-                                     + second) * width(kind),
-                    0.0 if second else product.columns * product.depth * product.groups * width(kind),
-                    product.out * width(self.plain),
+                self._extra(node.name, replace(
+                    product, precision=kind, written_as=self.plain, read=(product.read + second) * width(kind),
+                    weights=0.0 if second else product.weights * width(kind),
+                    written=product.written * width(self.plain),
                 ))  # fmt: skip
             elif node.op in work.HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
                 self._flush(chain)
@@ -408,7 +367,7 @@ class _Reader:
 
     def _fixed_behind(self, tensor: str) -> bool:
         """Whether a tensor is computed before the network runs: from constants and shapes alone."""
-        return self._fixed(tensor) or tensor in self._static
+        return self.model.is_constant(tensor) or tensor in self._static
 
     @functools.cached_property
     def _static(self) -> frozenset[str]:
@@ -416,7 +375,7 @@ class _Reader:
         for node in self.model.ordered:
             if node.op in ("Shape", "Size") or (
                 not node.op.startswith("Random") and not node.captured
-                and all(t in found or self._fixed(t) for t in node.inputs if t)
+                and all(t in found or self.model.is_constant(t) for t in node.inputs if t)
             ):  # fmt: skip
                 found.update(t for t in node.outputs if t)
         return frozenset(found)
@@ -426,18 +385,18 @@ class _Reader:
             self._region(chain, work.POINTWISE)
             chain.clear()
 
-    def _region(self, nodes: Iterable[Node], kind: str) -> None:
-        listed = list(nodes)
-        inside = {t for n in listed for t in n.outputs}
-        sizes = [self._elements(t) for n in listed for t in n.inputs if t and t not in inside and not self._fixed(t)]
-        last = self._elements(listed[-1].output)
-        if last is None or any(s is None for s in sizes):
-            self.result.unknown.append(listed[-1].name)
-            self._extra(listed[-1].name, Work(work.UNKNOWN, self.plain, self.plain))
+    def _region(self, nodes: list[Node], kind: str) -> None:
+        inside = {t for n in nodes for t in n.outputs}
+        outside = (t for n in nodes for t in n.inputs if t and t not in inside)
+        sizes = [self._elements(t) for t in outside if not self.model.is_constant(t)]
+        last, name = self._elements(nodes[-1].output), nodes[-1].name
+        if last is None or None in sizes:
+            self.result.unknown.append(name)
+            self._extra(name, Work(work.UNKNOWN, self.plain, self.plain))
             return
         size = width(self.plain)
         read = sum(s for s in sizes if s is not None) * size
-        self._extra(listed[-1].name, Work(kind, self.plain, self.plain, read=read, written=last * size))
+        self._extra(name, Work(kind, self.plain, self.plain, read=read, written=last * size))
 
     def _edges(self) -> None:
         """Reformats between the FP32 of the network's edge and the FP16 inside (seen in FP16 engines: one each)."""
@@ -447,13 +406,9 @@ class _Reader:
             self._edge(tensor, elements, Precision.FP32, Precision.FP16)
         readers = {layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs}
         for tensor in self.model.inputs:
-            count = self._elements(tensor)
-            layer = readers.get(tensor)
-            if (
-                count
-                and self.model.elem_type(tensor) == TensorProto.FLOAT
-                and (layer is None or layer.type != "Conversion")
-            ):
+            count, layer = self._elements(tensor), readers.get(tensor)
+            stored = self.model.elem_type(tensor)
+            if count and stored == TensorProto.FLOAT and (layer is None or layer.type != "Conversion"):
                 self._edge(tensor, count, Precision.FP32, Precision.FP16)
         for tensor in self.model.outputs:
             count = self._elements(tensor)
@@ -475,7 +430,6 @@ class _Reader:
         changes = self._changes.get(tensor)
         channels = 64.0
         if changes:
-            joined = changes.pop(0)
-            self.joined.add(id(joined))
-            channels = joined.reformat.channels if joined.reformat is not None else channels
+            self.result.extras.remove(joined := changes.pop(0))
+            channels = joined.work.channels
         self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=channels, **moved))

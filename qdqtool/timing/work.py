@@ -1,37 +1,25 @@
-"""What one engine layer computes and moves: the input of the time model."""
+"""What one engine layer computes and moves, the input of the time model; memory layouts and reformats between them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from onnx import TensorProto
-
-from qdqtool.model.graph import Node
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import is_computed_product
 from qdqtool.model.operators import CONVOLUTIONS
-from qdqtool.types import Precision
+from qdqtool.types import EngineLayer, Precision
 
 CONV, DEPTHWISE, DECONV = "conv", "depthwise", "deconv"
 POOL, REDUCE, RESIZE, SOFTMAX, POINTWISE = "pool", "reduce", "resize", "softmax", "pointwise"
 COPY, CONVERSION, REFORMAT, SHUFFLE = "copy", "conversion", "reformat", "shuffle"
 MYELIN, NOTHING, UNKNOWN = "myelin", "nothing", "unknown"
 COMPUTING = (CONV, DEPTHWISE, DECONV)
+ShapeOf = Callable[[str], tuple[int, ...] | None]
 FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot feed the tensor cores
-
-WIDTH = {
-    Precision.INT8: 1.0,
-    Precision.UINT8: 1.0,
-    Precision.FP8: 1.0,
-    Precision.BOOL: 1.0,
-    Precision.INT4: 0.5,
-    Precision.FP16: 2.0,
-    Precision.BF16: 2.0,
-    Precision.FP32: 4.0,
-    Precision.FLOAT: 4.0,
-    Precision.INT32: 4.0,
-    Precision.INT64: 8.0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,106 +72,263 @@ def touched(source: float, rows: float, depth: float, groups: float) -> float:
 
 def width(precision: Precision) -> float:
     """Bytes of an element; 4 where the type is not known."""
-    return WIDTH.get(precision, 4.0)
+    return precision.width or 4.0
 
 
-FREE = (  # views and what is computed before the network runs
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Identity",
-    "Cast",
-    "Dropout",
-    "Constant",
-    "Shape",
-    "ConstantOfShape",
-    "Concat",
-    "Split",
-    "Slice",
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "Gather",
-    "Range",
-    "Expand",
-)
-HEAVY = (
-    "Softmax",
-    "LogSoftmax",
-    "LayerNormalization",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "ReduceMean",
-    "ReduceSum",
-    "ReduceMax",
-    "GlobalAveragePool",
-    "Transpose",
-    "TopK",
-    "NonMaxSuppression",
-    "ArgMax",
-    "Einsum",
-)
-KINDS = {
-    "Pooling": POOL,
-    "Reduce": POOL,
-    "Resize": RESIZE,
-    "Softmax": SOFTMAX,
-    "Conversion": CONVERSION,
-    "Reformat": COPY,
-    "Concatenation": COPY,
-    "Slice": COPY,
-    "Padding": COPY,
-}
-ELEMENTS: dict[int, Precision] = {
-    TensorProto.FLOAT: Precision.FP32,
-    TensorProto.FLOAT16: Precision.FP16,
-    TensorProto.BFLOAT16: Precision.BF16,
-    TensorProto.INT8: Precision.INT8,
-    TensorProto.UINT8: Precision.UINT8,
-    TensorProto.INT32: Precision.INT32,
-    TensorProto.INT64: Precision.INT64,
-    TensorProto.BOOL: Precision.BOOL,
-}
+# Views, and what is computed before the network runs.
+FREE = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Dropout", "Constant", "Shape", "Range",
+        "ConstantOfShape", "Concat", "Split", "Slice", "QuantizeLinear", "DequantizeLinear", "Gather", "Expand")
+HEAVY = ("Softmax", "LogSoftmax", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "ReduceMean",
+         "ReduceSum", "ReduceMax", "GlobalAveragePool", "Transpose", "TopK", "NonMaxSuppression", "ArgMax", "Einsum")
+KINDS = {"Pooling": POOL, "Reduce": POOL, "Resize": RESIZE, "Softmax": SOFTMAX, "Conversion": CONVERSION,
+         **dict.fromkeys(("Reformat", "Concatenation", "Slice", "Padding"), COPY)}
 
 
-@dataclass(slots=True)
-class Product:
-    """A matrix product: ``rows`` x ``depth`` times ``depth`` x ``columns`` for each of ``groups``.
+def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
+    """The matrix product of a Conv, ConvTranspose, Gemm or MatMul, what it moves in elements instead of bytes.
 
-    ``source`` and ``out`` are the elements of the data input and of the output.
+    None where a shape is not known.
     """
-
-    kind: str
-    rows: float
-    columns: float
-    depth: float
-    channels: float
-    groups: float
-    source: float
-    out: float
-
-
-def product_of(node: Node, shape_of: Callable[[str], tuple[int, ...] | None]) -> Product | None:
-    """Rows, columns and depth of a Conv, ConvTranspose, Gemm or MatMul; None where a shape is not known."""
     source, target, weights = (shape_of(t) for t in (node.input(0), node.output, node.input(1)))
     if source is None or target is None or weights is None or not target:
         return None
-    total, out = float(math.prod(source)), float(math.prod(target))
+    kind, groups, out = CONV, 1, float(math.prod(target))
     if node.op in CONVOLUTIONS:
         if len(weights) < 3 or len(target) < 3:
             return None
         groups = max(1, node.integer("group", 1))
         kernel = float(math.prod(weights[2:]))
         if node.op == "ConvTranspose":
-            rows = total / max(1, source[1])
-            return Product(DECONV, rows, weights[1] * kernel, float(source[1] // groups),
-                            float(source[1] // groups), float(groups), total, out)  # fmt: skip
-        channels = float(weights[1])
-        columns = target[1] / groups
-        kind = DEPTHWISE if groups > 1 and columns * channels <= 16 else CONV
-        return Product(
-            kind, out / max(1, target[1]), columns, channels * kernel, channels, float(groups), total, out
-        )
-    depth = float(source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1])
-    columns = float(target[-1])
-    return Product(CONV, out / max(1.0, columns), columns, depth, depth, 1.0, total, out)
+            kind, channels = DECONV, float(source[1] // groups)
+            rows, columns, depth = float(math.prod(source)) / max(1, source[1]), weights[1] * kernel, channels
+        else:
+            channels, columns = float(weights[1]), target[1] / groups
+            kind = DEPTHWISE if groups > 1 and columns * channels <= 16 else CONV
+            rows, depth = out / max(1, target[1]), channels * kernel
+    else:
+        depth = channels = float(source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1])
+        columns = float(target[-1])
+        rows = out / max(1.0, columns)
+    return Work(kind, rows=rows, columns=columns, depth=depth, channels=channels, groups=float(groups), written=out,
+                read=touched(float(math.prod(source)), rows, depth, float(groups)), weights=columns * depth * groups)
+
+
+class Layout(StrEnum):
+    """Where the channels of a tensor are in memory, in TensorRT's words."""
+
+    LINEAR = "linear"
+    PAIRS = "NC/2HW2"
+    FOURS = "NC/4HW4"
+    BLOCKS = "NC/32HW32"
+    CHANNELS_LAST = "NHWC8"
+
+
+@dataclass(frozen=True, slots=True)
+class Reformat:
+    """A change of layout in front of a layer, or in front of the network's output (``layer`` is empty)."""
+
+    tensor: str
+    layer: str
+    source: Layout
+    target: Layout
+    elements: float
+    channels: float
+    precision: Precision
+
+    @property
+    def needs_tf32(self) -> bool:
+        """Whether only a GPU that multiplies FP32 by TF32 has it."""
+        return self.precision == Precision.FP32 and Layout.CHANNELS_LAST in (self.source, self.target)
+
+
+_LINEAR = (Layout.LINEAR,)
+_HALF_MAPS = (Layout.PAIRS, Layout.LINEAR, Layout.CHANNELS_LAST)
+_BLOCK = 32  # channels of NC/32HW32
+_HALVES = (Precision.FP16, Precision.BF16, Precision.FLOAT)  # a float whose width is left open as FP16
+_LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce", "Myelin")
+
+
+def reformats_of(
+    layers: Sequence[EngineLayer],
+    works: Sequence[Work],
+    shape_of: ShapeOf,
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+) -> list[Reformat]:
+    """The reformats of a predicted engine.
+
+    Args:
+        layers: Its layers, each behind those whose results it reads.
+        works: What each computes and moves.
+        shape_of: Shape of a tensor (NCHW), None where it is not known.
+        inputs: The network's inputs, which are linear.
+        outputs: Its outputs, which have to be.
+    """
+    return _Layouts(layers, works, shape_of).run(inputs, outputs)
+
+
+class _Layouts:
+    def __init__(
+        self, layers: Sequence[EngineLayer], works: Sequence[Work],
+        shape_of: ShapeOf,
+    ) -> None:  # fmt: skip
+        self.layers, self.works, self.shape_of = layers, works, shape_of
+        self.at: dict[str, Layout] = {}
+        self.made: set[tuple[str, Layout, str]] = set()
+        self.result: list[Reformat] = []
+        self.alike: dict[str, bool] = {}
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        self.writers: dict[str, list[int]] = defaultdict(list)
+        for i, layer in enumerate(layers):
+            for edge in layer.inputs:
+                self.readers[edge.tensor].append(i)
+            for edge in layer.outputs:
+                self.writers[edge.tensor].append(i)
+
+    def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[Reformat]:
+        for tensor in inputs:
+            self.at[tensor] = Layout.LINEAR
+        for i, (layer, found) in enumerate(zip(self.layers, self.works, strict=True)):
+            wanted = self._reads(i)
+            have = [self.at.get(edge.tensor) for edge in layer.inputs]
+            if len(wanted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
+                # One layout for all its inputs: the first that needs no reformat.
+                wanted = (next((h for h in have if h in wanted), wanted[0]),)
+            for k, edge in enumerate(layer.inputs):
+                accepted = wanted
+                if k and found.kind in COMPUTING:
+                    accepted = (self._writes(i),)  # the residual
+                is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
+                self._reach(edge.tensor, layer.name, accepted, found.precision if is_open else edge.precision)
+            for edge in layer.outputs:
+                before = self.at.get(edge.tensor)
+                made = self._writes(i)
+                self.at[edge.tensor] = before if before is not None and len(self.writers[edge.tensor]) > 1 else made
+        for tensor in outputs:
+            for i in self.writers.get(tensor, ())[:1]:
+                self._reach(tensor, "", _LINEAR, self.works[i].written_as)
+        return self.result
+
+    def _reach(self, tensor: str, layer: str, wanted: tuple[Layout, ...], precision: Precision) -> None:
+        """Brings a tensor into one of the layouts; nothing to do where it has no layout (or one position only)."""
+        have = self.at.get(tensor)
+        if have is None or not wanted or have in wanted:
+            return
+        shape = self.shape_of(tensor)
+        if shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
+            return
+        key = (tensor, wanted[0], '' if layer and self._wanted_alike(tensor) else layer)
+        if key not in self.made:
+            self.made.add(key)
+            elements = float(math.prod(shape))
+            self.result.append(Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision))
+
+    def _wanted_alike(self, tensor: str) -> bool:
+        """Whether all readers want one layout: it is changed once, behind its maker (ResNet-18 in FP32 on an A100)."""
+        if tensor not in self.alike:
+            self.alike[tensor] = len({self._reads(i) for i in self.readers[tensor]}) == 1
+        return self.alike[tensor]
+
+    def _reads(self, i: int) -> tuple[Layout, ...]:
+        """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
+        layer, found = self.layers[i], self.works[i]
+        if layer.type == "Conversion" or found.kind == UNKNOWN:
+            return ()
+        if layer.type in _LINEAR_TYPES:
+            return () if self._keeps(layer) else _LINEAR
+        integer = found.precision == Precision.INT8
+        if found.kind in COMPUTING:
+            if integer:
+                few = found.channels < FEW_CHANNELS and found.kind != DEPTHWISE
+                return (Layout.FOURS, Layout.LINEAR, Layout.BLOCKS) if few else (Layout.BLOCKS,)
+            return (self._floats(found),)
+        if found.kind in (COPY, RESIZE):
+            return ()
+        if integer:
+            return (Layout.BLOCKS, Layout.FOURS)
+        if found.precision in _HALVES:
+            return (Layout.PAIRS, Layout.CHANNELS_LAST) if found.kind == POOL else _HALF_MAPS
+        return (Layout.LINEAR, Layout.CHANNELS_LAST)
+
+    def _floats(self, found: Work) -> Layout:
+        """What a convolution that computes in floats reads and writes."""
+        few = found.precision not in _HALVES and found.channels < FEW_CHANNELS
+        return Layout.LINEAR if few else Layout.CHANNELS_LAST
+
+    def _keeps(self, layer: EngineLayer) -> bool:
+        """Whether a NoOp leaves the tensor's shape as it is."""
+        return layer.type == "NoOp" and bool(layer.inputs) and bool(layer.outputs) and (
+            self.shape_of(layer.inputs[0].tensor) == self.shape_of(layer.outputs[0].tensor))
+
+    def _writes(self, i: int) -> Layout:
+        layer, found = self.layers[i], self.works[i]
+        if found.kind in COMPUTING:
+            if found.precision == Precision.INT8:
+                return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
+            return self._floats(found)
+        if layer.type == "Conversion":
+            return self._readers_want(i)
+        if layer.type in _LINEAR_TYPES and not self._keeps(layer):
+            return Layout.LINEAR
+        have = self.at.get(layer.inputs[0].tensor) if layer.inputs else None
+        wanted = self._reads(i)
+        if not wanted:
+            return have or Layout.LINEAR
+        known = [self.at.get(edge.tensor) for edge in layer.inputs]
+        return next((h for h in known if h is not None and h in wanted), wanted[0])
+
+    def _readers_want(self, i: int) -> Layout:
+        """What a conversion writes: the layout of a tensor that others write as well, else the first reader's."""
+        readers = (j for edge in self.layers[i].outputs for j in self.readers.get(edge.tensor, ()))
+        if wanted := next(filter(None, map(self._reads, readers)), ()):
+            return wanted[0]
+        return Layout.BLOCKS if self.works[i].written_as == Precision.INT8 else Layout.LINEAR
+
+
+_NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
+_OUTSIDE = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "Resize", "TopK", "NonMaxSuppression")
+
+
+def region_nodes(model: Model) -> frozenset[str]:
+    """Names of the nodes that lie in a region: those on a path from one attention or normalization to the next."""
+    seeds = {n.name for n in model.nodes if n.op == "LayerNormalization" or is_computed_product(model, n)}
+    if not seeds:
+        return frozenset()
+    behind, front = set(seeds), set(seeds)
+    for node in model.ordered:
+        if node.name not in behind and node.op not in _OUTSIDE:
+            if any(p is not None and p.name in behind for p in map(model.producer, filter(None, node.inputs))):
+                behind.add(node.name)
+    for node in reversed(model.ordered):
+        if node.name not in front and node.op not in _OUTSIDE:
+            if any(r.name in front for t in node.outputs for r in model.readers(t)):
+                front.add(node.name)
+    return frozenset(behind & front)
+
+
+def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision) -> Work:
+    """The kernel of a node of a region that has no weights; nothing where it is part of another kernel."""
+    nothing = Work(NOTHING, plain, plain)
+    written = _elements(shape_of(node.output))
+    sizes = [_elements(shape_of(t)) for t in node.inputs if t and not model.is_constant(t)]
+    if not written or any(s is None for s in sizes):
+        return nothing
+    read = sum(s for s in sizes if s is not None)
+    size = width(plain)
+    if is_computed_product(model, node):
+        shape, target = shape_of(node.input(0)), shape_of(node.output)
+        assert shape and target
+        depth, columns = float(shape[-1]), float(target[-1])
+        first = any(r.op in ("Softmax", "Mul", "Div", "Add") for r in model.readers(node.output))
+        ends = (read, 0.0) if first else ((sizes[-1] or 0.0), written)  # the scores stay inside
+        return Work(CONV, plain, plain, written / columns, columns, depth, depth, 1.0, ends[0] * size, 0.0,
+                    ends[1] * size, 1.0 if first else 0.0)  # fmt: skip
+    if node.op in _NORMS:
+        return Work(POOL, plain, plain, read=read * size, written=written * size)
+    if node.op == "Add" and len(sizes) > 1 and min(s or 0.0 for s in sizes) == written:  # a skip: read and kept
+        return Work(POINTWISE, plain, plain, read=written * size, written=written * size, steps=0.0)
+    return nothing
+
+
+def _elements(shape: tuple[int, ...] | None) -> float | None:
+    return None if shape is None else float(math.prod(shape))

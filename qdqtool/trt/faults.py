@@ -4,19 +4,15 @@ What Myelin takes of a network, which no pass refuses, is reported in the same w
 A fault that a pass finds too (weights without a DQ, a zero point that is not 0) is the pass's class.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
-from qdqtool.base.records import record
 from qdqtool.trt.refusals import Scale, Step
 from qdqtool.types import Precision, Refusal
 
 CHECK = "model"  # who looked: no pass
 
 
-@record
 class NothingQuantized(Refusal):
     """A model without any Q/DQ or integer operator.
 
@@ -30,14 +26,12 @@ class NothingQuantized(Refusal):
 # Quantizers -----------------------------------------------------------------------------------------------------
 
 
-@record
 class TypeUnknown(Refusal):
     """A quantizer of a type that TensorRT does not have; ``kind`` names it."""
 
     kind: str
 
 
-@record
 class UnsignedZeroPoint(Refusal):
     """uint8 with zero point 0. ``given`` is False where the zero point is missing, which means uint8 in ONNX."""
 
@@ -45,14 +39,12 @@ class UnsignedZeroPoint(Refusal):
     scale: Scale
 
 
-@record
 class ZeroPointMissing(Refusal):
     """A quantizer without its third input."""
 
     op: str
 
 
-@record
 class ZeroPointCount(Refusal):
     """Other numbers of scales and zero points."""
 
@@ -60,14 +52,12 @@ class ZeroPointCount(Refusal):
     zero_points: int
 
 
-@record
 class ScaleHalf(Refusal):
     """float16 scales, all read as float32."""
 
     scale: Scale
 
 
-@record
 class ScaleNotPositive(Refusal):
     """A scale that is zero, negative or no number.
 
@@ -84,7 +74,6 @@ class ScaleNotPositive(Refusal):
     channels: tuple[int, ...]
 
 
-@record
 class ScaleRank(Refusal):
     """A scale of several dimensions; ``blocked`` where that means blocks."""
 
@@ -92,12 +81,10 @@ class ScaleRank(Refusal):
     blocked: bool
 
 
-@record
 class ScaleShape1(Refusal):
     """A scale of shape [1], taken for one for each channel."""
 
 
-@record
 class ScaleCount(Refusal):
     """Another number of scales than the axis of the tensor is long."""
 
@@ -106,7 +93,6 @@ class ScaleCount(Refusal):
     shape: tuple[int | None, ...]
 
 
-@record
 class AxisOpset(Refusal):
     """Scales for each channel in an opset without an axis; ``given`` where one is written all the same."""
 
@@ -117,7 +103,6 @@ class AxisOpset(Refusal):
 # Weights and biases ---------------------------------------------------------------------------------------------
 
 
-@record
 class WeightsBehind(Refusal):
     """Operators between the constant and its first quantizer; ``stored`` where that is a DQ, of stored integers."""
 
@@ -126,7 +111,6 @@ class WeightsBehind(Refusal):
     stored: bool
 
 
-@record
 class StoredReadElsewhere(Refusal):
     """Something else than a DQ reads stored integers."""
 
@@ -134,7 +118,6 @@ class StoredReadElsewhere(Refusal):
     tensor: str
 
 
-@record
 class WeightsStored(Refusal):
     """Weights stored as integers, with a DQ alone."""
 
@@ -161,7 +144,6 @@ class ActivationFit:
     used: float
 
 
-@record
 class ActivationScales(Refusal):
     """Scales of activations that do not fit the data; the node is the worst Q.
 
@@ -180,7 +162,6 @@ class ActivationScales(Refusal):
     factor: float = 0.0
 
 
-@record
 class OutlierScales(Refusal):
     """Scales that have to cover a few values far larger than the others; the node is the worst Q.
 
@@ -199,7 +180,6 @@ class OutlierScales(Refusal):
     linear: bool
 
 
-@record
 class QuantizedStream(Refusal):
     """An Add of a transformer's residual stream with Q/DQ on its inputs.
 
@@ -223,7 +203,6 @@ class WeightScalesCause(StrEnum):
     EXCEPTION = "exception"
 
 
-@record
 class WeightScales(Refusal):
     """Scales that do not fit the weights; the node is the worst layer.
 
@@ -248,14 +227,12 @@ class WeightScales(Refusal):
     channels: int = 0
 
 
-@record
 class WeightsOutput(Refusal):
     """Quantized weights that are an output of the network."""
 
     convolution: str
 
 
-@record
 class BiasQuantized(Refusal):
     """A bias behind a DQ."""
 
@@ -263,12 +240,10 @@ class BiasQuantized(Refusal):
     precision: Precision
 
 
-@record
 class ProductOfActivations(Refusal):
     """A product of two quantized tensors that are computed at run time."""
 
 
-@record
 class DeconvolutionFloat(Refusal):
     """A quantized ConvTranspose on a target that computes it in float."""
 
@@ -276,7 +251,6 @@ class DeconvolutionFloat(Refusal):
 # Placement ------------------------------------------------------------------------------------------------------
 
 
-@record
 class InsideActivation(Refusal):
     """A pair between a convolution and its activation, or between a SiLU's gate and its Mul.
 
@@ -293,7 +267,6 @@ class InsideActivation(Refusal):
     gate: bool = False
 
 
-@record
 class BehindPad(Refusal):
     """A pair between a Pad and its convolution."""
 
@@ -301,14 +274,12 @@ class BehindPad(Refusal):
     pad: str
 
 
-@record
 class JoinedBehindHead(Refusal):
     """One scale for everything that a Concat behind the head joins."""
 
     concat: str
 
 
-@record
 class HeadQuantized(Refusal):
     """A quantized layer of a head's end; ``branch``: ``dfl``, ``box``, ``class``, ``coordinates`` or ``head``."""
 
@@ -318,14 +289,12 @@ class HeadQuantized(Refusal):
 # Operators and shapes -------------------------------------------------------------------------------------------
 
 
-@record
 class IntegerOperator(Refusal):
     """An operator of onnxruntime's integer formats."""
 
     op: str
 
 
-@record
 class UnknownOperator(Refusal):
     """A plugin or unknown operator; ``more`` others have it too."""
 
@@ -333,14 +302,12 @@ class UnknownOperator(Refusal):
     more: int
 
 
-@record
 class OtherTypes(Refusal):
     """Quantizers of other types than 8-bit integers; ``kinds`` are the types and how many nodes have them."""
 
     kinds: tuple[tuple[str, int], ...]
 
 
-@record
 class TakenByMyelin(Refusal):
     """Attention and normalizations of a network, which Myelin compiles; the node is the first in graph order.
 
@@ -366,26 +333,22 @@ class TakenByMyelin(Refusal):
     possible: int
 
 
-@record
 class NormalizationFloat(Refusal):
     """A normalization or Softmax behind a DQ."""
 
     op: str
 
 
-@record
 class Convolution3D(Refusal):
     """A quantized convolution of three spatial dimensions."""
 
 
-@record
 class LargeKernel(Refusal):
     """A quantized convolution with a kernel that builds failed on."""
 
     kernel: tuple[int, ...]
 
 
-@record
 class Grouped(Refusal):
     """A grouped convolution that is not depthwise."""
 
@@ -393,7 +356,6 @@ class Grouped(Refusal):
     channels: int
 
 
-@record
 class Channels(Refusal):
     """Numbers of channels that INT8 kernels dislike; ``odd`` are no multiples of 16."""
 
@@ -402,26 +364,22 @@ class Channels(Refusal):
     odd: tuple[int, ...]
 
 
-@record
 class DepthwiseSilu(Refusal):
-    """A depthwise convolution with SiLU; ``last`` where no convolution lies behind it."""
+    """A depthwise convolution with SiLU; ``last`` where it is known that no convolution lies behind it."""
 
-    last: bool
+    last: bool = False
 
 
-@record
 class DepthwiseAdd(Refusal):
     """A depthwise convolution in front of an Add."""
 
     add: str
 
 
-@record
 class FloatFlag(Refusal):
     """What is not quantized needs the builder's permission to run in FP16."""
 
 
-@record
 class NormInPieces(Refusal):
     """A layer normalization in pieces, whose squares FP16 may not hold; the node squares.
 
@@ -434,7 +392,6 @@ class NormInPieces(Refusal):
     opset: int
 
 
-@record
 class ConstantsInHalf(Refusal):
     """Operands of arithmetic that FP16 cannot hold; the node reads the first.
 
@@ -451,7 +408,6 @@ class ConstantsInHalf(Refusal):
     denormal: int
 
 
-@record
 class FloatStays(Refusal):
     """Convolutions and matrix products (``products`` of ``total``) read or write FP32, which strong types keep."""
 

@@ -5,8 +5,6 @@ numbers and names come out as logged for every layer that the Q/DQ passes name),
 (``node_of_<output>`` for a node without a name, ``_<n>`` behind a name that is taken).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from qdqtool.errors import ModelError
@@ -55,9 +53,9 @@ class Importer:
             raise ValueError("an input or output is missing")
         tensor = self.tensors.get(name)
         if tensor is None:
-            tensor = Tensor(name, elem_type=self.model.elem_type(name))
-            tensor.shape = self.model.shape(name)
-            self.tensors[name] = tensor
+            kind, shape = self.model.type_of(name)
+            tensor = self.tensors[name] = Tensor(name, elem_type=kind)
+            tensor.shape = shape
         return tensor
 
     def _input(self, name: str) -> Tensor:
@@ -146,9 +144,6 @@ class Importer:
             self.count += 1
         self._simple(node)
 
-    def _plain(self, node: Node) -> None:
-        self._simple(node)
-
     def _activation(self, node: Node) -> None:
         known = operators.of(node).activation
         assert known is not None
@@ -223,15 +218,10 @@ class Importer:
         )
 
     def _batch_normalization(self, node: Node) -> None:
-        parameters = node.inputs[1:5]
-        plain = all(self.model.is_constant(p) for p in parameters)
-        if plain:
+        """y = (x - mean) / sqrt(var + epsilon) * scale + bias, in pieces when a parameter is not a plain constant."""
+        if all(self.model.is_constant(p) for p in node.inputs[1:5]):
             self._simple(node)
             return
-        self._decomposed_batch_normalization(node)
-
-    def _decomposed_batch_normalization(self, node: Node) -> None:
-        """y = (x - mean) / sqrt(var + epsilon) * scale + bias, when a parameter is not a plain constant."""
         x = self._input(node.input(0))
         constants = {i: self._input(node.input(i)) for i in (1, 2, 3, 4)}
         shuffled = {
@@ -262,13 +252,8 @@ class Importer:
 
     def _concat(self, node: Node) -> None:
         node.integer("axis", 0)  # a damaged one is reported here
-        self._add(
-            LayerKind.CONCATENATION,
-            self._name(node),
-            [self._input(i) for i in node.inputs if i],
-            [self._tensor(node.output)],
-            node,
-        )
+        inputs = [self._input(i) for i in node.inputs if i]
+        self._add(LayerKind.CONCATENATION, self._name(node), inputs, [self._tensor(node.output)], node)
 
     def _slice(self, node: Node) -> None:
         """A Slice, or one for each part of a Split."""
@@ -286,37 +271,23 @@ class Importer:
         layer.strided = steps is not None and bool((steps != 1).any())
 
     def _matrix(self, node: Node) -> None:
-        if node.op == "Gemm":
-            self._gemm(node)
-        else:
-            self._matmul(node)
-
-    def _gemm(self, node: Node) -> None:
+        """A product, and behind a Gemm's the sum with its bias."""
         inputs = [self._input(node.input(0)), self._input(node.input(1))]
-        bias = node.input(2)
+        bias = node.input(2) if node.op == "Gemm" else ""
         out = self._tensor(node.output)
         middle = out if not bias else Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
         layer = self._add(LayerKind.MATRIX_MULTIPLY, self._name(node), inputs, [middle], node)
-        layer.weights = self._matrix_weights(node)
-        if not bias:
-            return
-        operand = self._input(bias)
-        dims = self.model.shape(bias)
-        if dims is None or len(dims) < 2:
-            operand = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [operand], None)
-        add = self._add(LayerKind.ELEMENTWISE, self._unnamed("ElementWise"), [middle, operand], [out], None)
-        add.operation = "SUM"
-
-    def _matmul(self, node: Node) -> None:
-        inputs = [self._input(node.input(0)), self._input(node.input(1))]
-        layer = self._add(LayerKind.MATRIX_MULTIPLY, self._name(node), inputs, [self._tensor(node.output)], node)
-        layer.weights = self._matrix_weights(node)
-
-    def _matrix_weights(self, node: Node) -> Weighted:
         dims = tuple(self.model.shape(node.input(1)) or ())
-        constant = constant_behind(self.model, node.input(1))
-        axis = operators.output_axis(node, len(dims)) or 0
-        return Weighted(node.input(1), constant, inside=False, dims=dims, axis=axis)
+        layer.weights = Weighted(
+            node.input(1), constant_behind(self.model, node.input(1)), inside=False, dims=dims,
+            axis=operators.output_axis(node, len(dims)) or 0,
+        )
+        if bias:
+            operand = self._input(bias)
+            if len(self.model.shape(bias) or ()) < 2:
+                operand = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [operand], None)
+            add = self._add(LayerKind.ELEMENTWISE, self._unnamed("ElementWise"), [middle, operand], [out], None)
+            add.operation = "SUM"
 
     def _softmax(self, node: Node) -> None:
         """A softmax and the shuffle that gives its shape back (both complete 8.5 logs; erased at once)."""
@@ -337,7 +308,7 @@ class Importer:
         layer.operation = "PROD"
 
 
-_HANDLERS: dict[LayerKind, Callable[[Importer, Node], None]] = {
+_HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {
     LayerKind.QUANTIZE: Importer._quantizer,
     LayerKind.DEQUANTIZE: Importer._quantizer,
     LayerKind.CONVOLUTION: Importer._convolution,
@@ -346,16 +317,16 @@ _HANDLERS: dict[LayerKind, Callable[[Importer, Node], None]] = {
     LayerKind.SCALE: Importer._batch_normalization,
     LayerKind.ACTIVATION: Importer._activation,
     LayerKind.ELEMENTWISE: Importer._elementwise,
-    LayerKind.UNARY: Importer._plain,
+    LayerKind.UNARY: Importer._simple,
     LayerKind.POOLING: Importer._pool,
     LayerKind.REDUCE: Importer._reduce,
-    LayerKind.PADDING: Importer._plain,
+    LayerKind.PADDING: Importer._simple,
     LayerKind.SHUFFLE: Importer._shuffle,
     LayerKind.SLICE: Importer._slice,
     LayerKind.CONCATENATION: Importer._concat,
     LayerKind.RESIZE: Importer._resize,
     LayerKind.SOFTMAX: Importer._softmax,
-    LayerKind.IDENTITY: Importer._plain,
+    LayerKind.IDENTITY: Importer._simple,
 }
 
 

@@ -1,17 +1,16 @@
 """Layers and tensors of TensorRT's network, with what passes need to know of each kind."""
 
-
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qdqtool.knowledge.evidence import Case
+from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import LayerKind, QPassage
 from qdqtool.model.qdq import QuantParams, precision_of
 from qdqtool.trt.refusals import NOWHERE, Scale, Step, Way
-from qdqtool.types import Evidence, MyelinRegion, Precision, Refusal
+from qdqtool.types import MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]
 
@@ -208,9 +207,7 @@ class Layer:
         dims: Dimensions of a CONSTANT; None where they are not known.
         pooling: Of a REDUCE the pooling that it can become.
         window: Of a POOLING.
-        shuffling: Of a SHUFFLE.
-        weights: Of a layer with weights.
-        fusion: Of a layer with weights.
+        weights: Of a layer with weights, which alone has the attribute.
         quant: Scale and zero point of a Q, DQ or copy.
         computed_scale: A Q or DQ whose scale is computed at run time.
         clone: A Q that is a copy in front of a Concat.
@@ -267,9 +264,7 @@ class Layer:
     copied: bool = False
     eliminated: bool = False
     copies: tuple[tuple[str, Tensor], ...] = ()
-    _weights: Weighted | None = None
-    _shuffling: Shuffling | None = None
-    _fusion: Fusion | None = None
+    weights: Weighted
 
     def __init__(self, kind: LayerKind, name: str, op: str = "") -> None:
         self.id = -1
@@ -285,34 +280,20 @@ class Layer:
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
 
-    @property
-    def weights(self) -> Weighted:
-        """Of a layer with weights, as the importer made it."""
-        assert self._weights is not None, self
-        return self._weights
-
-    @weights.setter
-    def weights(self, value: Weighted) -> None:
-        self._weights = value
-
-    @property
+    @functools.cached_property
     def shuffling(self) -> Shuffling:
         """Of a SHUFFLE."""
-        if self._shuffling is None:
-            self._shuffling = Shuffling()
-        return self._shuffling
+        return Shuffling()
 
-    @property
+    @functools.cached_property
     def fusion(self) -> Fusion:
         """What a layer with weights took in."""
-        if self._fusion is None:
-            self._fusion = Fusion()
-        return self._fusion
+        return Fusion()
 
     @property
-    def evidence(self) -> Evidence:
-        """The weakest evidence of its cases."""
-        return functools.reduce(Evidence.weaker, {case.evidence for case in self.cases}, Evidence.SEEN)
+    def pools(self) -> str:
+        """``MAX`` or ``AVERAGE`` for a POOLING; empty for others."""
+        return "" if self.window is None else self.window.type
 
     def moved_past(self, step: Step) -> None:
         """Notes that a Q, with those that it stands for, moved past an operator."""

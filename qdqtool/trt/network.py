@@ -3,16 +3,18 @@
 Also on which TensorRT the rules that a network used were seen.
 """
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Collection, Iterable, Iterator
+import operator
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 
-from qdqtool.knowledge.evidence import Case
+from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Rank, Tensor
 from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion
+
+_RANK = operator.attrgetter("rank")
 
 
 class Network:
@@ -43,7 +45,7 @@ class Network:
         self.regions: list[MyelinRegion] = []
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
-        self._by_kind: dict[LayerKind, dict[int, Layer]] = {}
+        self._by_kind: defaultdict[LayerKind, dict[int, Layer]] = defaultdict(dict)
         self._next_id = 0
 
     # Building -------------------------------------------------------------------------------------------------
@@ -55,11 +57,11 @@ class Network:
         layer.inputs = list(inputs)
         layer.outputs = list(outputs)
         for tensor in layer.inputs:
-            tensor.read_by(layer)
+            tensor.consumers[layer] = tensor.consumers.get(layer, 0) + 1
         for tensor in layer.outputs:
             tensor.producer = layer
         self.layers[layer.id] = layer
-        self._by_kind.setdefault(layer.kind, {})[layer.id] = layer
+        self._by_kind[layer.kind][layer.id] = layer
         return layer
 
     def remove_dead(self) -> None:
@@ -109,7 +111,7 @@ class Network:
     def of_kind(self, *kinds: LayerKind) -> list[Layer]:
         """The layers of some kinds, in the order in which the optimizer visits them."""
         found = [layer for kind in kinds for layer in self._by_kind.get(kind, {}).values()]
-        found.sort(key=lambda layer: layer.rank)
+        found.sort(key=_RANK)
         return found
 
     def near(self, kind: LayerKind) -> list[Layer]:
@@ -118,33 +120,39 @@ class Network:
             return self.of_kind(kind)
         tensors = {**self.focus, **self.touched}
         found = {layer: None for t in tensors for layer in (*t.consumers, t.producer) if layer and layer.kind == kind}
-        return sorted(found, key=lambda layer: layer.rank)
+        return sorted(found, key=_RANK)
 
     def alive(self, layer: Layer) -> bool:
         """Whether the layer is still part of the network."""
         return layer.id in self.layers
 
-    def in_order(self) -> Iterator[Layer]:
+    def in_order(self) -> list[Layer]:
         """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting = {layer.id: sum(t.producer is not None for t in layer.inputs) for layer in self.layers.values()}
-        ready = [layer for layer in self.layers.values() if not waiting[layer.id]]
-        position = 0
-        while position < len(ready):
-            layer = ready[position]
-            position += 1
-            yield layer
+        waiting: dict[Layer, int] = {}
+        ready = []
+        for layer in self.layers.values():
+            count = 0
+            for tensor in layer.inputs:
+                if tensor.producer is not None:
+                    count += 1
+            if count:
+                waiting[layer] = count
+            else:
+                ready.append(layer)
+        for layer in ready:
             for tensor in layer.outputs:
                 for reader, count in tensor.consumers.items():
-                    waiting[reader.id] -= count
-                    if not waiting[reader.id]:
+                    left = waiting[reader] = waiting[reader] - count
+                    if not left:
                         ready.append(reader)
+        return ready
 
     # Editing --------------------------------------------------------------------------------------------------
 
     def set_kind(self, layer: Layer, kind: LayerKind) -> None:
         del self._by_kind[layer.kind][layer.id]
         layer.kind = kind
-        self._by_kind.setdefault(kind, {})[layer.id] = layer
+        self._by_kind[kind][layer.id] = layer
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
         """Makes one input of a layer read another tensor."""
@@ -248,17 +256,15 @@ _OF_NO_OUTCOME = frozenset({"constant", "identity"})
 
 def seen_on(case: Case, target: Target) -> bool:
     """Whether a build of the target's major version shows a case; later ones than 10 count as their own."""
-    return _seen_on(case, target.version[0])
+    major = target.version[0]
+    return major in _shown_by(case)
 
 
 @functools.cache
-def _seen_on(case: Case, major: int) -> bool:
-    return case.evidence == Evidence.SEEN and any(
-        _is_of(BUILDS[name].tensorrt, major) for name in case.build_names() if name in BUILDS)
-
-
-def _is_of(versions: str, major: int) -> bool:
-    return any(v.partition(".")[0] == str(major) for v in versions.replace(",", " ").split())
+def _shown_by(case: Case) -> frozenset[int]:
+    """The major versions of the builds that show a case."""
+    words = " ".join(BUILDS[name].tensorrt for name in case.build_names() if name in BUILDS).split()
+    return frozenset(int(major) for word in words if (major := word.partition(".")[0]).isdigit())
 
 
 def weakest(cases: Collection[Case], target: Target) -> Evidence:
@@ -273,14 +279,9 @@ def weakest(cases: Collection[Case], target: Target) -> Evidence:
 def sentence(cases: Iterable[Case], target: Target) -> str:
     """Of the rules that a network used, how many were seen on the target's TensorRT; empty where it used none."""
     used = [c for c in dict.fromkeys(cases) if c.name not in _OF_NO_OUTCOME]
-    if not used:
-        return ""
     own = sum(seen_on(c, target) for c in used)
     seen = sum(c.evidence == Evidence.SEEN for c in used)
-    rest = len(used) - seen
     parts = [f"{own} seen on {target.version[0]}.x"]
-    if seen > own:
-        parts.append(f"{seen - own} seen on other versions only")
-    if rest:
-        parts.append(f"{rest} documented or assumed")
-    return f"of the {len(used)} rules that this network used, {', '.join(parts)}"
+    parts += [f"{seen - own} seen on other versions only"] * (seen > own)
+    parts += [f"{len(used) - seen} documented or assumed"] * (len(used) > seen)
+    return f"of the {len(used)} rules that this network used, {', '.join(parts)}" if used else ""

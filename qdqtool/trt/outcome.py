@@ -3,8 +3,6 @@
 ``simulate`` runs the passes; what comes out has no findings yet (:mod:`qdqtool.prediction` adds them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,7 +16,7 @@ from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import Layer, Tensor, float_precision
 from qdqtool.trt.network import Network, sentence, weakest
-from qdqtool.trt.rules import id_of
+from qdqtool.trt.pipeline import id_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import (
     CHOICES,
@@ -41,26 +39,10 @@ _PASS_THROUGH = (
     LayerKind.IDENTITY,
 )
 _TYPES = {
-    LayerKind.CONVOLUTION: "Convolution",
-    LayerKind.DECONVOLUTION: "Deconvolution",
-    LayerKind.MATRIX_MULTIPLY: "MatrixMultiply",
-    LayerKind.SCALE: "Scale",
-    LayerKind.ACTIVATION: "Activation",
-    LayerKind.ELEMENTWISE: "ElementWise",
-    LayerKind.UNARY: "Unary",
-    LayerKind.POINTWISE: "PointWise",
-    LayerKind.POOLING: "Pooling",
-    LayerKind.REDUCE: "Reduce",
-    LayerKind.PADDING: "Padding",
-    LayerKind.SHUFFLE: "Shuffle",
-    LayerKind.SLICE: "Slice",
-    LayerKind.CONCATENATION: "Concatenation",
-    LayerKind.RESIZE: "Resize",
-    LayerKind.SOFTMAX: "Softmax",
-    LayerKind.IDENTITY: "Identity",
-    LayerKind.COPY: "Conversion",
-    LayerKind.CONSTANT: "Constant",
+    **{kind: kind.title().replace("_", "") for kind in LayerKind}, LayerKind.ELEMENTWISE: "ElementWise",
+    LayerKind.POINTWISE: "PointWise", LayerKind.COPY: "Conversion",
 }
+_OF_THE_MODEL = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.SHAPE, LayerKind.OTHER)
 
 
 KERNEL = "kgen"  # as the engine lists a kernel that Myelin makes of a Q or DQ
@@ -86,11 +68,9 @@ def _type(layer: Layer) -> str:
         return _TYPES[LayerKind.MATRIX_MULTIPLY]
     if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
         return "NoOp"
-    return "Reformat" if layer.copied else _TYPES.get(layer.kind, layer.op or "Other")
-
-
-def _is_max_pool(layer: Layer) -> bool:
-    return layer.kind == LayerKind.POOLING and layer.window is not None and layer.window.type == "MAX"
+    if layer.copied:
+        return "Reformat"
+    return layer.op or "Other" if layer.kind in _OF_THE_MODEL else _TYPES[layer.kind]
 
 
 class Outcome:
@@ -115,9 +95,13 @@ class Outcome:
         self._passed: dict[int, Tensor] = {}  # behind what Myelin fuses, the tensor in front of it
         self._renamed: dict[str, str] = {}  # these, where a network output is behind them
         self._listed_as: dict[int, Precision] = {}  # what is written for a fused Q
-        order = list(network.in_order())
+        self._edges: dict[int, TensorPrecision] = {}
+        order = network.in_order()
         for layer in order:
-            self._settle(layer)
+            for node in layer.nodes:
+                self._by_node.setdefault(node, layer)
+            for tensor in layer.outputs:
+                self._precisions[id(tensor)] = self._written(layer, tensor)
         for layer in order:
             if layer.int8 and layer.inputs:  # also where an operator of unknown types is behind the Q
                 self._precisions[id(layer.data)] = _integer(layer)
@@ -133,12 +117,6 @@ class Outcome:
         known = self._precisions.get(id(tensor))
         return known if known is not None else float_precision(tensor.elem_type, self._target.strongly_typed)
 
-    def _settle(self, layer: Layer) -> None:
-        for node in layer.nodes:
-            self._by_node.setdefault(node, layer)
-        for tensor in layer.outputs:
-            self._precisions[id(tensor)] = self._written(layer, tensor)
-
     def _written(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
             return _integer(layer)
@@ -147,7 +125,7 @@ class Outcome:
             if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.requantizes):
                 return layer.quant.precision if layer.quant.precision != Precision.UINT8 else Precision.INT8
             return plain
-        if layer.kind in _PASS_THROUGH or _is_max_pool(layer):
+        if layer.kind in _PASS_THROUGH or layer.pools == "MAX":
             found = {self.precision(t) for t in layer.inputs}
             return Precision.INT8 if found == {Precision.INT8} else plain
         return plain
@@ -215,7 +193,11 @@ class Outcome:
 
     def _edge(self, tensor: Tensor) -> TensorPrecision:
         tensor = self._passed.get(id(tensor), tensor)
-        return TensorPrecision(tensor.memory.name, self._listed_as.get(id(tensor)) or self.precision(tensor))
+        found = self._edges.get(id(tensor))
+        if found is None:
+            written = self._listed_as.get(id(tensor)) or self.precision(tensor)
+            found = self._edges[id(tensor)] = TensorPrecision(tensor.memory.name, written)
+        return found
 
     def regions(self) -> list[MyelinRegion]:
         """What Myelin takes, with the Q and DQ that its layers absorbed beside those that it took."""
@@ -247,8 +229,11 @@ class Outcome:
         if node.op == "MatMul" and not constant and not self._dequantized(node):
             self.float_products.append(node.name)
             return None
+        weights = "constant" if constant else "computed"
         if layer.in_myelin:
-            return self._outside(node, constant)
+            plain = float_precision(self._model.elem_type(node.output), self._target.strongly_typed)
+            return ConvOutcome(node.index, node.name, node.op, weights, plain, [plain], plain,
+                               evidence=Evidence.ASSUMED)  # fmt: skip
         data = self.precision(layer.data)
         compute = _integer(layer) if layer.int8 else data if data.is_float else Precision.FLOAT
         inputs = [compute if layer.int8 else data]
@@ -258,7 +243,7 @@ class Outcome:
             index=node.index,
             name=node.name,
             op=node.op,
-            weights="constant" if constant else "computed",
+            weights=weights,
             precision=compute,
             inputs=inputs,
             output=self.precision(layer.out),
@@ -266,13 +251,6 @@ class Outcome:
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
             evidence=self._evidence(layer),
             cases=[id_of(case) for case in layer.cases],
-        )
-
-    def _outside(self, node: Node, constant: bool) -> ConvOutcome:
-        plain = float_precision(self._model.elem_type(node.output), self._target.strongly_typed)
-        return ConvOutcome(
-            node.index, node.name, node.op, "constant" if constant else "computed", plain, [plain], plain,
-            evidence=Evidence.ASSUMED,
         )
 
     def _evidence(self, layer: Layer) -> Evidence:
@@ -311,7 +289,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
     chosen = assumed_target(target, assume)
     prediction, places = _once(model, chosen)
     if places:
-        value = _value(chosen)
+        value = SiluAdd.FUSED if chosen.residual_through_activation else SiluAdd.APART
         other = next(v for v in SiluAdd if v != value)
         alternative, _ = _once(model, _with(target, other))
         if _visible(alternative) != _visible(prediction):
@@ -348,10 +326,6 @@ def assumed_target(target: Target, assume: Assume | None) -> Target:
 
 def _with(target: Target, value: SiluAdd) -> Target:
     return replace(target, residual_through_activation=value == SiluAdd.FUSED)
-
-
-def _value(target: Target) -> SiluAdd:
-    return SiluAdd.FUSED if target.residual_through_activation else SiluAdd.APART
 
 
 def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:

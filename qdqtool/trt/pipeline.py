@@ -1,11 +1,10 @@
 """The passes in the order of TensorRT's log, run to a fixpoint, for one target."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import functools
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.knowledge.tables import Case
+from qdqtool.model import operators
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
@@ -52,28 +51,14 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Event, Refusal
 
 
-@dataclass(frozen=True)
-class Loop:
-    """Passes that run until none of them changes anything; behind a later one that did, the first begins again.
-
-    The complete logs show it so: Qs move and merge until nothing is left to do, then Concats are split, then DQ and Q
-    cancel.
-    """
-
-    passes: Sequence[type[Pass]]
-
-
 class Order:
     """Not a pass: the layers are ranked anew, where passes have moved many."""
-
-
-Stage = type[Pass] | Loop | type[Order]
 
 
 GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
 INITIALIZERS = (ConstCastFold, ConstQDQInitializersFusion, MyelinOptimization, ConstShuffleFusion)
 MOTION = (VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn, DqQFusion)
-QUANTIZATION: tuple[Stage, ...] = (
+QUANTIZATION = (
     EltReluFusion,
     ScaleActivationFusion,
     ReduceToPoolingFusion,
@@ -85,7 +70,7 @@ QUANTIZATION: tuple[Stage, ...] = (
     ConstCastFold,
     ConstShuffleFusion,
     ConstEltFusion,
-    Loop(MOTION),
+    MOTION,
     Order,
     ShuffleShuffleFusion,
     ShuffleErasure,
@@ -112,78 +97,119 @@ QUANTIZATION: tuple[Stage, ...] = (
 )
 EPILOGUE = (ConstantFoldDanglingQDQ, RequantizeFusion, MyelinRegions, QDQToCopy, ScaleScaleFusion, EltwiseAddToPwn)
 MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
-PIPELINE: tuple[Stage, ...] = (*GENERIC, *INITIALIZERS, *QUANTIZATION, *EPILOGUE, *MERGING)
-
-
-COUNTED: dict[type[Pass], str] = {MyelinOptimization: "After Myelin optimization"}
-"""The number of layers behind a pass, where TensorRT logs it."""
+PIPELINE: tuple[type[Pass] | type[Order] | tuple[type[Pass], ...], ...] = (
+    *GENERIC, *INITIALIZERS, *QUANTIZATION, *EPILOGUE, *MERGING,
+)
+"""What runs, in order. Passes in a tuple run until none of them changes anything; behind a later one that did, the
+first begins again: the complete logs show that Qs move and merge until nothing is left to do, then Concats are split,
+then DQ and Q cancel.
+"""
 
 
 class PassError(QdqtoolError):
     """A pass failed: a defect of qdqtool, reported with the passes that had run."""
 
 
-@dataclass
 class Run:
-    """What the pipeline did to a network."""
+    """What the pipeline did to a network.
 
-    trace: list[Event] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    Attributes:
+        trace: The lines that TensorRT logs for it.
+        refusals: Where passes looked and did not fire.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.trace: list[Event] = []
+        self.refusals: list[Refusal] = []
+        self._network = network
+        self._done: list[str] = []
+
+    def one(self, step: Pass) -> list[Refusal]:
+        """Runs one pass."""
+        try:
+            step.run(self._network)
+        except (QdqtoolError, MemoryError):
+            raise
+        except Exception as error:
+            before = ", ".join(self._done[-8:]) or "none"
+            raise PassError(f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}") from error
+        self._done.append(step.name)
+        self.trace += step.events
+        return step.refusals
+
+    def loop(self, steps: list[Pass]) -> list[Refusal]:
+        """Runs passes to a fixpoint; refusals of the last round only: an earlier one may have been overtaken."""
+        network = self._network
+        network.focus = None
+        while True:
+            network.touched = {}
+            refusals: list[Refusal] = []
+            start = len(self.trace)
+            for step in steps:
+                before = len(self.trace)
+                refusals += self.one(step)
+                if len(self.trace) > before and step is not steps[0]:
+                    break
+            if len(self.trace) > start:
+                network.focus = network.touched
+            elif network.focus is None:
+                return refusals
+            else:
+                network.focus = None  # nothing more to do near the last edits: one look at the whole
 
 
 def run(network: Network, target: Target) -> Run:
     """Runs every pass over the network.
 
-    A loop's passes report refusals of their last round only: an earlier one may have been overtaken.
-
     Raises:
         PassError: A pass failed.
     """
-    result = Run()
-    done: list[str] = []
+    result = Run(network)
     for stage in PIPELINE:
-        if isinstance(stage, Loop):
-            _loop(stage, network, target, result, done)
+        if isinstance(stage, tuple):
+            result.refusals += result.loop([kind(target) for kind in stage])
         elif issubclass(stage, Pass):
-            result.refusals.extend(_one(stage(target), network, result, done))
-            if stage in COUNTED:
-                network.counts[COUNTED[stage]] = len(network.layers)
+            result.refusals += result.one(stage(target))
+            if stage is MyelinOptimization:  # where TensorRT logs the number of layers
+                network.counts["After Myelin optimization"] = len(network.layers)
         else:
             network.order()
     return result
 
 
-def _one(step: Pass, network: Network, result: Run, done: list[str]) -> list[Refusal]:
-    try:
-        outcome = step.run(network)
-    except (QdqtoolError, MemoryError):
-        raise
-    except Exception as error:
-        before = ", ".join(done[-8:]) or "none"
-        raise PassError(f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}") from error
-    done.append(step.name)
-    result.trace.extend(outcome.events)
-    return outcome.refusals
+# Every case that the simulator can rest on, by its id: <pass>/<case>, and <operator>/<case> for operators -------------
 
 
-def _loop(loop: Loop, network: Network, target: Target, result: Run, done: list[str]) -> None:
-    steps = [kind(target) for kind in loop.passes]
-    network.focus = None
-    while True:
-        network.touched = {}
-        refusals: list[Refusal] = []
-        changed = False
-        for step in steps:
-            before = len(result.trace)
-            refusals += _one(step, network, result, done)
-            fired = len(result.trace) > before
-            changed = changed or fired
-            if fired and step is not steps[0]:
-                break
-        if changed:
-            network.focus = network.touched
-        elif network.focus is not None:
-            network.focus = None  # nothing more to do near the last edits: one look at the whole
-        else:
-            result.refusals.extend(refusals)
-            return
+def passes() -> tuple[type[Pass], ...]:
+    """The passes, each once, in the order of the pipeline."""
+    found: dict[type[Pass], None] = {}
+    for stage in PIPELINE:
+        members = stage if isinstance(stage, tuple) else (stage,)
+        found.update(dict.fromkeys(kind for kind in members if issubclass(kind, Pass)))
+    return tuple(found)
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """All cases by id; a fact of an operator may be a pass's case as well, and goes by the pass's name."""
+    return {name: case for case, name in _ids().items()}
+
+
+@functools.cache
+def _ids() -> dict[Case, str]:
+    found: dict[Case, str] = {}
+    for owner, its in (*((kind.__name__, kind.cases) for kind in passes()),
+                       *((known.name, operators.cases_of(known)) for known in operators.OPERATORS.values()),
+                       ("Shuffle", (operators.INSERTED_SHUFFLE.case,))):  # fmt: skip
+        for case in its:
+            found.setdefault(case, f"{owner}/{case.name}")
+    return found
+
+
+def id_of(case: Case) -> str:
+    """The id of a case.
+
+    Raises:
+        KeyError: No pass and no operator has it.
+    """
+    return _ids()[case]

@@ -9,7 +9,6 @@ What they say of a tensor stands first: who reads it, what writes it, what lies 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
 
 from qdqtool.base.records import record
 from qdqtool.model.qdq import PerChannel
@@ -69,11 +68,11 @@ class Way:
         """The way with one more step at its end."""
         return Way(step, self)
 
-    def last(self) -> tuple[Step, ...]:
-        """The latest steps first, :data:`STEPS` of them at most."""
+    def last(self, most: int = STEPS) -> tuple[Step, ...]:
+        """The latest steps first, ``most`` of them at most."""
         found: list[Step] = []
         way: Way | None = self
-        while way is not None and way._step is not None and len(found) < STEPS:
+        while way is not None and way._step is not None and len(found) < most:
             found.append(way._step)
             way = way._before
         return tuple(found)
@@ -148,8 +147,7 @@ class Origin:
 # Inputs ---------------------------------------------------------------------------------------------------------
 
 
-@record
-class InputNotDequantized(Refusal):
+class InputNotDequantized(Refusal, reason="input-not-dequantized"):
     """The data input does not come from a DQ.
 
     Attributes:
@@ -160,7 +158,6 @@ class InputNotDequantized(Refusal):
         dq: The nearest DQ above, which cannot come down; empty where there is none.
         blocker: The first operator between that a DQ cannot pass.
     """
-    reason: ClassVar[str] = "input-not-dequantized"
 
     tensor: str
     producer: str
@@ -171,87 +168,70 @@ class InputNotDequantized(Refusal):
     elements: Size | None = None
 
 
-@record
-class WeightsNotDequantized(Refusal):
+class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
     """The weights do not come from a DQ, though the data does."""
-    reason: ClassVar[str] = "weights-not-dequantized"
 
     weight: str
     dq: str = ""
     elements: Size | None = None
 
 
-@record
-class WeightsNotConstant(Refusal):
+class WeightsNotConstant(Refusal, reason="weights-not-constant"):
     """The weights are computed at run time."""
-    reason: ClassVar[str] = "weights-not-constant"
 
     weight: str
 
 
-@record
-class ScaleComputed(Refusal):
+class ScaleComputed(Refusal, reason="scale-computed"):
     """A scale is computed at run time, and written to ``tensor``."""
-    reason: ClassVar[str] = "scale-computed"
 
     quantizer: str
     tensor: str = ""
 
 
-@record
-class TypesDiffer(Refusal):
+class TypesDiffer(Refusal, reason="types"):
     """Data and weights are quantized to types that cannot be multiplied."""
-    reason: ClassVar[str] = "types"
 
     dq: str
     weight_dq: str
     types: tuple[Precision, Precision]
 
 
-@record
-class FloatTypesDiffer(Refusal):
+class FloatTypesDiffer(Refusal, reason="float-types"):
     """Data and weights are dequantized to float types that differ.
 
     Attributes:
         floats: The float types of data and weights.
     """
-    reason: ClassVar[str] = "float-types"
 
     dq: str
     weight_dq: str
     floats: tuple[Precision, Precision]
 
 
-@record
-class Deconvolution3D(Refusal):
+class Deconvolution3D(Refusal, reason="convtranspose-3d"):
     """A ConvTranspose of three spatial dimensions without an activation and a Q behind it."""
-    reason: ClassVar[str] = "convtranspose-3d"
 
     dq: str
     elements: Size | None = None
 
 
-@record
-class ActivationPerChannel(Refusal):
+class ActivationPerChannel(Refusal, reason="activation-per-channel"):
     """The data input has one scale per channel."""
-    reason: ClassVar[str] = "activation-per-channel"
 
     dq: str
     scales: Scale
 
 
-@record
-class NonzeroZeroPoint(Refusal):
+class NonzeroZeroPoint(Refusal, reason="zero-point"):
     """A zero point is not 0; ``zero_points`` are the least and the greatest."""
-    reason: ClassVar[str] = "zero-point"
 
     dq: str
     zero_points: tuple[int, int]
     unsigned: bool = False
 
 
-@record
-class WeightsAxis(Refusal):
+class WeightsAxis(Refusal, reason="weights-axis"):
     """The weights are quantized along an axis that is not the outputs'.
 
     Attributes:
@@ -260,7 +240,6 @@ class WeightsAxis(Refusal):
         written: Whether the node has the attribute.
         shape: Of the weights; empty where it is not known.
     """
-    reason: ClassVar[str] = "weights-axis"
 
     dq: str
     axis: int
@@ -270,10 +249,8 @@ class WeightsAxis(Refusal):
     shape: tuple[int, ...] = ()
 
 
-@record
-class WeightsShared(Refusal):
+class WeightsShared(Refusal, reason="weights-shared"):
     """Several convolutions read one quantized constant, which can be folded into one of them only."""
-    reason: ClassVar[str] = "weights-shared"
 
     weight: str
     convolutions: tuple[str, ...]
@@ -282,14 +259,12 @@ class WeightsShared(Refusal):
 # Outputs --------------------------------------------------------------------------------------------------------
 
 
-@record
-class OutputNotQuantized(Refusal):
+class OutputNotQuantized(Refusal, reason="output-not-quantized"):
     """No Q reads the result.
 
     Attributes:
         activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
     """
-    reason: ClassVar[str] = "output-not-quantized"
 
     tensor: str
     readers: tuple[Reader, ...]
@@ -297,30 +272,24 @@ class OutputNotQuantized(Refusal):
     activation: Step | None = None
 
 
-@record
-class OutputDifferentScales(Refusal):
+class OutputDifferentScales(Refusal, reason="output-different-scales"):
     """Several Qs with different scales read the result, and nothing else."""
-    reason: ClassVar[str] = "output-different-scales"
 
     tensor: str
     readers: tuple[Reader, ...]
     elements: Size | None = None
 
 
-@record
-class OutputManyConsumers(Refusal):
+class OutputManyConsumers(Refusal, reason="output-many-consumers"):
     """A Q and something that reads float read the result."""
-    reason: ClassVar[str] = "output-many-consumers"
 
     tensor: str
     readers: tuple[Reader, ...]
     elements: Size | None = None
 
 
-@record
-class OutputScale(Refusal):
+class OutputScale(Refusal, reason="output-scale"):
     """The Q behind cannot be taken in: its scale is computed, or there is one for each channel."""
-    reason: ClassVar[str] = "output-scale"
 
     quantizer: str
     computed: bool
@@ -329,8 +298,7 @@ class OutputScale(Refusal):
 # Residual Adds --------------------------------------------------------------------------------------------------
 
 
-@record
-class ResidualFloat(Refusal):
+class ResidualFloat(Refusal, reason="residual-float"):
     """The Add's other input is float.
 
     Attributes:
@@ -339,7 +307,6 @@ class ResidualFloat(Refusal):
         tensor: The ONNX tensor of that input.
         quantizers: The Qs that read it.
     """
-    reason: ClassVar[str] = "residual-float"
 
     add: str
     residual: Origin
@@ -349,10 +316,8 @@ class ResidualFloat(Refusal):
     quantizers: tuple[Reader, ...] = ()
 
 
-@record
-class ResidualBothQuantized(Refusal):
+class ResidualBothQuantized(Refusal, reason="residual-both-quantized"):
     """A Q is between the convolution and the Add, whose other input is quantized as well."""
-    reason: ClassVar[str] = "residual-both-quantized"
 
     add: str
     quantizer: str
@@ -360,10 +325,8 @@ class ResidualBothQuantized(Refusal):
     elements: Size | None = None
 
 
-@record
-class AddOutputNotQuantized(Refusal):
+class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
     """The residual is quantized, what reads the Add is not (or not alone)."""
-    reason: ClassVar[str] = "add-output-not-quantized"
 
     add: str
     residual: Origin
@@ -371,14 +334,12 @@ class AddOutputNotQuantized(Refusal):
     elements: Size | None = None
 
 
-@record
-class ActivationBeforeAdd(Refusal):
+class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
     """An activation is between the convolution and the Add.
 
     Attributes:
         readers: Everything that reads the sum.
     """
-    reason: ClassVar[str] = "activation-before-add"
 
     add: str
     activation: str
@@ -387,15 +348,13 @@ class ActivationBeforeAdd(Refusal):
     readers: tuple[Reader, ...] = ()
 
 
-@record
-class ActivationJoined(Refusal):
+class ActivationJoined(Refusal, reason="activation-joined"):
     """What follows the convolution is one pointwise kernel that reads other tensors as well.
 
     Attributes:
         pointwise: The kernel's ONNX nodes.
         others: Where its other inputs come from.
     """
-    reason: ClassVar[str] = "activation-joined"
 
     pointwise: tuple[str, ...]
     others: tuple[Origin, ...]
@@ -405,19 +364,15 @@ class ActivationJoined(Refusal):
 # Folding --------------------------------------------------------------------------------------------------------
 
 
-@record
-class BatchNormNotConstant(Refusal):
+class BatchNormNotConstant(Refusal, reason="batchnorm-not-constant"):
     """The BatchNormalization's parameters are not plain constants; the parser decomposed it."""
-    reason: ClassVar[str] = "batchnorm-not-constant"
 
     batchnorm: str
     elements: Size | None = None
 
 
-@record
-class ConvTransposeBatchNorm(Refusal):
+class ConvTransposeBatchNorm(Refusal, reason="convtranspose-batchnorm"):
     """A BatchNormalization behind a quantized ConvTranspose is not folded."""
-    reason: ClassVar[str] = "convtranspose-batchnorm"
 
     batchnorm: str
     elements: Size | None = None
@@ -426,66 +381,54 @@ class ConvTransposeBatchNorm(Refusal):
 # Motion ---------------------------------------------------------------------------------------------------------
 
 
-@record
-class NotCommuting(Refusal):
+class NotCommuting(Refusal, reason="not-commuting"):
     """A Q cannot move up past the operator."""
-    reason: ClassVar[str] = "not-commuting"
 
     op: str
     quantizer: str
 
 
-@record
-class ManyConsumers(Refusal):
+class ManyConsumers(Refusal, reason="many-consumers"):
     """The operator's result has other readers than the Q (or the DQ other readers than the operator)."""
-    reason: ClassVar[str] = "many-consumers"
 
     op: str
     quantizer: str
     readers: tuple[Reader, ...]
 
 
-@record
-class ConcatReadElsewhere(Refusal):
+class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
     """The Concat's result is read by something else than the Q."""
-    reason: ClassVar[str] = "output-not-only-quantized"
 
     readers: tuple[Reader, ...]
 
 
-@record
-class ConcatScales(Refusal):
+class ConcatScales(Refusal, reason="concat-scales"):
     """The parts of a Concat are quantized with other scales than the Concat.
 
     Attributes:
         parts: The scale of each input: of its DQ, of another Q on it, or None where it has neither.
         behind: The scale of the Q that went to each of them.
     """
-    reason: ClassVar[str] = "concat-scales"
 
     parts: tuple[Scale, ...]
     behind: Scale
     elements: Size | None = None
 
 
-@record
-class ScalesDiffer(Refusal):
+class ScalesDiffer(Refusal, reason="scales-differ"):
     """Quantizers in a row, or on one tensor, have different scales."""
-    reason: ClassVar[str] = "scales-differ"
 
     tensor: str
     quantizers: tuple[str, ...]
     scales: tuple[Scale, ...]
 
 
-@record
-class PoolingOneSide(Refusal):
+class PoolingOneSide(Refusal, reason="pooling-one-side"):
     """An averaging pooling is quantized on one side only.
 
     Attributes:
         quantized_input: Whether the side is its input.
     """
-    reason: ClassVar[str] = "pooling-one-side"
 
     quantized_input: bool
     origin: Origin
@@ -493,23 +436,20 @@ class PoolingOneSide(Refusal):
     elements: Size | None = None
 
 
-@record
-class ReduceNotPooling(Refusal):
+class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
     """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
 
     Attributes:
         dq: The DQ in front of it; empty where there is none.
         readers: Everything that reads its result.
     """
-    reason: ClassVar[str] = "reduce-not-pooling"
 
     dq: str
     readers: tuple[Reader, ...]
     elements: Size | None = None
 
 
-@record
-class InMyelin(Refusal):
+class InMyelin(Refusal, reason="in-myelin"):
     """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
 
     Attributes:
@@ -517,24 +457,20 @@ class InMyelin(Refusal):
         data_quantized: Whether its data comes from a DQ.
         weights_quantized: Whether its weights do.
     """
-    reason: ClassVar[str] = "in-myelin"
 
     trigger: Step
     data_quantized: bool
     weights_quantized: bool
 
 
-@record
-class OutsideRules(Refusal):
+class OutsideRules(Refusal, reason="outside-rules"):
     """Data or weights are quantized to FP8 or INT4, of which the Q/DQ passes of INT8 say nothing."""
-    reason: ClassVar[str] = "outside-rules"
 
     dq: str
     precision: Precision
 
 
-@record
-class Stays(Refusal):
+class Stays(Refusal, reason="stays"):
     """Nothing absorbed a Q or DQ: it is a conversion of the engine.
 
     Attributes:
@@ -555,7 +491,6 @@ class Stays(Refusal):
         blocked: What kept it from moving on.
         elements: Values converted each time; None where shapes are not known.
     """
-    reason: ClassVar[str] = "stays"
 
     name: str
     quantize: bool

@@ -3,19 +3,17 @@
 Whether a layer with weights can take in the DQs of its two inputs is decided by them.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-
+from qdqtool.model.heads import is_dfl
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.refusals import (
+    STEPS,
     ActivationPerChannel,
     FloatTypesDiffer,
     InputNotDequantized,
@@ -40,8 +38,10 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
 _LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
-_BEHIND = 400  # layers looked at behind one
+_BEHIND = 100  # layers looked at behind one
 _READERS = 100  # of one tensor that are listed; a network has a dozen
+_STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
+_FEW = 4
 
 
 def scale_of(layer: Layer | None) -> Scale:
@@ -72,6 +72,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
         through: False names the direct readers only.
     """
     found: list[Reader] = []
+    left = _STEPS
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
     for current, path in queue:
@@ -83,7 +84,9 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
             if layer.kind == LayerKind.QUANTIZE and layer.data is current:
                 scale = scale_of(layer)
                 for name, passed in ((node_name(layer), layer.passed), *layer.merged):
-                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *passed.last()), scale))
+                    steps = passed.last(max(_FEW, min(left, STEPS)))
+                    left -= len(steps)
+                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
             elif through and layer.passage is not None and len(visited) <= _LIMIT and _data_of(layer, current):
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
@@ -150,7 +153,7 @@ def _taken(tensor: Tensor) -> bool:
 
 
 def _averages(layer: Layer) -> bool:
-    return layer.pooling == "AVERAGE" or (layer.window is not None and layer.window.type == "AVERAGE")
+    return "AVERAGE" in (layer.pooling, layer.pools)
 
 
 def _feeds_weighted(layer: Layer) -> bool:
@@ -176,16 +179,16 @@ def _leads_to_weights(layer: Layer) -> bool:
 
 
 def _is_dfl(layer: Layer) -> bool:
-    """YOLO's distribution focal loss: a convolution with weights [1, bins, 1, 1] behind a Softmax."""
-    dims = layer.weights.dims
-    if layer.kind != LayerKind.CONVOLUTION or not dims or dims[0] != 1 or any(d != 1 for d in dims[2:]):
-        return False
+    """Whether a layer is YOLO's distribution focal loss."""
+    return layer.kind == LayerKind.CONVOLUTION and is_dfl(layer.weights.dims, _kinds_above(layer))
+
+
+def _kinds_above(layer: Layer) -> Iterator[LayerKind]:
+    """The kinds of the layers above a layer's data, the nearest first."""
     above = layer.data.producer
-    for _ in range(8):
-        if above is None or above.kind == LayerKind.SOFTMAX or not above.inputs:
-            break
-        above = above.data.producer
-    return above is not None and above.kind == LayerKind.SOFTMAX
+    while above is not None:
+        yield above.kind
+        above = above.data.producer if above.inputs else None
 
 
 def output_refusal(layer: Layer, by: str) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
@@ -264,7 +267,9 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     if data is None:
         return _no_dq(layer, by, node, weights is not None)
     if position is None or weights is None:
-        return WeightsNotDequantized(by, node, layer.weights.name, node_name(data), elements(layer.data))
+        # A DQ right in front needs no name; of two computed operands it tells which one is quantized.
+        named = node_name(data) if data.passed.ops or not layer.weights.constant else ""
+        return WeightsNotDequantized(by, node, layer.weights.name, named, elements(layer.data))
     for dq in (data, weights):
         if dq.computed_scale:
             return ScaleComputed(by, node, node_name(dq))
@@ -282,8 +287,9 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
         scales = data.quant.scales
         return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.summary)
     for dq in (data, weights):
-        zero = dq.quant.zero_point if dq.quant is not None else None
-        if zero is not None and np.any(zero):
+        zeros = dq.quant.zero_points if dq.quant is not None else None
+        if zeros is not None and not zeros.zero:
+            zero = zeros.values
             return NonzeroZeroPoint(by, node, node_name(dq), (int(zero.min()), int(zero.max())))
     known = layer.weights
     if weights.quant is not None and weights.quant.axis is not None and not known.from_matmul:

@@ -2,16 +2,20 @@
 
 No pass asks for a version; it reads the properties of its :class:`Target`.
 
-The builds that prove the entries are the second table.
+The builds that prove the entries are in ``qdqtool/knowledge/builds.tsv``.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from qdqtool.base.parameters import require
 from qdqtool.base.records import record
 from qdqtool.errors import QdqtoolError, VersionError
+from qdqtool.knowledge import tables
 from qdqtool.types import Evidence
 
 # What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
@@ -105,95 +109,50 @@ class Target:
         return self.name.startswith("rtx")
 
 
+_TRT10 = Target(
+    "trt10", (10, 0), Evidence.ASSUMED,
+    "outcomes seen in a YOLOv8n (10.14.1), small graphs and matrix products (10.3); pass lines as on 8.5",
+    residual_proof=_APART_10, multiply_in_pointwise_name=True, constants_first=True, float16_scales=True,
+    blocked_scales=True, needs_zero_point=False, layer_normalization=True, int8_weights=True,
+    products_in_myelin=True, regions=True,
+)
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
         Target(
-            "trt8.0",
-            (8, 0),
-            Evidence.SEEN,
+            "trt8.0", (8, 0), Evidence.SEEN,
             "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen on 8.5",
-            merges_parallel=False,
-            fuses_stem_pool=False,
-            keeps_relu_name=True,
-            quantize_suffix="_quantize_scale_node",
-            deconvolution_seen=True,
-            uint8_inputs=False,
+            merges_parallel=False, fuses_stem_pool=False, keeps_relu_name=True,
+            quantize_suffix="_quantize_scale_node", deconvolution_seen=True, uint8_inputs=False,
         ),
         Target(
-            "trt8.4",
-            (8, 4),
-            Evidence.SEEN,
+            "trt8.4", (8, 4), Evidence.SEEN,
             "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
             uint8_inputs=False,
         ),
         Target(
-            "trt8.5",
-            (8, 5),
-            Evidence.SEEN,
+            "trt8.5", (8, 5), Evidence.SEEN,
             "rules seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
             int8_weights=True,
         ),
         Target(
-            "trt8.6",
-            (8, 6),
-            Evidence.SEEN,
+            "trt8.6", (8, 6), Evidence.SEEN,
             "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
-            layer_normalization=True,
-            int8_weights=True,
-            regions=True,
+            layer_normalization=True, int8_weights=True, regions=True,
+        ),
+        _TRT10,
+        replace(
+            _TRT10, name="trt11", version=(11, 0),
+            proof="strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
+            strongly_typed=True, residual_through_activation=True, residual_proof=_FUSED_11, copies_dq=True,
         ),
         Target(
-            "trt10",
-            (10, 0),
-            Evidence.ASSUMED,
-            "outcomes seen in a YOLOv8n (10.14.1), small graphs and matrix products (10.3); pass lines as on 8.5",
-            residual_proof=_APART_10,
-            multiply_in_pointwise_name=True,
-            constants_first=True,
-            float16_scales=True,
-            blocked_scales=True,
-            needs_zero_point=False,
-            layer_normalization=True,
-            int8_weights=True,
-            products_in_myelin=True,
-            regions=True,
-        ),
-        Target(
-            "trt11",
-            (11, 0),
-            Evidence.ASSUMED,
-            "strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
-            strongly_typed=True,
-            multiply_in_pointwise_name=True,
-            constants_first=True,
-            float16_scales=True,
-            blocked_scales=True,
-            needs_zero_point=False,
-            layer_normalization=True,
-            int8_weights=True,
-            regions=True,
-            residual_through_activation=True,
-            residual_proof=_FUSED_11,
-            copies_dq=True,
-            products_in_myelin=True,
-        ),
-        Target(
-            "rtx1.7",
-            (1, 7),
-            Evidence.SEEN,
-            "rules found by experiment with TensorRT-RTX 1.7.1 itself",
-            strongly_typed=True,
-            float16_scales=True,
-            blocked_scales=True,
-            needs_zero_point=False,
-            layer_normalization=True,
-            int8_weights=True,
+            "rtx1.7", (1, 7), Evidence.SEEN, "rules found by experiment with TensorRT-RTX 1.7.1 itself",
+            strongly_typed=True, float16_scales=True, blocked_scales=True, needs_zero_point=False,
+            layer_normalization=True, int8_weights=True,
         ),
     )
 }
-
-DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
 
 
 _LAST = 19  # a major version that may come; what is larger is a typing error (85)
@@ -209,6 +168,7 @@ def target_named(name: str | Target) -> Target:
     """
     if isinstance(name, Target):
         return name
+    require("target", name, "str | Target", __name__)
     text = name.lower().strip()
     base = text.removesuffix(STRONGLY_TYPED)
     found = TARGETS.get(base) or _of_version(base)
@@ -319,80 +279,12 @@ class Build:
     network: str
     source: str
     parts: str
-    graph: bool = True
-    made_rules: bool = True
+    graph: bool
+    made_rules: bool
 
 
-_TREX = "NVIDIA/TensorRT, trt-engine-explorer (Apache-2.0)"
-
+_ROWS: list[dict[str, Any]] = [*tables.rows(Path(tables.__file__).with_name("builds.tsv"))]
 BUILDS: dict[str, Build] = {
-    b.name: b
-    for b in (
-        Build(
-            "yolo-resnet18-orin-trt8502", "8.5.2", "Orin", "int8", "ResNet-18 with a YOLO neck and LeakyRelu, residual "
-            "Adds not quantized", f"{_TREX}, commit 8e449266", "complete log: parse, passes, engine",
-        ),
-        Build(
-            "resnet18-qat-rtx2000-trt8510", "8.5.10", "RTX 2000 Ada", "best", "ResNet-18, residual branch, global "
-            "pooling and fc quantized", "lix19937/tensorrt-insight", "complete log: parse, passes, engine",
-        ),
-        Build(
-            "bevfusion-camera-orin-trt8502", "8.5.2", "AGX Orin", "fp16 int8", "ResNet-50 with FPN (linear Resize, "
-            "Concat) and a depth branch, skips quantized", "hehern/bevfusion_spconv_deploy",
-            "passes and engine, transcribed; ConstQDQInitializersFusion counted only",
-        ),
-        Build(
-            "bevfusion-camera-rtx3080ti-trt8600", "8.6.0", "RTX 3080 Ti", "fp16 int8", "the same network from another "
-            "export", "cn-hezhu/BEVFusion-TensorRT-ROS", "complete log: parse, passes, engine, layer JSON",
-        ),
-        Build(
-            "yolov8-orin-trt8412-excerpts", "8.4.12", "Orin", "int8", "YOLOv8-style with Relu, Q/DQ on both inputs of "
-            "each Add", "an article of 2024", "excerpts of every phase of the log", graph=False,
-        ),
-        Build(
-            "centernet-resnet34-qat-trt80", "8.0", "", "int8", "ResNet-34 with three ConvTranspose stages, skips "
-            "quantized", "an article of 2021", "engine listing",
-        ),
-        Build(
-            "resnet18-a100-qat", "8.4 or 8.5", "A100", "fp16 int8", "ResNet-18, skips float", f"{_TREX} v9.3.0",
-            "engine listing",
-        ),
-        Build(
-            "resnet18-a100-qat-residual", "8.4 or 8.5", "A100", "fp16 int8", "ResNet-18, skips quantized",
-            f"{_TREX} v9.3.0", "engine listing",
-        ),
-        Build(
-            "resnet18-a100-qat-residual-qgap", "8.4 or 8.5", "A100", "fp16 int8", "ResNet-18, skips and global pooling "
-            "quantized", f"{_TREX} v9.3.0", "engine listing",
-        ),
-        Build(
-            "mobilenetv2-titanrtx-qat-residual", "8.4 or 8.5", "TITAN RTX", "fp16 int8", "MobileNetV2, depthwise with "
-            "Clip, skips quantized", f"{_TREX} v9.3.0", "engine listing",
-        ),
-        Build(
-            "centerpoint-a100-trt823-fp16", "8.2.3", "A100", "fp16", "CenterPoint's detection network, no Q/DQ",
-            "NVIDIA-AI-IOT/Lidar_AI_Solution", "complete log: parse, passes, engine", graph=False,
-        ),
-        Build(
-            "bev-blackwell-trt10", "10 or later", "Blackwell", "int8", "quantized ResNet-34, inside Myelin",
-            "lix19937/tensorrt-engine-analysis", "engine listing", graph=False,
-        ),
-        Build(
-            "yolov8n-modelopt-rtx2060-trt1014", "10.14.1 and 8.6.1", "RTX 2060", "strongly typed (10), fp16 int8 (8)",
-            "YOLOv8n with SiLU, ModelOpt's placement", "Parker-Lyu/Learn-TensorRT, commit dbfdc408",
-            "counts of layers, conversions and reformats", graph=False,
-        ),
-        Build(
-            "small-graphs-orinnano-trt103", "10.3.0", "Orin Nano", "int8", "four small graphs, among them a sum of two "
-            "dequantized tensors", "onnxsim/onnxsim, commits 5208cea8, 7d923919", "in words", graph=False,
-        ),
-        Build(
-            "gemm-mlp-trt10", "10", "RTX 30 class", "int8", "three quantized Gemms; two around a Softmax in pieces",
-            "Eternal-Raiden-Ying/i-vit-srtp, commit 4730c2e5", "engine listing", graph=False,
-        ),
-        Build(
-            "linear-orinnano-trt103", "10.3", "Orin Nano Super", "fp16 int8", "one MatMul, W8A8 and W8",
-            "FlankKaicoder/jetson-qwen-inference-lab, commits 9a577fe1 and later", "engine listing", graph=False,
-        ),
-    )
+    row["name"]: Build(**{**row, "graph": row["graph"] == "yes", "made_rules": row["made_rules"] == "yes"})
+    for row in _ROWS
 }

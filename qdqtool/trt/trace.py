@@ -11,8 +11,6 @@ What cannot be decided
     itself prints them as line ends.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
@@ -85,15 +83,10 @@ _PASS = re.compile(r"([A-Za-z_]\w*): ([Ff]using) ")
 _RUNNING = re.compile(r"Running: ([A-Za-z_]\w*)(?: on (.*))?", re.DOTALL)
 _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 
-# Tried in this order: a longer beginning before the one it starts with.
-_BY_BEGINNING: tuple[tuple[str, str], ...] = tuple(
-    (FORMATS[kind].before, kind)
-    for kind in (REMOVING, SWAPPING, ELIMINATING_SLICE, ELIMINATING_CONCAT, ELIMINATING, SWAP_TYPE, CONVERT_TYPE,
-                 SQUEEZE, SQUEEZE_FORK, MERGING, RETARGETING, COPY_STRIDING, COPY_STOMPING, COPY_UNMOVABLE,
-                 REPLACING_SLICE)
-)
-_FIRST_WORDS = ("Removing ", "Swapping ", "Eliminating ", "Swap the", "Convert layer", "-----------Squeeze",
-                "Merging layers: ", "Retargeting ", "Generating copy ", "Replacing slice ")
+# A longer beginning before the one it starts with.
+_BY_BEGINNING = tuple(sorted(((w.before, kind) for kind, w in FORMATS.items() if w.scope != "printed"),
+                             key=lambda pair: -len(pair[0])))  # fmt: skip
+_BEGINNINGS = tuple(before for before, _ in _BY_BEGINNING)
 
 
 def render(event: Event) -> str:
@@ -121,7 +114,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
     if line.startswith("Running: "):
         match = _RUNNING.fullmatch(line)
         return Event(match[1], RUNNING, match[2] or "") if match else None
-    if not line.startswith(_FIRST_WORDS):
+    if not line.startswith(_BEGINNINGS):
         match = _PASS.match(line)
         if match is None:
             return None

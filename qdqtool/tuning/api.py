@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import EncodeError
@@ -16,27 +15,28 @@ from google.protobuf.message import EncodeError
 from calibration.dataset import Dataset
 from qdqtool import prediction
 from qdqtool.base import budgets
+from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.records import replaced
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion import fidelity
+from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.inputs import collect_for
-from qdqtool.insertion.options import Images, Placing, Ranges, Remainder, Workers, takes
-from qdqtool.insertion.placement import class_outputs
-from qdqtool.insertion.residuals import rules_for
+from qdqtool.insertion.placement import class_outputs, place
+from qdqtool.insertion.rewrite import rules_for
 from qdqtool.insertion.scales import MethodChoice
+from qdqtool.insertion.smoothing import smooth
 from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full
+from qdqtool.options import Aim, Effort, On, Placing, Powered, Ranges, Remainder, Workers
 from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
-from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
+from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.images import CHOSEN_ON, JUDGED_ON, Sets, open_sets
-from qdqtool.tuning.mapper import default_workers, local
-from qdqtool.tuning.measure import Job, Mapper
-from qdqtool.tuning.measurements import Measurements, OutOfTime, Store
-from qdqtool.tuning.metrics import Outputs, compared, metric_for
+from qdqtool.tuning.measure import Job, Mapper, default_workers, local
+from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
+from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Goal, Search, expected
 from qdqtool.tuning.sites import FREE, INT8
@@ -47,33 +47,22 @@ _JUDGED_POINTS = 10
 
 
 @watched
-@takes(ranges=Ranges, images=Images, placing=Placing, remainder=Remainder, where=Workers)
+@takes(aim=Aim, machine=Powered, on=On, ranges=Ranges, images=Images, placing=Placing, remainder=Remainder,
+       where=Workers, effort=Effort)
 @typed
 def tune(
     model: ModelSource | Model,
     data: object,
     *,
-    evaluation: object = None,
-    keep: float | None = None,
-    budget_ms: float | None = None,
-    metric: str | Callable[[Outputs, Outputs, str], float] | None = None,
-    gpu: str | None = None,
-    clock: float | None = None,
-    power: str | None = None,
-    target: str | Target = DEFAULT_TARGET,
+    aim: Aim,
+    machine: Powered,
+    on: On,
     ranges: Ranges,
     images: Images,
     placing: Placing,
     remainder: Remainder,
     where: Workers,
-    chosen_on: int = CHOSEN_ON,
-    judged_on: int = JUDGED_ON,
-    swept_on: int | None = None,
-    whole_front: bool = False,
-    time_limit: float | None = None,
-    check_timeout: float | None = None,
-    state: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
+    effort: Effort,
     mapper: Mapper | None = None,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
@@ -83,26 +72,6 @@ def tune(
     Args:
         model: A float ONNX model; it is not changed.
         data: Calibration data, see :func:`qdqtool.insert`; no iterator.
-        evaluation: Data like that of the deployment: choices are made on one half of it and judged on the other.
-            Without it, two quarters of ``data`` are held out for that.
-        keep: Part of the float model's metric that has to be kept, above 0 to 1; 0.97 without a budget.
-        budget_ms: Milliseconds that it may take on ``gpu``; the most accurate placement that fits is taken.
-        metric: ``package.module:function`` or a function ``(reference, outputs, image) -> float``, called once for
-            each sample with the float model's outputs and the quantized one's (dicts of name to array) and the
-            image's name; higher is better, the mean over the samples counts. By default agreement mAP for
-            YOLOv8-style outputs, a relative output error for other models.
-        gpu: Where it will run, see ``qdqtool gpus``; without it, float convolutions and conversions are counted.
-        clock: SM clock in MHz.
-        power: Power mode of a Jetson.
-        target: Which TensorRT to place for.
-        chosen_on: At most so many images to choose on.
-        judged_on: At most so many images to judge on.
-        swept_on: At most so many of the images to choose on for the sensitivity of single sites; None for all of them.
-        whole_front: Whether to measure the front even where everything INT8 is accurate enough.
-        time_limit: Seconds after which the best that was found is taken.
-        check_timeout: Seconds that one call of ``metric`` may take; 600 by default.
-        state: A file that keeps what was measured, so that another run goes on from there.
-        workers: Threads that measure; by default one for each core. The result does not depend on it.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
         progress: Whether to draw progress on stderr (only when that is a terminal).
         say: Called with lines on what is done and how long it will take.
@@ -118,46 +87,49 @@ def tune(
         from qdqtool.cluster.mapping import check_where
 
         check_where(where.cluster)
-    limit = budgets.seconds(check_timeout, "check_timeout")
-    _check(keep, budget_ms, gpu, time_limit, workers, chosen_on, judged_on, swept_on)
-    goal = Goal(KEEP if keep is None and budget_ms is None else keep, budget_ms)
-    chosen = target_named(target)
-    machine = _gpu(gpu, clock, power)
+    limit = budgets.seconds(effort.check_timeout, "check_timeout")
+    _check(aim, machine.gpu, effort)
+    keep, time_limit = aim.keep, effort.time_limit
+    goal = Goal(KEEP if keep is None and aim.budget_ms is None else keep, aim.budget_ms)
+    chosen = target_named(on.target)
+    chip = _gpu(machine)
     loaded = load_full(model)
     described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
     work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, remainder.high_precision)
     rules = rules_for(work, placing, chosen)
-    measure = metric_for(work, metric, limit)
-    sets = open_sets(work, data, evaluation, preprocess=images.preprocess, size=images.size,
-                     max_images=ranges.max_images, chosen_on=chosen_on, judged_on=judged_on).swept_on_at_most(swept_on)
-    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, machine, half)
-    settings = _settings({**vars(ranges), **vars(placing), **vars(images)}, chosen, measure.identity)
+    measure = metric_for(work, aim.metric, limit)
+    sets = open_sets(work, data, aim.evaluation, images, max_images=ranges.max_images, chosen_on=effort.chosen_on,
+                     judged_on=effort.judged_on).swept_on_at_most(effort.swept_on)
+    settings = _settings({**vars(ranges), **vars(placing), **vars(images), **vars(remainder)}, chosen, measure.identity)
+    identity = {"model": hashlib.sha256(_serialized(work)).hexdigest()[:20], "images": sets.fingerprint,
+                "settings": settings}  # fmt: skip
+    store = Store(effort.state, identity)  # before anything takes long: it may be another tuning's
+    if remainder.smooth is not None:
+        notes.append(smooth(work, place(work, rules), remainder.smooth, sets.calibration)[1])
+    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, chip, half)
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
             from qdqtool.cluster.mapping import Cluster
 
             opened = stack.enter_context(Cluster(where.cluster, where.mixed_cpus))
-        serialized = _serialized(work)
-        store = Store(state, {"model": hashlib.sha256(serialized).hexdigest()[:20], "images": sets.fingerprint,
-                              "settings": settings})  # before anything takes long: it may be another tuning's
-        calibration = _calibrate(planner, sets, progress, replace(where, cluster=getattr(opened, "client", None)))
+        calibration = _calibrate(planner, sets, progress, replaced(where, cluster=getattr(opened, "client", None)))
         scores = class_outputs(work)
         base = planner.plan(Configuration())
         notes.extend(base.placement.notes)
         if half:
             planner.wide = _wide(planner, sets, warnings)
             notes.extend(said_of_half(chosen, planner.wide, remainder.high_precision is None))
-        job = Job(serialized, sets.measured, base.recipe, tuple(compared(work)),
+        job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
                   scores if set(scores) <= set(compared(work)) else (), measure)
-        count = workers or (default_workers() if opened is None else opened.threads())
+        count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
-            from qdqtool.tuning.mapper import ClusterMapper
+            from qdqtool.tuning.measure import ClusterMapper
 
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
-        search = Search(planner, bench, goal, whole_front, say or (lambda line: None), time_limit or 0.0)
+        search = Search(planner, bench, goal, effort.whole_front, say or (lambda line: None), time_limit or 0.0)
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
@@ -174,10 +146,10 @@ def tune(
             [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point),
             planner.cost(search.start),
             {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
-            _cost_words(machine), _images(sets, data, evaluation, calibration),
+            _cost_words(chip), _images(sets, data, aim.evaluation, calibration),
             _effort(search, bench, began, cpu),
             described,
-            chosen.name, None if machine is None else machine.name,
+            chosen.name, None if chip is None else chip.name,
             [*notes, *search.notes, *_against_float(search, point)],
             [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
             builder=lambda configuration: planner.build(planner.plan(configuration), placing.weights)[0].proto,
@@ -225,26 +197,25 @@ def _unread(sets: Sets) -> list[str]:
             f"{name}: {reason}"]
 
 
-def _check(
-    keep: float | None, budget_ms: float | None, gpu: str | None,
-    time_limit: float | None, workers: int | None, chosen_on: int, judged_on: int, swept_on: int | None,
-) -> None:
+def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
+    keep, budget_ms = aim.keep, aim.budget_ms
     if keep is not None and budget_ms is not None:
         raise QdqtoolError("`keep` and `budget_ms` exclude each other: one is the goal, the other what is made small")
     if keep is not None and not 0.0 < keep <= 1.0:
         raise QdqtoolError(f"`keep` {keep:g}: is a part of the float model's metric, above 0 and at most 1")
     if budget_ms is not None and (gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)):
         raise QdqtoolError(f"`budget_ms` {budget_ms:g}: milliseconds above 0 on a GPU; name it with `gpu`")
-    for number, parameter in ((time_limit, "time_limit"), (workers, "workers"), (chosen_on, "chosen_on"),
-                              (judged_on, "judged_on"), (swept_on, "swept_on")):
+    for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
+        number = getattr(effort, parameter)
         if number is not None and not number > 0:
             raise QdqtoolError(f"`{parameter}` {number:g}: has to be above 0")
 
 
-def _gpu(name: str | None, clock: float | None, power: str | None) -> gpus.Gpu | None:
+def _gpu(machine: Powered) -> gpus.Gpu | None:
+    name = machine.gpu
     if name is None:
         return None
-    found = gpus.chosen(name, clock, power)
+    found = gpus.chosen(name, machine.clock, machine.power)
     if not found.has_int8:
         raise QdqtoolError(f"`gpu` {name}: {found.name} has no INT8, so that every placement is slower than the float "
                            "model; deploy that, or name another GPU")
@@ -254,7 +225,7 @@ def _gpu(name: str | None, clock: float | None, power: str | None) -> gpus.Gpu |
 def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     """What measurements depend on beside model and images."""
     names = ("method", "method_for", "percentile", "head", "residual", "attention", "unify", "exclude", "include",
-             "exclude_op", "size", "preprocess")  # fmt: skip
+             "exclude_op", "size", "preprocess", "smooth")  # fmt: skip
     parts = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
@@ -276,7 +247,7 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -
 
 def _few(sets: Sets) -> Dataset:
     """A few of the samples that ranges are made from."""
-    return Dataset(sets.calibration.source, sets.calibration.inputs, fidelity.SAMPLES)
+    return Dataset(sets.calibration.source, sets.calibration.inputs, losses.SAMPLES)
 
 
 def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]:
@@ -289,7 +260,7 @@ def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]
 def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[str]) -> list[str]:
     """How far FP16 moves the outputs of what was measured in FP32."""
     try:
-        errors = [fidelity.compare(work, m, _few(sets), samples=fidelity.SAMPLES) for m in (single, made)]
+        errors = [losses.compare(work, m, _few(sets), samples=losses.SAMPLES) for m in (single, made)]
     except ModelError as error:
         warnings.append(f"agreement of the FP16 model with the float model was not measured: {error}")
         return []

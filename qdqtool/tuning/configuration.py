@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool import prediction
-from qdqtool.insertion import halfprecision, options
-from qdqtool.insertion.groups import ScaleGroup, scale_groups
-from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, place
+from qdqtool.insertion import halfprecision
+from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, float_nodes, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.scales import GroupScale, MethodChoice, choose_scale
+from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale, scale_groups
 from qdqtool.insertion.structure import FLOATS
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
@@ -106,7 +105,6 @@ def first_change(model: Model, one: Recipe, other: Recipe) -> int:
 
 _KEEP = 4096  # bytes of weights; larger ones keep their dimensions only where a placement is just simulated
 FLOAT = "float"
-CHOSEN = "left float for accuracy"
 
 
 @dataclass(frozen=True)
@@ -167,10 +165,11 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Planner:
     """Works configurations out for one network.
 
-    Args:
+    Attributes:
         model: The prepared float network.
         rules: The user's placement rules.
         target: Which TensorRT.
@@ -178,32 +177,27 @@ class Planner:
         unify: Whether tied tensors share a scale.
         gpu: Where it will run; None counts float convolutions and conversions.
         half: Whether what is not quantized will be FP16.
-
-    Attributes:
         wide: Tensors that FP16 cannot hold; set before costs are asked for.
+        statistics: Of the network's tensors; set before plans are asked for.
     """
 
-    def __init__(
-        self, model: Model, rules: Rules, target: Target, methods: MethodChoice, unify: bool = True,
-        gpu: Gpu | None = None, half: bool = False,
-    ) -> None:
-        self.half = half
-        self.wide: Mapping[str, float] = {}
-        self.model = model
-        self.rules = rules
-        self.target = target
-        self.methods = methods
-        self.unify = unify
-        self.gpu = gpu
-        self.statistics: Mapping[str, TensorStatistics] = {}
-        self._scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = {}
-        self._plans: dict[Configuration, Plan] = {}
-        self._costs: dict[str, Cost] = {}  # by recipe
-        self._known: dict[Configuration, Cost] = {}
+    model: Model
+    rules: Rules
+    target: Target
+    methods: MethodChoice
+    unify: bool = True
+    gpu: Gpu | None = None
+    half: bool = False
+    wide: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
+    _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = field(
+        default_factory=dict)
+    _plans: dict[Configuration, Plan] = field(default_factory=dict)
+    _costs: dict[str, Cost] = field(default_factory=dict)  # by recipe
+    _known: dict[Configuration, Cost] = field(default_factory=dict)
 
     def placement(self, configuration: Configuration) -> Placement:
-        floats = dict.fromkeys(sorted(configuration.floats), CHOSEN)
-        return place(self.model, replace(self.rules, floats=floats, quantized=configuration.quantized))
+        return place(self.model, replace(self.rules, floats=configuration.floats, quantized=configuration.quantized))
 
     def groups(self, placement: Placement, apart: Iterable[str] = ()) -> list[ScaleGroup]:
         """The scale groups, with those tensors apart that are to have a scale of their own."""
@@ -219,7 +213,7 @@ class Planner:
     def possible_groups(self) -> list[ScaleGroup]:
         """Groups of everything that any placement quantizes: a float can move a Q to a residual's other input."""
         model = self.model
-        preset = frozenset(model.nodes[i].name for i in options.float_nodes(model, self.rules.head))
+        preset = frozenset(model.nodes[i].name for i in float_nodes(model, self.rules.head))
         wide = Placement(dict(self.placement(Configuration(quantized=preset)).readers))
         for tensor in self.placement(Configuration()).readers:
             wide.readers.setdefault(tensor, [])

@@ -8,6 +8,7 @@ always runs from the same cut, so that it gives the same bits on any number of w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +20,18 @@ import onnx
 from onnx import helper
 
 from calibration import Focus
+from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
 from qdqtool.base import budgets
+from qdqtool.base.process import Crew
+from qdqtool.cluster.mapping import Cluster
+from qdqtool.cluster.mapping import Job as Handed
 from qdqtool.insertion.losses import Compared
 from qdqtool.model.graph import Model
 from qdqtool.model.live import bytes_of
+from qdqtool.model.sessions import cores
+from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe, first_change
 from qdqtool.tuning.metrics import Evidence, Metric
 
@@ -347,3 +354,95 @@ class Network:
 
 def _open(proto: onnx.ModelProto) -> Fetcher:
     return Fetcher(open_packed(proto.SerializeToString(), 1, "the network", optimize="extended", fold_qdq=False))
+
+
+# Tasks on the threads of this process, or on the workers of a cluster (qdqtool.cluster): the same rows ---------------
+
+
+_MAX_WORKERS = 8
+
+
+def default_workers() -> int:
+    """One worker for each core, up to eight: each holds samples and a session."""
+    return max(1, min(_MAX_WORKERS, cores()))
+
+
+def local(workers: int | None = None) -> Mapper:
+    """A mapper over threads; onnxruntime computes outside Python's lock."""
+    count = workers or default_workers()
+
+    def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        crew: Crew[Task, Result] = Crew(tasks, metrics.end)
+
+        def work() -> None:
+            for task in crew.tasks():
+                for result in iterate(job, task):
+                    crew.put(result)
+                    if crew.stopped:
+                        return
+
+        return crew.results([work] * min(count, len(tasks)))
+
+    return run
+
+
+# A cluster -----------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Piece:
+    """A task, and the base recipe that it was made for: the only part of a job that changes while one tunes."""
+
+    base: Recipe
+    task: Task
+
+    def __str__(self) -> str:
+        return f"task {self.task.key}"
+
+
+class ClusterMapper(contextlib.ExitStack):
+    """A mapper over a cluster. The network and the names of the samples reach each worker once. A context manager."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self._handed: Handed | None = None
+        self._job: Job | None = None
+
+    def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        """Results as they are done, each task's once.
+
+        Raises:
+            ClusterError: The cluster is lost, or a worker is not fit or sees other samples.
+            QdqtoolError: What a task raised.
+        """
+        handed = self._handed_out(job)
+        for _, result in handed.results(Piece(job.base, task) for task in tasks):
+            yield result
+
+    def _handed_out(self, job: Job) -> Handed:
+        if self._handed is None or self._job is None or replace(job, base=self._job.base) != self._job:
+            self.close()
+            given = replace(job, images=shared(job.images))
+            made = Handed(self.cluster, "qdqtool.tuning.measure:Bench", given, "qdqtool.tuning.measure:work")
+            self._handed = self.enter_context(made)
+            self._job = job
+        return self._handed
+
+
+class Bench:
+    """A job in a worker process, with the network parsed for the base recipe that was wanted last."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+
+    def job(self, base: Recipe) -> Job:
+        with self._lock:
+            if self._job.base.key != base.key:
+                self._job = self._job.based_on(base)
+            return self._job
+
+
+def work(bench: Bench, piece: Piece, stopped: threading.Event) -> Result:
+    """All rows of a task; ends early when the job is over."""
+    return run_task(bench.job(piece.base), piece.task, stopped)

@@ -6,29 +6,38 @@ They are kept in a file too, so that a tuning that was stopped goes on where it 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import itertools
 import json
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from calibration.arrays import Preprocess, open_data
+from calibration.dataset import Dataset, Part, Source, spread
+from calibration.session import input_specs, metadata_size
 from qdqtool.base import budgets
-from qdqtool.base.progress import track
+from qdqtool.base.options import Images
+from qdqtool.base.process import track
 from qdqtool.errors import DataError
-from qdqtool.io.files import check_output, open_input
+from qdqtool.io.files import check_output, open_input, same_file
 from qdqtool.io.outputs import atomic_write, parse_json
 from qdqtool.io.packed import BLOCK, HEAD, kind_of, unpack
+from qdqtool.options import Effort, Ranges
 from qdqtool.tuning.configuration import Recipe
-from qdqtool.tuning.images import Sets
 from qdqtool.tuning.measure import Job, Mapper, Result, Row, Task
 from qdqtool.tuning.metrics import Evidence, resampled
 from qdqtool.types import TOOL_VERSION, Json
+
+if TYPE_CHECKING:
+    from qdqtool.model.graph import Model
 
 SCHEMA = "qdqtool/tuning-state/1"
 SAVE_SECONDS = 10.0
@@ -302,3 +311,154 @@ def _single(results: Iterator[Result]) -> Iterator[Result | None]:
         yield result
         for _ in range(sum(len(rows) for rows in result.rows.values()) - 1):
             yield None
+
+
+# Three sets of samples -----------------------------------------------------------------------------------------------
+
+
+_BLOCKS = 4
+_FEWEST = 4
+
+
+@dataclass
+class Sets:
+    """The samples of a tuning.
+
+    Attributes:
+        calibration: To make ranges from.
+        measured: All others; numbers count in it.
+        chosen_on: Numbers of those that choices are made on.
+        judged_on: Numbers of those that the result is judged on, and nothing is chosen by.
+        swept_on: Numbers of those to choose on that single sites are measured on; all of them by default.
+    """
+
+    calibration: Dataset
+    measured: Dataset
+    chosen_on: tuple[int, ...]
+    judged_on: tuple[int, ...]
+    swept_on: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.swept_on = self.swept_on or self.chosen_on
+
+    def swept_on_at_most(self, count: int | None) -> Sets:
+        """The same, with so many of the samples to choose on, evenly spread, for the sensitivity of single sites."""
+        at = spread(len(self.chosen_on), min(count or len(self.chosen_on), len(self.chosen_on)))
+        return replace(self, swept_on=tuple(self.chosen_on[i] for i in at))
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the measured samples, as far as they can be identified."""
+        samples = self.measured.fingerprint + self.calibration.fingerprint
+        return hashlib.sha256(f"{samples} {self.chosen_on} {self.judged_on}".encode()).hexdigest()[:20]
+
+
+def open_sets(
+    model: Model, data: object, evaluation: object = None, images: Images | None = None, *,
+    max_images: int = Ranges.max_images, chosen_on: int = Effort.chosen_on, judged_on: int = Effort.judged_on,
+) -> Sets:
+    """Divides the data.
+
+    With evaluation data the ranges are made from all of the calibration data, choices on one half of the evaluation
+    data and the judgement on the other. Without, up to a quarter of the calibration data goes to each of both. Always
+    in blocks: pictures that lie side by side (of one video, one document) fall on one side.
+
+    Raises:
+        DataError: There is nothing usable, too little, or it can be read once only.
+    """
+    chosen_on, judged_on = (min(n, budgets.TUNING_SAMPLES) for n in (chosen_on, judged_on))
+    images = images or Images()
+    whole = _open(model, data, images, max_images, "data")
+    assert whole.indices is not None
+    if evaluation is None:
+        if len(whole.indices) < _FEWEST * whole.batch:
+            raise DataError(
+                f"`data`: {_images(len(whole.indices))} too few to calibrate, choose and judge with; give "
+                f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
+            )
+        rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
+        calibration, measured = (_part(whole.source, part, whole) for part in (rest, [*chosen, *judged]))
+        return Sets(calibration, measured, *_numbers(chosen, judged, whole.batch))
+    paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
+    if len(paths) == 2 and same_file(*paths):
+        raise DataError(f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left to "
+                        "judge on; leave it out, and a part is held out")
+    other = _open(model, evaluation, images, max(max_images, chosen_on + judged_on), "evaluation")
+    assert other.indices is not None
+    if len(other.indices) < 2 * other.batch:
+        raise DataError(f"`evaluation`: {_images(len(other.indices))} too few to choose on one half and judge on the "
+                        f"other; give {2 * other.batch} or more")
+    chosen, judged = _halves(other.indices, other.batch, chosen_on, judged_on)
+    return Sets(whole, _part(other.source, [*chosen, *judged], other), *_numbers(chosen, judged, other.batch))
+
+
+def _images(count: int) -> str:
+    return "1 image is" if count == 1 else f"{count} images are"
+
+
+def _open(
+    model: Model, data: object, images: Images, limit: int, what: str
+) -> Dataset:
+    if data is None:
+        raise DataError(f"`{what}`: no images; give a folder of images")
+    if isinstance(data, Iterator):
+        raise DataError(f"`{what}`: an iterator can be gone through once only; give a list")
+    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), limit,
+                        images.size or metadata_size(model))
+    if dataset.indices is None:
+        raise DataError(f"`{what}`: its length is not known; give a folder or a list")
+    return dataset
+
+
+def _part(source: Source, indices: Sequence[int], like: Dataset) -> Dataset:
+    return Dataset(Part(source, indices), like.inputs, max(1, len(indices)))
+
+
+def _numbers(chosen: Sequence[int], judged: Sequence[int], batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    first = len(chosen) // batch
+    return tuple(range(first)), tuple(range(first, first + len(judged) // batch))
+
+
+def _blocks(items: Sequence[int]) -> list[list[int]]:
+    count = min(_BLOCKS, max(1, len(items) // _FEWEST))
+    bounds = [len(items) * k // count for k in range(count + 1)]
+    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def _whole(items: Sequence[int], batch: int) -> list[int]:
+    return list(items[: len(items) // batch * batch])
+
+
+def _share(wanted: int, blocks: int, k: int) -> int:
+    return wanted * (k + 1) // blocks - wanted * k // blocks
+
+
+def _three(
+    items: Sequence[int], batch: int, chosen_on: int, judged_on: int
+) -> tuple[list[int], list[int], list[int]]:
+    """What is left for ranges, and what is chosen and judged on; of each block the end."""
+    quarter = len(items) // _FEWEST // batch * batch
+    chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
+    blocks = _blocks(items)
+    rest: list[int] = []
+    chosen: list[int] = []
+    judged: list[int] = []
+    for k, block in enumerate(blocks):
+        c, j = _share(chosen_on, len(blocks), k), _share(judged_on, len(blocks), k)
+        keep = max(0, len(block) - c - j)
+        rest += block[:keep]
+        chosen += block[keep : keep + c]
+        judged += block[keep + c : keep + c + j]
+    return rest, _whole(chosen, batch), _whole(judged, batch)
+
+
+def _halves(items: Sequence[int], batch: int, chosen_on: int, judged_on: int) -> tuple[list[int], list[int]]:
+    chosen: list[int] = []
+    judged: list[int] = []
+    blocks = _blocks(items)
+    for k, block in enumerate(blocks):
+        middle = (len(block) + 1) // 2
+        for part, into, wanted in ((block[:middle], chosen, chosen_on), (block[middle:], judged, judged_on)):
+            share = max(1, _share(wanted * batch, len(blocks), k))
+            into += [part[i] for i in spread(len(part), share)] if part else []
+    return _whole(chosen, batch), _whole(judged, batch)

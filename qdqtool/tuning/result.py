@@ -1,7 +1,5 @@
 """What :func:`qdqtool.tune` gives back."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +9,7 @@ import onnx
 from qdqtool.base.parameters import typed
 from qdqtool.insertion.result import largest_json
 from qdqtool.io.files import Guard, not_over
-from qdqtool.io.outputs import json_text, write_visible
+from qdqtool.io.outputs import save_answer
 from qdqtool.model.modelfile import save
 from qdqtool.tuning.configuration import Configuration, Cost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
@@ -200,6 +198,7 @@ class Tuning:
         """Whether the goal was reached, see :attr:`reached`."""
         return self.reached
 
+    @typed
     def model_of(self, point: Point) -> onnx.ModelProto:
         """The Q/DQ model of another point of :attr:`front` or :attr:`others`."""
         assert self.builder is not None
@@ -216,14 +215,14 @@ class Tuning:
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
 
+    @typed
     def save_result(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`as_json` to a file, for ``qdqtool report``.
 
         Raises:
             QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
-        with not_over(self.read):
-            write_visible(path, json_text(self.as_json()) + "\n")
+        save_answer(path, self.as_json(), self.read)
 
     def as_json(self) -> Json:
         front = [{"index": i, **p.as_json()} for i, p in enumerate(self.front)]

@@ -1,7 +1,5 @@
 """The search: which choices together, each combination measured as a whole."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time
@@ -11,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from calibration.dataset import spread
+from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.model.graph import Model
 from qdqtool.model.operators import WEIGHTED
-from qdqtool.timing.shapes import Shapes
+from qdqtool.timing.twin import Shapes
 from qdqtool.timing.work import product_of
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change
 from qdqtool.tuning.measurements import Measurements, OutOfTime
@@ -262,7 +261,7 @@ class Search:
             cost = self.planner.cost(configuration)
             if not cost.int8:
                 break
-            named.append((f"{len(named) + 1} choice{'s' * bool(named)}", configuration))
+            named.append((counted(len(named) + 1, "choice"), configuration))
             index = len(named) - 1
             if index + 1 not in _STEPS:
                 continue
@@ -556,15 +555,14 @@ def expected(search: Search) -> tuple[str, float]:
 def sentence(choices: int, never: int, images: int, seconds: float | None, workers: int) -> str:
     """What is to come: choices that are swept and that are not, on so many images, and how long it takes at worst."""
     unmeasured = f" ({never} more cannot pay and are not measured)" if never else ""
-    many = "1 worker" if workers == 1 else f"{workers} workers"
+    many = counted(workers, "worker")
     if seconds is None:
         long = "what an earlier run measured is taken"
     elif seconds < 90:
         long = f"at most about a minute with {many}"
     else:
         long = f"at most about {seconds / 60:.0f} minutes with {many}"
-    on = "1 image" if images == 1 else f"{images} images"
-    return f"{choices} choices to measure on {on}{unmeasured}, then combinations: {long}"
+    return f"{choices} choices to measure on {counted(images, 'image')}{unmeasured}, then combinations: {long}"
 
 
 def share_behind(model: Model) -> list[float]:

@@ -10,8 +10,6 @@ Never measured is a choice that cannot pay, whatever its accuracy:
 * ``INT8 gains nothing here`` for what the preset leaves float: quantizing it is predicted to bring no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

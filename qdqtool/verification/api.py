@@ -6,42 +6,47 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qdqtool.base.parameters import typed
-from qdqtool.buildlog.agreement import Mismatch, MismatchKind
-from qdqtool.buildlog.complete import AS_TODAY, IMPLICIT, implicit_int8, listing_hole
+import numpy as np
+import onnx
+
+from qdqtool.base.options import takes
+from qdqtool.base.parameters import require, typed
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.reconstruct import graph_from_log
+from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, PARSE, implicit_int8, listing_hole
 from qdqtool.buildlog.types import Build
-from qdqtool.errors import BuildLogError
-from qdqtool.io.files import watched
+from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
+from qdqtool.io.files import named_as_model, watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.qdq import quantizers
 from qdqtool.model.view import View
+from qdqtool.options import DEFAULT_TARGET, Machine, OnBuilds
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import DEFAULT_TARGET, TARGETS, Target, target_named, target_of_version
+from qdqtool.trt.targets import TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Precision, Prediction
-from qdqtool.verification.convolutions import compare_convolutions
+from qdqtool.verification.convolutions import Mapper, common_names, compare_convolutions, contradicted_names, trt_name
 from qdqtool.verification.lines import (
     MOST,
+    Verification,
     compare_conversions,
     compare_copies,
     compare_layers,
     compare_trace,
     inconsistent_tensors,
 )
-from qdqtool.verification.mapping import Mapper, common_names, contradicted_names, trt_name
-from qdqtool.verification.result import Verification
 
-BuildSource = str | os.PathLike[str]
+Source = str | os.PathLike[str]
 FEW_WRONG = 0.1  # names that may stand for another node
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
 
 
+@takes(on=OnBuilds, machine=Machine)
 @typed
 @watched
 def verify(
-    model: ModelSource | Model, *builds: BuildSource | Build | Sequence[BuildSource],
-    target: str | Target | None = None, gpu: str | None = None, clock: float | None = None,
+    model: ModelSource | Model, *builds: Source | Build | Sequence[Source], on: OnBuilds, machine: Machine
 ) -> Verification:
     """Predicts for the build's own TensorRT version and compares the prediction with the build.
 
@@ -49,9 +54,7 @@ def verify(
         model: The Q/DQ model that was built.
         builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build, one by one
             or as a list; ``-`` is standard input.
-        target: Overrides the target that the build's version chooses.
-        gpu: Where it ran, for comparing times, if the build does not say.
-        clock: SM clock in MHz, if the build does not say.
+        {options}
 
     Returns:
         Agreement in counts and every mismatch; what the build does not say is unknown, never agreement.
@@ -60,10 +63,11 @@ def verify(
         ModelError: The model cannot be read.
         BuildLogError: The build cannot be read, or is of another model.
     """
+    require("target", on.target, str | Target | None, __name__)
     build = build_of(builds)
     index = load(model)
     check_explicit(build, index)
-    chosen, notes = choose_target(build, target)
+    chosen, notes = choose_target(build, on.target)
     check_same_model(index, build)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
@@ -76,14 +80,14 @@ def verify(
         prediction = result.prediction
         from qdqtool.verification.times import compare_times, not_compared
 
-        result.times = compare_times(index, prediction, build, chosen, gpu, clock)
-        if result.times is None and gpu is None:
+        result.times = compare_times(index, prediction, build, chosen, machine.gpu, machine.clock)
+        if result.times is None and machine.gpu is None:
             notes += not_compared(build)
     result.notes[:0] = [*build.notes, *notes]
     return result
 
 
-def build_of(builds: tuple[BuildSource | Build | Sequence[BuildSource], ...]) -> Build:
+def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
     """The build that files are of, or the one that was read already.
 
     Raises:
@@ -91,7 +95,7 @@ def build_of(builds: tuple[BuildSource | Build | Sequence[BuildSource], ...]) ->
     """
     if len(builds) == 1 and isinstance(builds[0], Build):
         return builds[0]
-    files: list[BuildSource] = []
+    files: list[Source] = []
     for build in builds:
         if isinstance(build, (str, os.PathLike)):
             files.append(build)
@@ -99,7 +103,7 @@ def build_of(builds: tuple[BuildSource | Build | Sequence[BuildSource], ...]) ->
             files += build
     if not files:
         raise BuildLogError("no build given: name a trtexec log or a layer JSON")
-    model = next((os.fspath(f) for f in files if os.fspath(f).lower().endswith((".onnx", ".onnx.gz"))), None)
+    model = next((os.fspath(f) for f in files if named_as_model(f)), None)
     if model is not None:
         raise BuildLogError(f"{model}: an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
                             "when it built the first model; 'qdqtool compare' takes two models")
@@ -158,7 +162,7 @@ def check_same_model(model: Model, build: Build) -> None:
             f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions; "
             f"it is a build of another model than {model.path or 'the one given'}"
         )
-    wrong = contradicted_names(View(model), build)
+    wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
     if len(wrong) > FEW_WRONG * found:
         name, mine, theirs = wrong[0]
         raise BuildLogError(
@@ -190,10 +194,8 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
     """Compares under each assumption, keeps the one that the build contradicts least, and says which that is."""
     best = compare(model, prediction, build)
     for assumption in prediction.assumptions:
-        others = {
-            value: compare(model, predict(model, target, assume={assumption.name: value}), build)
-            for value in assumption.alternatives
-        }
+        others = {value: compare(model, predict(model, target, assume={assumption.name: value}), build)
+                  for value in assumption.alternatives}
         wrong = {assumption.value: _wrong(best)} | {value: _wrong(result) for value, result in others.items()}
         shown = min(wrong, key=lambda value: wrong[value])
         if len(set(wrong.values())) == 1:
@@ -206,11 +208,10 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
             assumed = best.prediction.assumptions[0] if best.prediction and best.prediction.assumptions else None
             if best.prediction is not None and assumed is not None:
                 best.prediction.assumptions[0] = replace(assumed, why="shown by the build")
-            best.notes.append(
-                f"{assumption.name}: the build shows {shown}{fits}; {assumption.value} is what {target.name} assumes"
-            )
+            fits += f"; {assumption.value} is what {target.name} assumes"
         else:
-            best.notes.append(f"{assumption.name}: the build shows {shown}{fits}, as is assumed for {target.name}")
+            fits += f", as is assumed for {target.name}"
+        best.notes.append(f"{assumption.name}: the build shows {shown}{fits}")
     return best
 
 
@@ -224,12 +225,9 @@ def _wrong(result: Verification) -> tuple[int, int]:
 
 
 def compare(
-    model: Model,
-    prediction: Prediction,
-    build: Build,
-    unsure_convolutions: tuple[str, ...] = (),
+    model: Model, prediction: Prediction, build: Build, unsure_convolutions: tuple[str, ...] = (),
     unsure_events: tuple[Event, ...] = (),
-) -> Verification:
+) -> Verification:  # fmt: skip
     """Compares a prediction with a build, part by part.
 
     Args:
@@ -245,13 +243,14 @@ def compare(
             build = replace(build, missing=[*build.missing, hole], complete=False)
     mapper = Mapper(model, build.layers)
     ended = not any(m.startswith("optimizer passes") for m in build.missing)
-    convolutions = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
-    layers = compare_layers(prediction, build, mapper, _layers_of(convolutions.mismatches))
+    convolutions, mismatches = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
+    reported = {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
+    layers = compare_layers(prediction, build, mapper, reported)
     trace = compare_trace(prediction, build, ended, unsure_events)
     copies = compare_copies(prediction, build, ended, unsure_events)
     conversions = compare_conversions(prediction, build, ended)
     notes: list[str] = []
-    mismatches: list[Mismatch] = [*convolutions.mismatches, *inconsistent_tensors(model, build)[:MOST]]
+    mismatches += inconsistent_tensors(model, build)[:MOST]
     found = [trace.mismatches, copies.mismatches]
     if not unsure_convolutions:  # unknown scales decide over conversions and layer names as well
         found[:0] = [conversions.mismatches, layers.mismatches]
@@ -260,33 +259,15 @@ def compare(
         if len(listed) > MOST:
             notes.append(f"{len(listed) - MOST} more mismatches of kind '{listed[0].kind}'")
     notes.extend(flag_notes(build))
-    return Verification(
-        build=build.facts,
-        convolutions=convolutions.counts,
-        layers=layers.counts,
-        trace=trace.counts,
-        conversions=conversions.counts,
-        copies=copies.counts,
-        mismatches=mismatches,
-        prediction=prediction,
-        notes=notes,
-    )
-
-
-def _layers_of(mismatches: list[Mismatch]) -> set[str]:
-    return {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
+    return Verification(build.facts, convolutions, layers.counts, trace.counts, conversions.counts, mismatches,
+                        prediction, notes, copies.counts)  # fmt: skip
 
 
 def flag_notes(build: Build) -> list[str]:
     """What the command line, not the placement, costs."""
     flags = build.precision_flags
-    floats = {
-        t.precision
-        for layer in build.layers
-        if layer.is_convolution
-        for t in (*layer.inputs[:2], *layer.outputs[:1])
-        if t.precision.is_float
-    }
+    floats = {t.precision for layer in build.layers if layer.is_convolution
+              for t in (*layer.inputs[:2], *layer.outputs[:1]) if t.precision.is_float}
     if floats == {Precision.FP32} and flags and not flags & {"fp16", "best", "stronglyTyped", "bf16"}:
         return ["the float remainder runs in FP32 because --fp16 was not given: a matter of flags, not of placement"]
     return []
@@ -299,3 +280,140 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
     if allow_partial or (result.complete and not result.convolutions.unknown):
         return 0
     return 2
+
+
+# A build made here, and a log without its model ----------------------------------------------------------------------
+
+def verify_with_builder(
+    model: str | os.PathLike[str], builder: str, sm: str | None = None, target: str | Target | None = None
+) -> Verification:
+    """Builds ``model`` with a TensorRT found here and compares the prediction with what came out.
+
+    Args:
+        model: Path of the Q/DQ model.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
+        sm: Compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.
+        target: Overrides the target that the builder's version chooses.
+
+    Raises:
+        BuilderError: The builder is not here, or the build ran out of time.
+        ModelError: The model cannot be read.
+    """
+    from qdqtool.builders.child import print_once
+    from qdqtool.rtx.predict import status_of
+    from qdqtool.verification import api
+    from qdqtool.verification.build_model import build_model, compare, status_agrees
+    from qdqtool.verification.lines import of_pairs
+
+    index = load(model)
+    if builder == "tensorrt-rtx":
+        print_once()
+    result = build_model(model, builder, sm=_capability(sm))
+    if result.status == "timeout":
+        raise BuilderError(f"{model}: the build did not end in time; {result.message}")
+    if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
+        return api.verify(index, result.build, target=target)
+    prediction = predict(index, target_named(target) if target is not None else TARGETS["rtx1.7"])
+    described = BuildFacts(
+        BuildSource(builder), tensorrt=result.version or None, complete=True, status=result.status,
+        message=result.message,
+    )
+    verification = of_pairs(prediction, compare(prediction, result) if result.status == "built" else [], described)
+    if status_agrees(prediction, result) is False:
+        said = status_of(prediction)
+        why = f"predicted to be {said}, the compiler says {result.status}"
+        if result.message:
+            why += f": {result.message}"
+        verification.mismatches.append(
+            Mismatch(MismatchKind.BUILD, index.path or "model", {"status": said}, {"status": result.status}, why)
+        )
+    elif result.status != "built":
+        verification.notes.append(f"predicted and built alike: {result.status}: {result.message}")
+    return verification
+
+
+def _capability(sm: str | None) -> list[int] | None:
+    if sm is None:
+        return None
+    digits = sm.lower().removeprefix("sm")
+    if not digits.isdigit():
+        raise QdqtoolError(f"'{sm}' is not a compute capability; give it as 86 or sm86")
+    return [int(digits)]
+
+
+def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
+    """Rebuilds the graph from a log, predicts it, and compares the prediction with the same log.
+
+    Args:
+        sources: The log, and further files of the same build.
+        target: Overrides the target that the log's version chooses.
+
+    Raises:
+        BuildLogError: The log has no parse section, or the graph has no Q/DQ nodes.
+    """
+    given = [s for s in sources if isinstance(s, Build)]
+    build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
+    check_explicit(build)
+    proto, unknowns = graph_from_log(build)
+    name = f"graph of {', '.join(build.files) or 'the log'}"
+    chosen, notes = choose_target(build, target)
+    if chosen.is_rtx:
+        raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well")
+    _check_whole(build, proto, name)
+    equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
+    if next(quantizers(equal), None) is None:
+        raise BuildLogError(f"{name}: no Q/DQ nodes in the parse section, nothing to predict")
+    first, second = predict(equal, chosen), predict(different, chosen, advice=False)
+    unsure = _differing(first, second)
+    events = tuple(sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject)))
+    result = compare(equal, first, build, unsure, events)
+    if first.conversions != second.conversions:
+        result.conversions = replace(result.conversions, predicted=None)
+        few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
+        result.notes.append(f"between {few} and {many} conversions predicted, depending on scales")
+    result.notes[:0] = [*notes, *unknowns]
+    if events:
+        result.notes.append(f"{len(events)} pass lines depend on scales being equal and were left out")
+    return result
+
+
+def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
+    """Refuses a graph with holes where later sections describe all of it: each hole would count as a mismatch."""
+    if not build.trace and not build.layers:
+        return  # the log ends in its parse section; nothing is compared
+    torn = next((m for m in build.missing if m.startswith(PARSE)), "")
+    known = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
+    known.update(o for node in proto.graph.node for o in node.output)
+    loose = next((i for node in proto.graph.node for i in node.input if i not in known), None)
+    if torn or loose is not None:
+        why = f"{torn} is missing" if torn else f"no node makes {loose}"
+        raise BuildLogError(f"{name}: {why}, and a part of a network cannot be predicted; give the model as well")
+
+
+def _differing(first: Prediction, second: Prediction) -> tuple[str, ...]:
+    """Convolutions whose outcome depends on scales."""
+    mine, other = ({c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
+                   for p in (first, second))
+    return tuple(name for name, outcome in mine.items() if other.get(name) != outcome)
+
+
+def _with_scales(proto: onnx.ModelProto, same: bool) -> onnx.ModelProto:
+    """A copy whose scales are all 1/64, or all different."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    model = Model(copy)
+    names = dict.fromkeys(node.input(1) for node in quantizers(model))
+    for position, name in enumerate(names):
+        tensor = model.constant_proto(name)
+        if tensor is None:
+            continue
+        shape, value = tuple(tensor.dims), 2.0**-6 * (1.0 if same else 1.0 + position * 1e-5)
+        filled = onnx.numpy_helper.from_array(np.full(shape, value, np.float32), tensor.name)
+        if name in model.initializers:
+            tensor.CopyFrom(filled)
+            continue
+        node = model.producers[name].proto
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                attribute.t.CopyFrom(filled)
+    return copy

@@ -1,4 +1,4 @@
-"""Builds a model on this machine and says in which type each of its convolutions runs."""
+"""Builds a model on this machine, says in which type each convolution runs, and compares that with a prediction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qdqtool.base.records import published
 from qdqtool.builders import TIMEOUT
 from qdqtool.builders.run import BuildResult
 from qdqtool.types import TOOL_VERSION, Json, Precision
@@ -16,6 +17,11 @@ from qdqtool.types import TOOL_VERSION, Json, Precision
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import BuiltLayer
     from qdqtool.verification.convolutions import BuiltNode
+
+
+from qdqtool.rtx.predict import status_of
+from qdqtool.types import ConvOutcome, Prediction
+from qdqtool.verification.convolutions import BuiltNode
 
 SCHEMA = "qdqtool/build/1"
 
@@ -38,27 +44,16 @@ class BuiltModel(BuildResult):
         Raises:
             KeyError: There is none.
         """
-        for row in self.nodes:
-            if row.name == name:
-                return row
-        raise KeyError(name)
+        return {row.name: row for row in reversed(self.nodes)}[name]
 
     def as_json(self) -> Json:
         int8 = sum(n.precision == Precision.INT8 for n in self.nodes)
+        paths = {"log": self.log_path, "layers": self.layers_path, "engine": self.engine_path}
         return {
-            "schema": SCHEMA,
-            "tool": TOOL_VERSION,
-            "builder": self.builder,
-            "version": self.version,
-            "targets": [f"SM{s}" for s in self.targets],
-            "status": self.status,
-            "message": self.message,
-            "seconds": round(self.seconds, 3),
-            "summary": {"convolutions": len(self.nodes), "int8": int8},
-            "nodes": [n.as_json() for n in self.nodes],
-            "log": str(self.log_path) if self.log_path else None,
-            "layers": str(self.layers_path) if self.layers_path else None,
-            "engine": str(self.engine_path) if self.engine_path else None,
+            "schema": SCHEMA, "tool": TOOL_VERSION, **published(self, "builder", "version"),
+            "targets": [f"SM{s}" for s in self.targets], **published(self, "status", "message"),
+            "seconds": round(self.seconds, 3), "summary": {"convolutions": len(self.nodes), "int8": int8},
+            **published(self, "nodes"), **{name: str(path) if path else None for name, path in paths.items()},
         }
 
 
@@ -120,12 +115,9 @@ def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str], back: 
                 "Datatype": _INSPECTOR.get(item.precision, str(item.precision)), "Format": item.format}
 
     def listed(layer: BuiltLayer) -> dict[str, Any]:
+        ends = {"Inputs": layer.inputs, "Constants": layer.constants, "Outputs": layer.outputs}
         return {
-            "Name": layer.name,
-            "LayerType": layer.type,
-            "Inputs": [tensor(t) for t in layer.inputs],
-            "Constants": [tensor(t) for t in layer.constants],
-            "Outputs": [tensor(t) for t in layer.outputs],
+            "Name": layer.name, "LayerType": layer.type, **{key: list(map(tensor, end)) for key, end in ends.items()},
             "TacticName": layer.tactic,
             "Metadata": "".join(f"[ONNX Layer: {back.get(n, n)}]" for n in layer.onnx_names),
         }
@@ -138,3 +130,38 @@ _INSPECTOR = {
     Precision.FP8: "FP8", Precision.INT4: "Int4", Precision.INT32: "Int32", Precision.INT64: "Int64",
     Precision.BOOL: "Bool", Precision.UINT8: "UInt8",
 }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One convolution, predicted and built; ``built`` is None where the plan has no layer for it."""
+
+    predicted: ConvOutcome
+    built: BuiltNode | None
+
+    @property
+    def same_precision(self) -> bool | None:
+        """Whether both multiply in the same type; None where the plan does not say."""
+        return None if self.built is None else self.predicted.precision.agrees(self.built.precision)
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether both multiply in the same type and write the same; None where the plan does not say."""
+        if self.built is None:
+            return None
+        return (self.predicted.precision.agrees(self.built.precision)
+                and (self.predicted.output.agrees(self.built.output) or self.built.output == Precision.UNKNOWN))
+
+
+def compare(prediction: Prediction, result: BuiltModel) -> list[Pair]:
+    """Every predicted convolution with what was built of it, in graph order.
+
+    A convolution that the compiler removed (dead code), folded, or merged with an equal one has no layer of its own.
+    """
+    rows = {n.index: n for n in result.nodes if n.precision != Precision.UNKNOWN}
+    return [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
+
+
+def status_agrees(prediction: Prediction, result: BuiltModel) -> bool | None:
+    """Whether the model was predicted to build, be refused or crash as it did; None when the time was over."""
+    return None if result.status == "timeout" else status_of(prediction) == result.status

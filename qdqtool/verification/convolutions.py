@@ -2,19 +2,204 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Mismatch, MismatchKind
+from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_qdq
+from qdqtool.model.view import View
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction
-from qdqtool.verification.mapping import ATTENTION, PRODUCT, Mapper, in_myelin, product_rank, said_names
+
+Place = tuple[BuiltLayer, int]
+"""A layer, and which of the layers merged into it with ``||``."""
+
+_PLAIN = re.compile(r"[^A-Za-z0-9_/]")
+_ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", "signal", "wait")
+# Layer types of Myelin that multiply, the most certain first. A kgen kernel is generated code: small matrix products
+# end up in one, among the elementwise work around them.
+_MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
+#: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
+#: written out, a slice, a product and a sum for each.
+PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
+_GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
+#: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
+ATTENTION = "_gemm_mha"
+
+
+def trt_name(node: Node) -> str:
+    """The name that TensorRT's parser gives to a node's layer."""
+    return node.proto.name or f"node_of_{node.output}"
+
+
+class Mapper:
+    """Finds the engine layers of a node, and the nodes of an engine layer.
+
+    Attributes:
+        known: Every name of the model that a fused layer name may hold.
+        layers: Engine layers that compute something: layout reformats, constants and host layers left out.
+    """
+
+    def __init__(self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None) -> None:
+        """``names`` maps a node's index to its name in the build, where that is not the one that the parser gives."""
+        given = self._given = {n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes}
+        self.known = frozenset(
+            {*given.values(), *model.initializers, *(o for n in model.nodes if n.op == "Constant" for o in n.outputs)}
+        )
+        self._by_name = {given[n.index]: n for n in model.nodes}
+        self._by_plain = {_PLAIN.sub("_", name): n for name, n in self._by_name.items()}
+        self.layers = [layer for layer in layers if not is_aside(layer)]
+        self._of_node: dict[int, list[Place]] = {}
+        for layer in self.layers:
+            for place, nodes in enumerate(self._groups(layer)):
+                for node in nodes:
+                    self._of_node.setdefault(node.index, []).append((layer, place))
+
+    def node(self, name: str) -> Node | None:
+        """The node behind a component of a layer name, Myelin's spelling (dots as underscores) included."""
+        found = self._by_name.get(name) or self._by_name.get(base_name(name))
+        return found or self._by_plain.get(_PLAIN.sub("_", name))
+
+    def name(self, node: Node) -> str:
+        """What the build calls a node."""
+        return self._given[node.index]
+
+    def nodes(self, layer: BuiltLayer) -> list[Node]:
+        """The ONNX nodes that a layer stands for, in the order of its name."""
+        return [n for group in self._groups(layer) for n in group]
+
+    def _groups(self, layer: BuiltLayer) -> list[list[Node]]:
+        """The nodes of each layer merged with ``||``; one group otherwise."""
+        if layer.onnx_names:
+            return [[n for n in map(self.node, layer.onnx_names) if n is not None]]
+        fused = parts(layer.name, self.known)
+        if fused.kind == "foreign":
+            return []
+        return [[n for n in map(self.node, group) if n is not None] for group in fused.alternatives]
+
+    def places(self, node: Node) -> list[Place]:
+        """Every layer that a node is a part of; Myelin spreads one over several."""
+        return self._of_node.get(node.index, [])
+
+    def layer_of(self, node: Node) -> Place | None:
+        """The layer that computes a convolution, and its place among merged ones; None where none or several may."""
+        found = self.places(node)
+        if len(found) > 1:
+            ranks = [product_rank(layer) for layer, _ in found]
+            best = min((r for r in ranks if r is not None), default=None)
+            found = [f for f, rank in zip(found, ranks, strict=True) if rank == best]
+        return found[0] if len(found) == 1 else None
+
+
+def in_myelin(layer: BuiltLayer) -> bool:
+    """Whether a layer is a kernel inside Myelin, which names nothing of what it fuses in a classic way."""
+    return layer.type in _GENERATED or layer.type in _MULTIPLY
+
+
+def product_rank(layer: BuiltLayer) -> int | None:
+    """How sure a sign of a product a layer is among those of one node, 0 the most; None where it multiplies nothing."""
+    if layer.type in _MULTIPLY:
+        return _MULTIPLY.index(layer.type)
+    kind = layer.type.lower()
+    if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
+        return len(_MULTIPLY)
+    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if makes_product(layer) else None
+
+
+def makes_product(layer: BuiltLayer) -> bool:
+    """Whether a generated kernel's name, or a fusion's tactic, names a product inside."""
+    if layer.type not in _GENERATED:
+        return False
+    tactic = layer.tactic if layer.type == "fusion" else ""
+    return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in tactic
+
+
+def multiplies(layer: BuiltLayer) -> bool:
+    """Whether a layer is a convolution or a product, and none that no prediction refers to."""
+    return product_rank(layer) is not None and not is_aside(layer)
+
+
+def is_aside(layer: BuiltLayer) -> bool:
+    """A layer that no prediction refers to: layout reformats, constants, shape and host layers, Myelin blocks."""
+    if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
+        return True
+    return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")
+
+
+def said_names(build: Build, known: frozenset[str]) -> set[str]:
+    """Every name of a node that a build prints: parse section, layers and pass lines."""
+    said = {n.name for n in build.parse.nodes if n.name}
+    said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
+    for layer in build.layers:
+        said.update(layer.onnx_names)
+        said.update(parts(layer.name, known).bases)
+    for event in build.trace:
+        said.update(parts(event.subject, known).bases)
+        said.update(parts(event.object, known).bases)
+    return said
+
+
+def common_names(model: Model, build: Build) -> tuple[int, int]:
+    """How many of the model's convolutions the build names, and how many there are.
+
+    Models without a convolution are counted by all their nodes.
+    """
+    wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
+    said = said_names(build, frozenset(trt_name(n) for n in wanted))
+    plain = {_PLAIN.sub("_", s) for s in said} if any("_myl" in layer.name for layer in build.layers) else set()
+    found = sum(trt_name(n) in said or _PLAIN.sub("_", trt_name(n)) in plain for n in wanted)
+    return found, len(wanted)
+
+
+def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[str, str, str]]:
+    """Names that stand for one node in the model and for another in the build, as numbered names of two exports do.
+
+    Returns:
+        The name, what the model has there, what the build has: operator, shape of the weights, or name of the weights.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    parsed = {n.name: n for n in build.parse.nodes if n.name}
+    sources = {n.index: view.weights(n).source for n in view.weighted if view.weights(n).folded}
+    shapes = {i: tuple(view.model.constant_shape(source) or ()) for i, source in sources.items()}
+    owned = set(sources.values())
+    for node in view.weighted:
+        printed, shape = parsed.get(trt_name(node)), shapes.get(node.index, ())
+        if printed is None:
+            continue
+        if printed.op != node.op:
+            found[node.name] = (node.op, printed.op)
+            continue
+        other = printed.inputs[1].shape if len(printed.inputs) > 1 and printed.inputs[1] is not None else None
+        if shape and other and None not in other and tuple(other) != shape:
+            found[node.name] = _by_x(shape), _by_x(other)
+    for layer in mapper.layers:
+        nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
+        if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in found:
+            continue
+        node, shape = nodes[0], shapes.get(nodes[0].index, ())
+        weights = [name for name in layer.fused(mapper.known).bases if name in owned]
+        if weights and node.index in sources and sources[node.index] not in weights:
+            found[node.name] = sources[node.index], weights[0]
+        maps, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
+        if node.op == "Conv" and len(shape) > 2 and maps and kernel and [shape[0], *shape[2:]] != [maps, *kernel]:
+            found[node.name] = _by_x((shape[0], *shape[2:])), _by_x((maps, *kernel))
+    return [(name, *pair) for name, pair in found.items()]
+
+
+def _by_x(shape: Iterable[object]) -> str:
+    return "x".join(map(str, shape))
+
+
+# Convolutions --------------------------------------------------------------------------------------------------------
+
 
 FLOAT = Precision.FP32
 _SHORTENED = re.compile("(Cas|Rou)[tn]")  # 10.3 shortens the names of steps to three letters, other versions to four
@@ -44,15 +229,7 @@ class BuiltNode:
     layer: str | None = None
 
     def as_json(self) -> Json:
-        return {
-            "index": self.index,
-            "name": self.name,
-            "op": self.op,
-            "precision": str(self.precision),
-            "inputs": [str(p) for p in self.inputs],
-            "output": str(self.output),
-            "layer": self.layer,
-        }
+        return published(self)
 
 
 def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str]) -> list[BuiltNode]:
@@ -161,36 +338,7 @@ class BuiltConv:
     contradiction: str = ""
 
     def as_json(self) -> Described:
-        return {
-            "precision": None if self.precision is None else str(self.precision),
-            "inputs": None if self.inputs is None else [str(p) for p in self.inputs],
-            "output": None if self.output is None else str(self.output),
-            "fused": self.fused,
-            "layer": self.layer,
-        }
-
-
-@dataclass
-class ConvComparison:
-    """The counts of one comparison and its mismatches.
-
-    Attributes:
-        total: Convolutions predicted.
-        agree: Those that the build confirms.
-        unknown: Those of which the build does not say enough.
-        unknown_names: Their names.
-        mismatches: One for each of the rest.
-    """
-
-    total: int = 0
-    agree: int = 0
-    unknown: int = 0
-    unknown_names: list[str] = field(default_factory=list)
-    mismatches: list[Mismatch] = field(default_factory=list)
-
-    @property
-    def counts(self) -> ConvolutionCounts:
-        return ConvolutionCounts(self.total, self.agree, self.unknown, tuple(self.unknown_names))
+        return published(self, "precision", "inputs", "output", "fused", "layer")
 
 
 @dataclass
@@ -237,8 +385,8 @@ def _members(layer: str) -> list[str]:
 
 def compare_convolutions(
     model: Model, prediction: Prediction, build: Build, mapper: Mapper, uncertain: Iterable[str] = ()
-) -> ConvComparison:
-    """Compares every convolution: data type, residual input, output, absorbed Add and MaxPool.
+) -> tuple[ConvolutionCounts, list[Mismatch]]:
+    """Compares every convolution: data type, residual input, output, absorbed Add and MaxPool; counts and mismatches.
 
     Args:
         model: The model predicted.
@@ -249,27 +397,22 @@ def compare_convolutions(
     """
     lines = pass_lines(build, mapper)
     skip = set(uncertain)
-    result = ConvComparison(total=len(prediction.convolutions))
+    unknown: list[str] = []
+    mismatches: list[Mismatch] = []
     for conv in prediction.convolutions:
         node = model.node(conv.name)
         built = built_convolution(node, conv, build, mapper, lines)
         why = "" if conv.name in skip else _difference(model, conv, built)
         if why:
             why += _rule(prediction, conv)
-            result.mismatches.append(
-                Mismatch(MismatchKind.CONVOLUTION, conv.name, _said(conv), built.as_json(), why, built.line or None)
-            )
+            said = published(conv, "precision", "inputs", "output", "fused", "layer", "evidence")
+            mismatches.append(Mismatch(MismatchKind.CONVOLUTION, conv.name, said, built.as_json(), why,
+                                       built.line or None))  # fmt: skip
         elif conv.name in skip or built.precision is None or built.output is None:
-            result.unknown += 1
-            result.unknown_names.append(conv.name)
-        else:
-            result.agree += 1
-    return result
-
-
-def _said(conv: ConvOutcome) -> Described:
-    data = conv.as_json()
-    return {key: data[key] for key in ("precision", "inputs", "output", "fused", "layer", "evidence")}
+            unknown.append(conv.name)
+    total = len(prediction.convolutions)
+    agree = total - len(unknown) - len(mismatches)
+    return ConvolutionCounts(total, agree, len(unknown), tuple(unknown)), mismatches
 
 
 def built_convolution(
@@ -283,23 +426,17 @@ def built_convolution(
     if built.precision is not None:
         _check_against_lines(built, lines, in_line, out_line)
         return built
-    if place is None and (
-        in_line or (lines.complete and (lines.named is None or mapper.name(node) in lines.named))
-    ):
-        quantized = in_line is not None
-        built.precision = Precision.INT8 if quantized else Precision.FLOAT
-        built.inputs = None
-        if quantized:
-            built.output = Precision.INT8 if out_line is not None else Precision.FLOAT if lines.complete else None
-        else:
-            built.output = Precision.FLOAT
+    if place is None and in_line is not None:
+        built.precision = Precision.INT8
+        built.output = Precision.INT8 if out_line is not None else Precision.FLOAT if lines.complete else None
+    elif place is None and lines.complete and (lines.named is None or mapper.name(node) in lines.named):
+        built.precision = built.output = Precision.FLOAT
     return built
 
 
 def _check_against_lines(built: BuiltConv, lines: PassLines, in_line: int | None, out_line: int | None) -> None:
     """The engine listing outranks the pass lines, but a log that says both things is not to be trusted."""
-    if built.precision is None:
-        return
+    assert built.precision is not None
     if in_line is not None and built.precision.is_float:
         built.contradiction = f"{CONTRADICTS}: line {in_line} quantizes it, the engine lists a float input"
     elif out_line is not None and built.output is not None and built.output.is_float:
@@ -319,15 +456,12 @@ def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer
     absorbed = [n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"]
     takes_residual = not merged and any(n.op == "Add" for n in nodes)
     inputs = precisions[:2] if takes_residual or len(conv.inputs) > 1 else precisions[:1]
-    known = data != Precision.UNKNOWN
-    return BuiltConv(
-        precision=data if known else None,
-        inputs=inputs if known and Precision.UNKNOWN not in inputs else None,
-        output=output if output != Precision.UNKNOWN else None,
-        fused=absorbed,
-        layer=layer.name,
-        line=layer.line,
-    )
+    return BuiltConv(_known(data), None if Precision.UNKNOWN in (data, *inputs) else inputs, _known(output), absorbed,
+                     layer.name, layer.line)  # fmt: skip
+
+
+def _known(precision: Precision) -> Precision | None:
+    return None if precision == Precision.UNKNOWN else precision
 
 
 def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
@@ -335,13 +469,7 @@ def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
     products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
     if product_rank(layer) is None or len(products) > 1:
         return BuiltConv(layer=layer.name, line=layer.line)
-    precision, output = computes_in(layer), writes(layer)
-    return BuiltConv(
-        precision=precision if precision != Precision.UNKNOWN else None,
-        output=output if output != Precision.UNKNOWN else None,
-        layer=layer.name,
-        line=layer.line,
-    )
+    return BuiltConv(_known(computes_in(layer)), None, _known(writes(layer)), layer=layer.name, line=layer.line)
 
 
 def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> str:
@@ -370,19 +498,18 @@ def _agrees(predicted: Precision, built: Precision) -> bool:
 
 def _fusion_difference(model: Model, conv: ConvOutcome, built: list[str]) -> str:
     for name in conv.fused:
-        if name not in built and _op(model, name) in _SHOWN:
+        if name not in built and _is_shown(model, name):
             return f"predicted that it absorbs {name}, the engine's layer does not"
     for name in built:
-        if name not in conv.fused and _op(model, name) in _SHOWN:
+        if name not in conv.fused and _is_shown(model, name):
             return f"the engine's layer absorbs {name}, which was not predicted"
     return ""
 
 
-def _op(model: Model, name: str) -> str:
-    try:
-        return model.node(name).op
-    except KeyError:
-        return ""
+def _is_shown(model: Model, name: str) -> bool:
+    with contextlib.suppress(KeyError):
+        return model.node(name).op in _SHOWN
+    return False
 
 
 def _word(precision: Precision) -> str:

@@ -1,4 +1,4 @@
-"""Pass line by pass line, layer by layer, conversion by conversion."""
+"""The result of ``verify``, and its parts: pass line by pass line, layer by layer, conversion by conversion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
+from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
@@ -18,13 +20,67 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
+from qdqtool.io.files import Guard
+from qdqtool.io.outputs import Saved
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace
-from qdqtool.types import Event, Precision, Prediction, TensorPrecision
-from qdqtool.verification.mapping import Mapper, in_myelin
-from qdqtool.verification.pairs import Pair
-from qdqtool.verification.result import Verification
+from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Event, Json, Precision, Prediction, TensorPrecision
+from qdqtool.verification.build_model import Pair
+from qdqtool.verification.convolutions import Mapper, in_myelin
+
+
+@dataclass(slots=True, repr=False)
+class Verification(Saved):
+    """A prediction compared with a build.
+
+    Attributes:
+        build: Which build.
+        convolutions: Convolution by convolution.
+        layers: Engine layers by name and types.
+        trace: Lines of the Q/DQ passes.
+        conversions: Q and DQ that stay in the engine.
+        copies: Lines of slice and concatenation removal, and of the copies made where that is refused.
+        mismatches: Everything that differs.
+        prediction: What was compared with the build.
+        notes: What else the user should know.
+        times: Estimated against measured time, where the build was timed and its GPU is known.
+        read: The files it was made from.
+    """
+
+    build: BuildFacts
+    convolutions: ConvolutionCounts = field(default_factory=ConvolutionCounts)
+    layers: LayerCounts = field(default_factory=LayerCounts)
+    trace: TraceCounts = field(default_factory=TraceCounts)
+    conversions: ConversionCounts = field(default_factory=ConversionCounts)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    prediction: Prediction | None = None
+    notes: list[str] = field(default_factory=list)
+    copies: TraceCounts = field(default_factory=TraceCounts)
+    times: Json | None = None
+    read: Guard | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        c = self.convolutions
+        return f"<Verification: {c.agree} of {c.total} convolutions agree, {len(self.mismatches)} mismatches>"
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything agrees with a build that is complete and leaves nothing open."""
+        return not self.mismatches and self.complete and not self.convolutions.unknown
+
+    @property
+    def complete(self) -> bool:
+        return self.build.complete
+
+    def as_json(self) -> Json:
+        return {
+            "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
+            "model": self.prediction.model.as_json() if self.prediction else None,
+            "target": self.prediction.target if self.prediction else None,
+            **published(self, "build", "convolutions", "layers", "trace", "conversions", "copies", "mismatches"),
+            "notes": list(self.notes), "times": self.times,
+        }
 
 _MOST_BITS = 4_000_000_000  # work for the longest common subsequence: 60,000 lines against as many
 
@@ -56,8 +112,7 @@ def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | Non
 
 #: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
 #: shuffles, and the merging of layers, which names no pass.
-QDQ_PASSES = frozenset(
-    {
+QDQ_PASSES = frozenset({
         "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion",
         "ConstWeightsQuantizeFusion", "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion",
         "ConvScaleFusion", "DqQFusion", "EltReluFusion", "EltwiseAddToPwn", "GenericConvActFusion",
@@ -65,42 +120,22 @@ QDQ_PASSES = frozenset(
         "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes", "ReduceToPoolingFusion",
         "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn", "VanillaSwapWithFollowingQ",
         "VanillaSwapWithPreceedingDQ",
-    }
-)
+})
 #: What becomes of slices and concatenations: taken out of the network, or made by copying.
-COPY_KINDS = frozenset(
-    {
-        trace.COPY_STOMPING, trace.COPY_STRIDING, trace.COPY_UNMOVABLE, trace.ELIMINATING_CONCAT,
-        trace.ELIMINATING_SLICE, trace.REPLACING_SLICE, trace.RETARGETING,
-    }
-)
+COPY_KINDS = frozenset({
+    trace.COPY_STOMPING, trace.COPY_STRIDING, trace.COPY_UNMOVABLE, trace.ELIMINATING_CONCAT, trace.ELIMINATING_SLICE,
+    trace.REPLACING_SLICE, trace.RETARGETING,
+})
+C = TypeVar("C")
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
 MOST = 50  # mismatches of one kind listed; the counts give the rest
 
 
 @dataclass
-class TraceComparison:
-    """Counts of one comparison of lines, and every line that only one side has."""
+class Compared(Generic[C]):
+    """Counts of one comparison, and every line, layer or conversion that differs or that only one side has."""
 
-    counts: TraceCounts
-    mismatches: list[Mismatch] = field(default_factory=list)
-
-
-@dataclass
-class ConversionComparison:
-    """Conversions predicted and built, those in common, and the others."""
-
-    counts: ConversionCounts
-    agree: int | None = None
-    mismatches: list[Mismatch] = field(default_factory=list)
-
-
-@dataclass
-class LayerComparison:
-    """Engine layers predicted, listed and in common; those in common by name with other types are mismatches."""
-
-    predicted: int
-    counts: LayerCounts
+    counts: C
     mismatches: list[Mismatch] = field(default_factory=list)
 
 
@@ -116,7 +151,7 @@ def is_copy_line(event: Event) -> bool:
 
 def compare_trace(
     prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
-) -> TraceComparison:
+) -> Compared[TraceCounts]:
     """Holds the simulated pass lines against the logged ones, as multisets.
 
     Args:
@@ -131,7 +166,7 @@ def compare_trace(
 
 def compare_copies(
     prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
-) -> TraceComparison:
+) -> Compared[TraceCounts]:
     """Holds the simulated lines about slices and concatenations against the logged ones; arguments as above.
 
     They are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they were.
@@ -143,14 +178,14 @@ def compare_copies(
 def _compare(
     prediction: Prediction, build: Build, wanted: Callable[[Event], bool], kind: MismatchKind, shown: bool, ended: bool,
     uncertain: Iterable[Event],
-) -> TraceComparison:
+) -> Compared[TraceCounts]:
     unsure = set(uncertain)
     predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
     logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
     if not shown:
-        return TraceComparison(TraceCounts(len(predicted)))
+        return Compared(TraceCounts(len(predicted)))
     events = [e.event for e in logged]
-    result = TraceComparison(agreement(predicted, events))
+    result = Compared(agreement(predicted, events))
     mine, theirs = Counter(predicted), Counter(events)
     extra, missing = theirs - mine, mine - theirs
     first = next((e for e in logged if extra.get(e.event)), None)
@@ -168,10 +203,11 @@ def _compare(
     return result
 
 
-def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> ConversionComparison:
+def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Compared[ConversionCounts]:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
-    result = ConversionComparison(ConversionCounts(prediction.conversions))
-    if build.layers and not build.names_only and _whole_listing(build):
+    result = Compared(ConversionCounts(prediction.conversions))
+    torn = any(m.startswith("engine listing") for m in build.missing)
+    if build.layers and not build.names_only and not torn:
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in QDQ_PASSES for e in build.trace):
         names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
@@ -182,13 +218,10 @@ def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Co
         return result
     mine = Counter(map(_conversion_key, prediction.conversion_nodes))
     theirs = Counter(map(_conversion_key, names))
-    result.agree = (mine & theirs).total()
     places = {_conversion_key(layer.name): layer.line for layer in build.layers}
     for name in (theirs - mine).elements():
-        result.mismatches.append(
-            Mismatch(MismatchKind.CONVERSION, name, {}, {"name": name}, "stays in the engine, not predicted",
-                     places.get(name))
-        )
+        why = "stays in the engine, not predicted"
+        result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {}, {"name": name}, why, places.get(name)))
     for name in (mine - theirs).elements():
         why = "predicted to stay, the engine has none"
         result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, why))
@@ -199,13 +232,9 @@ def _conversion_key(name: str) -> str:
     return name.removesuffix("_quantize_scale_node")
 
 
-def _whole_listing(build: Build) -> bool:
-    return not any(m.startswith("engine listing") for m in build.missing)
-
-
 def compare_layers(
     prediction: Prediction, build: Build, mapper: Mapper, reported: Collection[str | None] = ()
-) -> LayerComparison:
+) -> Compared[LayerCounts]:
     """Compares engine layers by name and, where both have them, by the data types at their edges.
 
     Args:
@@ -218,7 +247,7 @@ def compare_layers(
     listed = [x for x in mapper.layers if (x.type or build.names_only) and not (in_myelin(x) or x.type == "shape_call")]
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
     if not listed or prediction.conversions is None:
-        return LayerComparison(len(predicted), LayerCounts(len(listed) if listed else None))
+        return Compared(LayerCounts(len(listed) if listed else None))
     agree = 0
     mismatches: list[Mismatch] = []
     for layer in listed:
@@ -233,7 +262,7 @@ def compare_layers(
             mismatches.append(
                 Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), why, layer.line)
             )
-    return LayerComparison(len(predicted), LayerCounts(len(listed), agree), mismatches)
+    return Compared(LayerCounts(len(listed), agree), mismatches)
 
 
 def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
@@ -291,19 +320,11 @@ def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Ve
     unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
     wrong = [p for p in pairs if p.agrees is False]
     mismatches = [
-        Mismatch(
-            MismatchKind.CONVOLUTION,
-            p.predicted.name,
-            p.predicted.as_json(),
-            p.built.as_json() if p.built else {},
-            f"predicted {p.predicted.precision}, built {p.built.precision if p.built else 'unknown'}",
-        )
+        Mismatch(MismatchKind.CONVOLUTION, p.predicted.name, p.predicted.as_json(),
+                 p.built.as_json() if p.built else {},
+                 f"predicted {p.predicted.precision}, built {p.built.precision if p.built else 'unknown'}")
         for p in wrong
-    ]
-    return Verification(
-        build=build,
-        convolutions=ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(wrong), len(unknown), unknown),
-        trace=TraceCounts(len(prediction.trace)),
-        mismatches=mismatches,
-        prediction=prediction,
-    )
+    ]  # fmt: skip
+    counts = ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(wrong), len(unknown), unknown)
+    return Verification(build, counts, trace=TraceCounts(len(prediction.trace)), mismatches=mismatches,
+                        prediction=prediction)  # fmt: skip

@@ -7,7 +7,7 @@ import statistics
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
-from qdqtool.timing import calibration
+from qdqtool.timing import parts
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
 from qdqtool.timing.physics import constants
@@ -19,13 +19,9 @@ _NAMED = 5
 
 
 def compare_times(
-    model: Model,
-    prediction: Prediction,
-    build: Build,
-    target: Target,
-    gpu: str | None = None,
+    model: Model, prediction: Prediction, build: Build, target: Target, gpu: str | None = None,
     clock: float | None = None,
-) -> Json | None:
+) -> Json | None:  # fmt: skip
     """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU.
 
     Raises:
@@ -37,18 +33,13 @@ def compare_times(
     time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,
                     graph=runs_as_graph(build))  # fmt: skip
     pairs = _pairs(prediction, build, time)
-    overhead = 0.0 if gpu_time(build) is not None else _overhead_us(chosen.name, pairs)
+    overhead = 0.0 if build.gpu_ms is not None else _overhead_us(chosen.name, pairs)
     measured, how = measured_time(build, overhead)
     off = [abs(t / m - 1) for _, t, m in pairs]
     slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
     return {
-        "gpu": chosen.name,
-        "clock_mhz": round(chosen.clock),
-        "predicted_ms": time.total_ms,
-        "low_ms": time.low_ms,
-        "high_ms": time.high_ms,
-        "built_ms": measured,
-        "built_from": how,
+        "gpu": chosen.name, "clock_mhz": round(chosen.clock), "predicted_ms": time.total_ms, "low_ms": time.low_ms,
+        "high_ms": time.high_ms, "built_ms": measured, "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
         "notes": [note for note in (contradicted(build, chosen), *time.notes) if note],
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
@@ -58,22 +49,16 @@ def compare_times(
 
 def is_timed(build: Build) -> bool:
     """Whether a build gives any time."""
-    return gpu_time(build) is not None or bool(build.profile_rows)
+    return build.gpu_ms is not None or bool(build.profile_rows)
 
 
 def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     """Milliseconds of a timed build, and where they are from: the log, else the sum of its profile."""
-    stated = gpu_time(build)
+    stated = build.gpu_ms
     if stated is not None:
         return stated, "GPU compute time"
     less = f" less {overhead_us:.1f} us a layer" if overhead_us else ", with what profiling added"
     return sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows), f"sum of the profile{less}"
-
-
-def gpu_time(build: Build) -> float | None:
-    """Milliseconds on the GPU that the log states, the median where it has one."""
-    performance = build.performance.get("GPU Compute Time", {})
-    return performance.get("median", performance.get("mean"))
 
 
 def not_compared(build: Build) -> list[str]:
@@ -90,7 +75,7 @@ def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
     """What the profile added to each layer, as its layers show against the estimate; the usual where they do not."""
     usual = constants().overhead_us
     try:
-        found = calibration.of_layers(gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile")
+        found = parts.of_layers(gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile")
     except QdqtoolError:
         return usual
     return found.overhead_us or usual
@@ -110,8 +95,5 @@ def runs_as_graph(build: Build) -> bool:
 def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tuple[str, float, float]]:
     """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
     rows = in_profile(prediction.layers, build.profile_rows)
-    return [
-        (layer.name, value, row.ms)
-        for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
-        if row is not None and row.ms > 0 and value > 0
-    ]
+    return [(layer.name, value, row.ms) for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
+            if row is not None and row.ms > 0 and value > 0]

@@ -1,7 +1,5 @@
 """Small models for the builders' tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Real builds for tests: outside the repository, found through QDQTOOL_SHARED or beside the checkout."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small model for TensorRT-RTX, built where that compiler is installed: its logs are not ours to keep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Any line that TensorRT writes is known as its own; prose is not; and no line or file takes long."""
 
-from __future__ import annotations
-
 import io
 import json
 import time
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.names import base_name, clone_suffix
+from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import summarize, what_was_read
 from qdqtool.buildlog.types import Build
@@ -19,54 +17,17 @@ from qdqtool.trt import trace
 from qdqtool.types import Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
+from tests.tables import rows
 
 # As TensorRT 7 to 10, trtexec and programs that log for it print them; names and numbers are made up.
-LINES = {
-    "[07/12/2024-00:08:34] [V] [TRT] Skipping CaskConvolution: No valid tactics for /m.0/conv/Conv": "passed over",
-    "[TRT] [V] CublasConvolution has no valid tactics for this config, skipping": "passed over",
-    "[2022-12-30 12:38:57 VERBOSE] Skipping CaskConvolution: No valid tactics for Conv_9": "passed over",
-    "[TRT] [W] Skipping tactic 3 due to insufficient memory on requested size of 123": "passed over",
-    "Skipping tactic 0x0 due to exception Assertion numScales == mGlobRefs.scale.count() failed.": "passed over",
-    "[V] [TRT] =============== Computing costs for /m.0/conv/Conv + PWN(x)": "1 layer whose costs",
-    "[11/11/2024-10:00:00] [V] [TRT] =============== Computing costs for ": "1 line of TensorRT",
-    "[TensorRT] VERBOSE: --------------- Timing Runner: Conv_142 (CaskConvolution)": "tuned",
-    "--------------- Timing Runner: Conv_1 (CaskConvolution[0x80000009])": "tuned",
-    "TensorRT VERBOSE *************** Autotuning format combination: Half(1) -> Half(2) ***************": "format",
-    "[TensorRT] VERBOSE: Tactic: 1002 time 0.059008": "1 tactic timed",
-    "[TRT]    Tactic: 0x1 Time: 0.1": "1 tactic timed",
-    "DEBUG: [Torch-TensorRT TensorRT Conversion Context] - Tactic: 0x1 Time: 0.2": "1 tactic timed",
-    "2023-06-01 12:00:00.1 [V:onnxruntime:, x.h:75 log] [2023-06-01 04:00:00 VERBOSE] Tactic: 0x1 Time: 0.1": "tactic",
-    "Tactic: 61 skipped. Scratch requested: 1145307136, available: 1048576": "1 tactic timed",
-    "Conv_1 (CaskConvolution[0x80000009]) profiling completed in 0.04 seconds. Fastest Tactic: 0x Time: 0.04": "tuned",
-    "w + /c/Conv [Int8(6400:32) -> Int8(64:32)] got cached result: CaskConvolution, tactic 0x1, 0.0064 ms": "cache",
-    ">>>>>>>>>>>>>>> Chose Runner Type: CaskConvolution Tactic: 0x1": "1 kernel chosen",
-    "[V] [TRT] Running: VanillaSwapWithFollowingQ on Resize_1": "1 optimizer line",
-    "Swapping a with b": "1 optimizer line",
-    "Generating copy for a to b because input is not movable.": "1 optimizer line",
-    "Replacing slice Slice_1 with copy from 1 to 2": "1 optimizer line",
-    "-----------SqueezePushDown kSQUEEZE_FORK case: a --> b --> c": "1 optimizer line",
-    "QDQ graph optimizer backward pass": "1 heading",
-    "After concat removal: 29 layers": "1 count of layers",
-    "Adding reformat layer: Reformatted Input Tensor 0 to Conv_1 (x) from Float(1) to Half(1) long-strided": "reformat",
-    "[10/02/2023-10:00:00] [I]                        Layer   Time (ms)   Avg. Time (ms)   Time %": "1 line",
-    "[03/24/2023-12:57:45] [I]          Conv_0 + Relu_1       12.34           0.0123      1.2": "1 profile row",
-    "[05/08/2024-14:05:14] [I]       16.15       0.0077       0.0075       0.5   Reformatting x": "1 profile row",
-    "[I] Throughput: 424.281 qps": "1 line of the performance summary",
-    "WARNING: [TRT]: Missing scale and zero-point for tensor a, expect fall back": "1 warning",
-    "ERROR: [TRT]: 10: Could not find any implementation for node /0/model.22/Range.": "1 error",
-    "INFO: [TRT]: Local timing cache in use.": "1 line of TensorRT",
-    "[MemUsageChange] Init CUDA: CPU +277, GPU +0, now: CPU 279, GPU 234 (MiB)": "1 line of TensorRT",
-    "Engine built in 5.2 sec.": "1 line of TensorRT",
-    "Layer(CaskConvolution): a, Tactic: 0x1, x[Int8(1,2)] -> y[Int8(1,2)]": "1 engine layer",
-    "[11/21/2026-12:00:00] [V] [TRT] A line that nobody has seen yet": "1 line that TensorRT wrote",
-}
+LINES = rows("logs/lines.tsv")
 
 
 def read(text: str) -> Build:
     return read_build(io.BytesIO(text.encode()))
 
 
-@pytest.mark.parametrize(("line", "said"), LINES.items())
+@pytest.mark.parametrize(("said", "line"), LINES)
 def test_a_line_alone_is_read(line: str, said: str) -> None:
     build = read(line + "\n")
     assert said in "; ".join(what_was_read(build))
@@ -134,15 +95,6 @@ def test_no_line_takes_long(line: str) -> None:
     assert time.process_time() - started < 3
 
 
-@pytest.mark.parametrize(("name", "base", "suffix"), [
-    ("Q_1_clone_0", "Q_1", "_clone_0"), ("Q_1_clone_0_clone_12", "Q_1", "_clone_0_clone_12"),
-    ("Q_clone_", "Q_clone_", ""),
-    ("a_clone_1x", "a_clone_1x", ""), ("_clone_1", "", "_clone_1"), ("Q_quantize_scale_node_clone_1", "Q", "_clone_1"),
-])
-def test_copies_of_a_node(name: str, base: str, suffix: str) -> None:
-    assert (base_name(name), clone_suffix(name)) == (base, suffix)
-
-
 LOG = samples.trtexec_log()
 
 
@@ -154,28 +106,6 @@ def layer(name: str, source: str, target: str) -> dict[str, Any]:
 
 
 LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
-
-
-def reading(layers: list[dict[str, Any]]) -> Build:
-    return read_build(io.BytesIO(json.dumps({"Layers": layers, "Bindings": ["x", "y"]}).encode()))
-
-
-def test_a_chain_from_input_to_output_is_whole() -> None:
-    assert reading(LAYERS).complete
-
-
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [(0, "b reads t, which none writes"), (1, "c reads u, which none writes"), (2, "none reads or writes the binding")],
-)
-def test_a_layer_that_is_missing_is_noticed(lost: int, said: str) -> None:
-    build = reading([*LAYERS[:lost], *LAYERS[lost + 1 :]])
-    assert not build.complete
-    assert any(said in m for m in build.missing)
-
-
-def test_a_listing_without_bindings_is_not_judged() -> None:
-    assert read_build(io.BytesIO(json.dumps({"Layers": LAYERS[1:]}).encode())).complete
 
 
 def test_a_layer_json_cut_off_is_not_complete() -> None:
@@ -194,16 +124,6 @@ def test_a_cut_profile_does_not_spoil_the_listing() -> None:
     assert list(build.profile) == ["a", "b", "c"]
     assert build.complete
     assert any(m.startswith("profile (cut off") for m in build.missing)
-
-
-def test_of_two_builds_in_one_file_the_last_one_counts() -> None:
-    first = read_build(io.BytesIO(LOG.encode()))
-    second = read_build(io.BytesIO((LOG + LOG).encode()))
-    assert (first.builds, second.builds) == (1, 2)
-    assert len(second.parse.nodes) == len(first.parse.nodes)
-    assert [x.name for x in second.layers] == [x.name for x in first.layers]
-    assert second.tactics.timed == first.tactics.timed
-    assert second.complete
 
 
 def test_the_listing_of_an_earlier_build_is_not_taken_for_the_last_one() -> None:

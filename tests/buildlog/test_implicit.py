@@ -1,13 +1,11 @@
 """Builds with a calibration table are told apart from Q/DQ builds, and verify says that there is nothing to verify."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
 
-from qdqtool.buildlog.complete import implicit_int8
 from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.summary import implicit_int8
 from qdqtool.cli import run
 from tests.buildlog.evidence import build_file
 from tests.trt.evidence import HOME

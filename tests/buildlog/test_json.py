@@ -1,14 +1,12 @@
 """Layer and profile JSON: dialects, and what can be read of damaged files."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.layerjson import read_json
+from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 

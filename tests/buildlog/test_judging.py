@@ -1,16 +1,25 @@
 """What a build lacks, which version wrote it, how to build it again, and how several files become one build."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.complete import judge, listing_hole, rerun_commands
 from qdqtool.buildlog.read import merge
-from qdqtool.buildlog.records import Memory, Milestone, ParsedNode, ParsedTensor, ParseSection, ProfileRow
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Listing, LogEvent
+from qdqtool.buildlog.summary import judge, listing_hole, rerun_commands
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    Listing,
+    LogEvent,
+    Memory,
+    Milestone,
+    ParsedNode,
+    ParsedTensor,
+    ParseSection,
+    ProfileRow,
+)
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
 

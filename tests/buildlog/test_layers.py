@@ -1,7 +1,5 @@
 """One engine layer, from each spelling."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,9 +128,6 @@ def test_info_line_of_rtx() -> None:
     assert layer.inputs[0].format == "(NHWC) Channel major format"
     assert layer.onnx_names == ["cv1", "cv1/b"]
     assert layer.fused().components == ["cv1"]
-
-
-def test_info_line_with_nothing_inside() -> None:
     layer = parse_info_line("Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
     assert layer is not None
     assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")
@@ -243,9 +238,6 @@ def test_known_names_win_over_the_signs_in_them() -> None:
     assert parts("PWN(a + b, conv)", known).components == ["a + b", "conv"]
     assert parts("a + b", known).alternatives == [["a + b"]]
     assert parts("x || y || conv", known).alternatives == [["x || y"], ["conv"]]
-
-
-def test_a_lone_bracket_in_a_name_does_not_swallow_the_rest() -> None:
     assert parts("odd(name + Conv_1 + Relu_2").components == ["odd(name", "Conv_1", "Relu_2"]
     assert parts("a) + b").components == ["a)", "b"]
 

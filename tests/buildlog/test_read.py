@@ -1,7 +1,5 @@
 """Reading a build: the whole log, its spellings, its damage."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -174,6 +172,18 @@ def test_what_a_container_or_service_puts_before_each_line_is_no_part_of_it(carr
         assert facts(read(_carried(setup + spelled, carrier))) == facts(read(spelled))
 
 
+@pytest.mark.parametrize("longest", [90, 200, 16_384])
+def test_a_line_that_a_container_runtime_cut_is_read_whole(longest: int) -> None:
+    text = ""
+    for number, line in enumerate(LOG.splitlines()):
+        stamp = f"2026-01-02T03:04:05.{number:09d}Z"
+        pieces = [line[at : at + longest] for at in range(0, len(line), longest)]
+        text += "".join(f"{stamp} stdout P {piece}\n" for piece in pieces[:-1])
+        text += f"{stamp} stderr F\n" * (len(pieces) > 1)  # another stream between them
+        text += f"{stamp} stdout F {pieces[-1]}\n"
+    assert facts(read(text)) == facts(read(LOG))
+
+
 @pytest.mark.parametrize("case", slow_after(1, CASES))
 def test_recorded_builds_read_the_same_behind_a_carrier(case: str) -> None:
     text = build_file(case).read_text(errors="replace")
@@ -223,10 +233,6 @@ def test_cut_at_the_end() -> None:
     assert not build.complete
     parsing = next(i for i, line in enumerate(lines) if "Parsing node: relu" in line)
     assert read("".join(lines[:parsing])).missing[0] == "parse section (cut off after node 5)"
-
-
-def test_cut_at_the_beginning() -> None:
-    lines = LOG.splitlines(keepends=True)
     late = next(i for i, line in enumerate(lines) if "ConstWeightsQuantizeFusion: Fusing" in line)
     build = read("".join(lines[late:]))
     assert build.missing == ["parse section", "optimizer passes (the beginning)"]
@@ -245,14 +251,6 @@ def test_two_builds_in_one_log() -> None:
     assert build.builds == 2
     assert [e.event for e in build.trace] == [e.event for e in read(LOG).trace]
     assert [x.name for x in build.layers][1] == "w + wq + conv + relu2"
-
-
-def test_banner_versions() -> None:
-    for digits, version in (("8502", "8.5.2"), ("8510", "8.5.10"), ("8203", "8.2.3"), ("8601", "8.6.1"),
-                            ("101303", "10.13.3"), ("100001", "10.0.1"), ("110000", "11.0.0")):
-        build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v{digits}] [b9] # trtexec --onnx=a.onnx --best\n")
-        assert build.tensorrt == version
-        assert build.flags == {"onnx": "a.onnx", "best": ""}
 
 
 def test_a_failed_build_keeps_its_errors_with_their_lines() -> None:

@@ -1,7 +1,5 @@
 """The graph rebuilt from a parse section."""
 
-from __future__ import annotations
-
 import gzip
 import io
 from pathlib import Path
@@ -13,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
-from qdqtool.buildlog.records import ParsedNode, ParsedTensor
+from qdqtool.buildlog.types import ParsedNode, ParsedTensor
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError
 from tests.buildlog import samples

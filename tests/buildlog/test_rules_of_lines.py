@@ -1,20 +1,16 @@
 """What single lines of a log say: parse section, tuning, blocks, messages, memory, times."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
 import pytest
 
 from qdqtool.buildlog.layers import int_list, layer_from_fields, parse_dims, parse_engine_line
+from qdqtool.buildlog.lines import ParseReader, number, read_memory, read_metric
 from qdqtool.buildlog.log import is_marked, seconds_of, split
-from qdqtool.buildlog.numbers import number, read_memory, read_metric
-from qdqtool.buildlog.parsing import ParseReader
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.records import MAX_DIMENSION, Memory, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.buildlog.sections import version_of
-from qdqtool.buildlog.types import Build, BuiltTensor
+from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltTensor, Memory, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.types import Precision
 from tests.buildlog.samples import stamped
 
@@ -85,6 +81,10 @@ def test_tensors_of_a_node() -> None:
     assert (node.name, node.op, node.line, node.outputs) == ("my [node]", "Conv", 1, [None, None])
     assert node.inputs == [ParsedTensor("a", (1,), "FLOAT"), None, ParsedTensor("b", None, ""),
                            ParsedTensor("c -> d", (), "INT8")]  # fmt: skip
+    section = parse("Parsing node:  [Relu]", " [Relu] inputs: [x -> (1)[FLOAT]], ",
+                    " [Relu] outputs: [y -> (1)[FLOAT]], ")
+    assert section.nodes == [ParsedNode("", "Relu", [ParsedTensor("x", (1,), "FLOAT")], [ParsedTensor("y", (1,),
+        "FLOAT")], 1)]
 
 
 def test_a_log_that_begins_inside_a_node() -> None:
@@ -189,15 +189,9 @@ def test_blocks_end_where_another_begins() -> None:
                      "SMs: 4", "Available Devices: ", "  Device 0: x", "=== System ===", "Clock: late")  # fmt: skip
     assert build.options["Build"] == {"Precision": "FP32+INT8"}
     assert build.gpu["SMs"] == "4" and build.device == "Orin" and "Clock" not in build.gpu
-
-
-def test_a_line_of_another_level_is_none_of_the_devices() -> None:
     build = read(stamped("I", "=== Device Information ==="), stamped("I", "SMs: 4"), stamped("V",
         "Compute Capability: 9"))
     assert build.gpu == {"SMs": "4"}
-
-
-def test_no_more_than_twenty_blocks_of_options() -> None:
     build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
     assert len([k for k in build.options if k.startswith("Kind")]) == 20
 
@@ -382,10 +376,3 @@ def test_tensors_of_an_engine_line_in_order() -> None:
     assert found is not None and found.line == 4
     assert [(t.tensor, t.precision) for t in found.inputs] == [("a", Precision.INT8), ("b, c", Precision.FP16)]
     assert [(t.tensor, t.shape) for t in found.outputs] == [("d", (1,)), ("e", (2,))]
-
-
-def test_a_node_without_a_name() -> None:
-    section = parse("Parsing node:  [Relu]", " [Relu] inputs: [x -> (1)[FLOAT]], ",
-                    " [Relu] outputs: [y -> (1)[FLOAT]], ")
-    assert section.nodes == [ParsedNode("", "Relu", [ParsedTensor("x", (1,), "FLOAT")], [ParsedTensor("y", (1,),
-        "FLOAT")], 1)]

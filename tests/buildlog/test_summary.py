@@ -1,14 +1,23 @@
 """One page of facts about a build: what was read, passes, the engine, tuning, memory, profile."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
 
-from qdqtool.buildlog.records import Memory, Message, Milestone, ParsedNode, ParseSection, ProfileRow, TunedLayer
 from qdqtool.buildlog.summary import SLOWEST, lines_of_pass, passes, signature, summarize, what_was_read
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    LogEvent,
+    Memory,
+    Message,
+    Milestone,
+    ParsedNode,
+    ParseSection,
+    ProfileRow,
+    TunedLayer,
+)
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
 

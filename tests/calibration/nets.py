@@ -1,7 +1,5 @@
 """Small networks and pictures for the calibration tests."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calibration on a Dask cluster: the statistics of one process, bit for bit, whatever happens on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,11 +1,8 @@
 """Datasets over a source that is written out here: which samples, in which batches, and what is noticed of them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
-import pickle
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from calibration import listing
+from calibration.arrays import DEFAULT_MAX_IMAGES, open_data
 from calibration.dataset import Dataset, InputSpec, Looks, Sample, Source, fit_all, printable, spread
-from calibration.images import DEFAULT_MAX_IMAGES, open_data
-from calibration.listing import UNREADABLE, file_digest, read_ahead
+from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
 from qdqtool.base import budgets
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.io import files
 from tests.calibration.nets import write_pictures
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
@@ -100,11 +99,6 @@ def test_what_fits_an_input(
         spec.fit(np.zeros(array, np.float32), "it")
     told = list(array)
     assert str(caught.value) == f"it is {told}, the model's input 'x' takes {spec.shape_text()}"
-
-
-def test_an_array_without_values_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^it holds no values: its shape is \[1, 0\]$"):
-        InputSpec("x", (1, None)).fit(np.zeros((1, 0), np.float32), "it")
 
 
 @pytest.mark.parametrize(
@@ -281,12 +275,6 @@ def test_the_fingerprint_is_of_all_digests() -> None:
     assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
 
 
-def test_a_dataset_travels() -> None:
-    data = Dataset(Listed(ROWS), [IMAGE], 9)
-    copy = pickle.loads(pickle.dumps(data))
-    assert len(list(copy)) == 7 and copy.warnings and not data.warnings
-
-
 def test_what_a_plain_source_says_of_itself() -> None:
     source = Listed(ROWS)
     assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
@@ -389,10 +377,6 @@ def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> Non
     assert file_digest(path) == digest(str(size).encode(), *blocks)
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
-    assert file_digest(tmp_path / "nothing") == file_digest(tmp_path) == UNREADABLE == b"unreadable"
-
-
 @pytest.mark.parametrize("count", [0, 1, 31, 63, 64, 65, 200, 300])
 def test_reading_ahead_keeps_the_order(count: int) -> None:
     indices = [3 * k for k in range(count)]
@@ -426,18 +410,6 @@ def test_few_files_are_read_when_they_are_wanted() -> None:
     assert len(threads) <= 4 and max(read) < 5 * 32
 
 
-def test_four_are_waited_for_at_the_same_time() -> None:
-    meet = threading.Barrier(4, timeout=20)
-    first = {0, 32, 64, 96}
-
-    def read(index: int) -> bytes:
-        if index in first:
-            meet.wait()
-        return b"x"
-
-    assert len(list(read_ahead(read, range(160)))) == 160
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     """Nor behind a link: nobody writes to the pipe, and a device has no end."""
@@ -449,3 +421,73 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         held.bind("socket")
         for name in ("pipe", "link", "loop", "socket", "/dev/zero", "."):
             assert file_digest(Path(name)) == UNREADABLE
+
+
+# Files under folders, and the guard over them.
+
+def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path) -> None:
+    for name in ("a.png", "a/b.PNG", "a-b/c.png", "a/.x.png", ".h/y.png", "z.txt", "é.png", "b/c/d/e.png",
+                 "dir.png/f.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "around").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe.png")
+    wanted = sorted(
+        (p for p in tmp_path.rglob("*") if p.suffix.lower() == ".png" and p.is_file()
+         and not any(n.startswith(".") for n in p.relative_to(tmp_path).parts) and "around" not in p.parts),
+        key=lambda p: p.as_posix(),
+    )  # fmt: skip
+    assert list(files_under(tmp_path, {".png"})) == wanted and len(wanted) == 7
+
+
+def test_no_listed_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for k in range(9):
+        (tmp_path / "in" / f"{k}.png").write_bytes(b"")
+    (tmp_path / "link.png").symlink_to(tmp_path / "in" / "3.png")
+    with files.watch() as guard:
+        files_under(tmp_path / "in", {".png"})
+        for name in ("in/0.png", "in/8.png", "link.png"):
+            with pytest.raises(QdqtoolError, match=r"one of the files read \(it is one of the files in "):
+                guard.check(tmp_path / name)
+        guard.check(tmp_path / "new.png")
+    with files.watch():
+        files.claim(tmp_path / "link.png", "-o")
+        with pytest.raises(QdqtoolError, match="is one of the files read"):
+            files_under(tmp_path / "in", {".png"})
+
+
+def test_inodes_are_found() -> None:
+    seen = Inodes("one of them")
+    for k in range(50):
+        seen.add(7 + k % 2, (1 << 63) + k)
+    assert [seen.find((7 + k % 2, (1 << 63) + k)) for k in range(50)] == ["one of them"] * 50
+    for other in ((7, (1 << 63) + 1), (8, 1 << 63), (7, (1 << 63) + 50), ((1 << 63), 7)):
+        assert seen.find(other) is None
+    seen = Inodes("one of them")
+    seen.add(1, 2)
+    keys: list[Any] = [(1, 2), (1, "2"), (1, 2, "new"), (1, 2, 3), (2,)]
+    assert [seen.find(k) for k in keys] == ["one of them", None, None, None, None]
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is an error, one under it is left out."""
+    for name in ("a/1.png", "b/2.png", "3.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    closed: list[Path] = [tmp_path / "a"]
+    real = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if path in closed:
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(listing.os, "scandir", scandir)
+    assert list(files_under(tmp_path, {".png"})) == [tmp_path / "3.png", tmp_path / "b" / "2.png"]
+    closed.append(tmp_path)
+    with pytest.raises(DataError, match=rf"^{tmp_path}: cannot be read: Permission denied$"):
+        files_under(tmp_path, {".png"})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from calibration import Focus, TensorStatistics, amax_of, collect, load_statisti
 from calibration.dataset import FEW_IMAGES, Looks
 from calibration.focus import THRESHOLD, FocusMap, dilated, resized
 from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, range_of, settle, squared_error
-from qdqtool.errors import DataError, ModelError
+from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
 
 RNG = np.random.default_rng(0)
@@ -166,11 +164,6 @@ def test_statistics_at_the_positions_through_a_network_and_a_file(tmp_path: Path
     assert other["r2"].focus is None
 
 
-def test_unknown_class_output() -> None:
-    with pytest.raises(ModelError, match="no tensor 'nothing'"):
-        collect(conv_net(), [{"images": np.zeros((1, 3, 16, 16), np.float32)}], ["r2"], focus=Focus(("nothing",)))
-
-
 Mask = npt.NDArray[np.bool_]
 
 
@@ -221,11 +214,6 @@ def test_a_map_that_is_looked_at_everywhere() -> None:
         assert FocusMap(masks).covers(array) is wanted
         if wanted:
             assert np.concatenate([v.ravel() for v in FocusMap(masks).values(array)]).tolist() == array.ravel().tolist()
-
-
-def test_a_row_without_positions_gives_nothing() -> None:
-    parts = FocusMap([at(2, 2), at(2, 2, (0, 1))]).values(np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2))
-    assert [p.tolist() for p in parts] == [[[5.0]]]
 
 
 def scores(*values: float, size: int = 10, low: float = -9.0) -> npt.NDArray[np.float32]:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import struct
 import zlib
@@ -9,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from calibration.arrays import Dataset, InputSpec, Preprocess, decode, open_data, prepare
 from calibration.cache import Statistics, load_statistics, save_statistics
-from calibration.images import Dataset, InputSpec, Preprocess, decode, open_data, prepare
 from calibration.methods import METHODS, amax_of
 from calibration.statistics import MIN_TOP, TensorStatistics
 from qdqtool.errors import DataError

@@ -1,7 +1,5 @@
 """Every method against a direct computation on the raw values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -193,18 +191,10 @@ EVEN = ((np.arange(1 << 16) + 0.5) / (1 << 16)).astype(np.float32)  # from 0 to 
 TWO = TensorStatistics.of(np.array([0.0, 0.75], np.float32))
 
 
-@pytest.mark.parametrize("percentile", [1e-9, 0.5, 100.0])
-def test_percentiles_from_above_0_to_100(percentile: float) -> None:
-    assert 0.0 < amax_of(TWO, "percentile", percentile) <= 0.75
-
-
 @pytest.mark.parametrize("percentile", [-0.5, 0.0, 100.5, math.nan])
 def test_other_percentiles_are_refused_by_every_method(percentile: float) -> None:
     with pytest.raises(ValueError, match=rf"^percentile is {percentile:g}; it must be above 0 and at most 100$"):
         amax_of(TWO, "max", percentile)
-
-
-def test_an_unknown_method_is_told_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"^method 'min' is unknown; use one of max, percentile, mse, entropy, focus$"):
         range_of(TWO, "min")
 
@@ -262,13 +252,6 @@ def test_errors_of_what_was_not_counted() -> None:
     assert squared_error(TensorStatistics(64), 1.0) == 0.0
     with pytest.raises(ValueError, match="above zero"):
         squared_error(TensorStatistics(64), 0.0)
-
-
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 33])
-def test_any_number_of_ranges(count: int) -> None:
-    stats = TensorStatistics.of(EVEN)
-    ranges = np.linspace(0.2, 1.0, count)
-    assert squared_error(stats, ranges) == pytest.approx([squared_error(stats, float(a)) for a in ranges], rel=1e-12)
 
 
 def test_a_single_value_in_the_lowest_bin_but_one_counts() -> None:

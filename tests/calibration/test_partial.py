@@ -1,7 +1,5 @@
 """The part of a model that is run, and what is said of models that cannot be."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration.arrays import open_data
 from calibration.clustered import Held, shared
 from calibration.dataset import InputSpec
-from calibration.images import open_data
 from calibration.session import check_tensors, external_folder, input_specs, metadata_size, partial_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError, ModelError
@@ -232,7 +230,3 @@ def test_the_same_samples_under_the_same_numbers(tmp_path: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         held.load(1)
     assert str(caught.value) == "picture002.png cannot be read there; let all machines see the same files"
-
-
-def test_no_samples_are_none() -> None:
-    assert list(shared(open_data([], [SPEC]))) == []

@@ -1,7 +1,5 @@
 """collect() against every value of the tensors as onnxruntime gives them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading
@@ -17,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import calibration
 from calibration import Focus, runner
+from calibration.arrays import open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.images import Preprocess, open_data
 from calibration.runner import _identity, _model_key, collect
 from calibration.session import input_specs
 from calibration.statistics import TensorStatistics
@@ -83,17 +81,6 @@ def test_float16_models() -> None:
     assert_same(found, values, rel=5e-3)
 
 
-def test_external_weights(tmp_path: Path) -> None:
-    model = conv_net()
-    inside = collect(model, feeds(2), ["r2"], progress=False)
-    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    outside = collect(tmp_path / "m.onnx", feeds(2), ["r2"], progress=False)
-    assert np.array_equal(inside["r2"].counter.counts, outside["r2"].counter.counts)
-    (tmp_path / "w.bin").unlink()
-    with pytest.raises(ModelError, match="missing"):
-        collect(tmp_path / "m.onnx", feeds(2), ["r2"], progress=False)
-
-
 def test_external_weights_outside_the_folder_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -130,13 +117,6 @@ def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
     assert found["out"].maximum == 15.0 and found["y"].maximum == 5.0 and found["y"].minimum == 0.0
 
 
-def test_a_tensor_that_is_not_there_is_named() -> None:
-    with pytest.raises(ModelError, match=r"no tensor 'c11'; did you mean 'c1'\?"):
-        collect(conv_net(), feeds(1), ["c11"], progress=False)
-    with pytest.raises(ModelError, match="'w1' is a constant"):
-        collect(conv_net(), feeds(1), ["w1"], progress=False)
-
-
 def test_an_iterator_is_enough_and_memory_holds_one_sample_at_a_time() -> None:
     alive: list[int] = []
 
@@ -169,12 +149,6 @@ def test_an_error_in_a_worker_reaches_the_caller_and_no_thread_stays() -> None:
         if thread is not threading.main_thread() and thread.daemon and "Worker" in type(thread).__name__:
             thread.join(5)
     assert threading.active_count() <= before
-
-
-def test_preprocessing_is_passed_on(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 2)
-    found = collect(conv_net(), tmp_path, ["images"], progress=False, preprocess=Preprocess(scale=1.0))
-    assert found["images"].maximum > 200
 
 
 FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(6)]

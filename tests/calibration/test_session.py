@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator
@@ -43,21 +41,6 @@ def test_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -> None:
         found = fetcher.run(feed)
         for name, values in run_all(model, [feed], ["c1", "r2"]).items():
             np.testing.assert_allclose(found[name].reshape(-1), values, rtol=1e-4, atol=1e-5)
-
-
-def test_freed_memory_is_given_back_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    class Library:
-        def malloc_trim(self, pad: int) -> int:
-            asked.append(pad)
-            return 1
-
-    monkeypatch.setattr(session.ctypes, "CDLL", lambda name: Library())
-    open_session(load(conv_net()), ["c1"], 1)
-    assert asked == [0]
-    monkeypatch.setattr(session.ctypes, "CDLL", lambda name: object())  # a system without it
-    assert open_session(load(conv_net()), ["c1"], 1) is not None
 
 
 def test_values_stay_until_they_are_let_go_of_and_their_memory_is_used_again() -> None:
@@ -174,14 +157,6 @@ def test_what_onnxruntime_refuses(path: str) -> None:
     with pytest.raises(ModelError) as caught:
         open_packed(model.SerializeToString(), 1, path)
     assert str(caught.value).startswith(told)
-    assert session._reason(ValueError("a\n b" + "c" * 400)) == "a b" + "c" * 297
-
-
-def test_a_sample_that_cannot_be_run() -> None:
-    fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
-    for sample in ({}, {"images": FEED["images"][:, :2].copy()}):
-        with pytest.raises(ModelError, match=r"^onnxruntime failed on a sample: ."):
-            fetcher.run(sample)
 
 
 @pytest.mark.parametrize(
@@ -222,15 +197,6 @@ def test_snapshot_in_the_middle_and_at_the_end() -> None:
     end, done = running.snapshot()
     assert end["x"] is tally.tensors["x"]
     assert done == set(range(50)) and end["x"].count == 50 * VALUES.size
-
-
-def test_several_threads_together() -> None:
-    tallies = [Tally(None, ["x"], 2048, None, 1) for _ in range(3)]
-    running = ThreadPass(tasks(50), tallies)
-    list(running.results())
-    end, _ = running.snapshot()
-    assert end.images == 50 and end["x"].count == 50 * VALUES.size
-    assert sum(t.tensors["x"].count for t in tallies) == 50 * VALUES.size, "the threads' own are not changed"
 
 
 def test_two_samples_while_nothing_is_known() -> None:

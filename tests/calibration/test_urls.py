@@ -1,7 +1,5 @@
 """Pictures behind URLs: the same samples as from a folder, and what is said of those that cannot be had."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import sys
@@ -14,10 +12,10 @@ import pytest
 
 from calibration import collect
 from calibration import pictures as urls
+from calibration.arrays import open_data
 from calibration.dataset import InputSpec
-from calibration.images import open_data
 from calibration.listing import UNREADABLE
-from calibration.pictures import UrlSource, _mark, _reason, is_url, local_path
+from calibration.pictures import UrlSource, _mark, is_url, local_path
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, stored, write_pictures
@@ -167,8 +165,6 @@ def test_checksums_of_stores() -> None:
     assert _mark({"size": 3, "ETag": "e"}) == b"3 e" and _mark({"checksum": "c"}) == b"None c"
     assert _mark({"size": 3, "ETag": "", "md5Hash": "m", "sha256": "s"}) == b"3 m"
     assert _mark({"size": 3}) == _mark({}) == b""
-    assert _reason(ValueError("a\n b")) == "a b" and _reason(ValueError()) == "ValueError"
-    assert _reason(ValueError("x" * 300)) == "x" * 200
 
 
 def test_a_missing_fsspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """A small Dask cluster of processes for tests, and what its workers are told to do."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -71,20 +69,20 @@ def pretend(facts: dict[str, str]) -> None:
 
 def count_arrivals() -> None:
     """Counts how often a model reaches this process."""
-    from calibration import clustered as remote
+    from calibration import clustered
 
     def arrived(self: Any, state: dict[str, Any]) -> None:
-        remote.ARRIVALS.append(len(state["model"]))  # type: ignore[attr-defined]
+        clustered.ARRIVALS.append(len(state["model"]))  # type: ignore[attr-defined]
         self.__dict__.update(state)
 
-    remote.ARRIVALS = []  # type: ignore[attr-defined]
-    remote.Assignment.__setstate__ = arrived  # type: ignore[attr-defined]
+    clustered.ARRIVALS = []  # type: ignore[attr-defined]
+    clustered.Assignment.__setstate__ = arrived  # type: ignore[attr-defined]
 
 
 def arrivals() -> list[int]:
-    from calibration import clustered as remote
+    from calibration import clustered
 
-    found: list[int] = remote.ARRIVALS  # type: ignore[attr-defined]
+    found: list[int] = clustered.ARRIVALS  # type: ignore[attr-defined]
     return found
 
 

@@ -1,7 +1,5 @@
 """What may be called a cluster, and what is said when it is none."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

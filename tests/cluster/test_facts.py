@@ -1,7 +1,5 @@
 """What is held equal between machines."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Pieces of work: each result once, nothing left behind, errors in one line."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

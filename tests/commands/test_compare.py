@@ -1,7 +1,5 @@
 """``qdqtool compare`` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from qdqtool.cli import run
 from tests.comparing.networks import float_network, network
-from tests.comparing.test_builds import listing
+from tests.comparing.test_changes import listing
 
 
 @pytest.fixture
@@ -70,12 +68,6 @@ def test_what_cannot_be_checked_is_no_success(
             assert code in (1, 2) and error.count("\n") == 1, condition
         elif b != "cut.json":
             assert code == 0 and not error, condition
-
-
-def test_json(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", str(models / "float.onnx"), str(models / "good.onnx"), "--format", "json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["schema"] == "qdqtool/comparison/1" and data["summary"]["gained_int8"] == 7
 
 
 def test_a_report_of_both(models: Path) -> None:

@@ -1,7 +1,5 @@
 """``qdqtool engine``: tables, JSON, comparison, exits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from qdqtool.cli import run
 from tests.buildlog import samples
-from tests.engine.test_costs import CONV, FP16, FP32, INT8, layer, tensor
+from tests.engine.test_engine import CONV, FP16, FP32, INT8, layer, tensor
 
 
 @pytest.fixture
@@ -85,14 +83,6 @@ def test_bad_input(content: str, words: str, tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert words in captured.err
     assert (captured.out, captured.err.count("\n")) == ("", 1)
-
-
-def test_the_input_is_never_overwritten(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = engine.read_bytes()
-    for option in ("-o", "--dot", "--svg"):
-        assert run(["engine", str(engine), option, str(engine)]) == 2
-        assert "choose another name" in capsys.readouterr().err
-    assert engine.read_bytes() == before
 
 
 def test_dot_file(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import onnx
 import pytest
 
 from qdqtool.cli import run
 from tests.explain.test_causes import residual
-from tests.trt.builder import Graph
+from tests.growth import convolutions
 
 
 @pytest.fixture
@@ -33,21 +34,11 @@ def test_verdict_comes_first(model, capsys):
     assert lines.index("Conversions that stay at run time (3)") > 0
 
 
-def test_80_columns(model, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    run(["predict", model, "--all"])
-    lines = text(capsys).out.splitlines()
-    assert len(lines) > 20 and max(len(line) for line in lines if not line.startswith("build: ")) <= 80
-
-
 def test_all_lists_every_convolution(model, capsys):
     run(["predict", model, "--all"])
     out = text(capsys).out
     assert "INT8 + FLOAT -> FLOAT  c2  + sum, r2  [SKIP-FLOAT]" in out
     assert "INT8 -> INT8" in out.split("Every convolution")[1]
-
-
-def test_trace_and_layers(model, capsys):
     run(["predict", model, "--trace", "--layers"])
     out = text(capsys).out
     assert "Running: QDQToCopy on next.in.Q" in out
@@ -69,11 +60,6 @@ def test_output_file(model, tmp_path, capsys):
     assert text(capsys).out == "" and out.read_text().startswith("4 convolutions")
 
 
-def test_the_model_is_never_overwritten(model, capsys):
-    assert run(["predict", model, "-o", model]) == 2
-    assert "is one of the files read" in text(capsys).err
-
-
 @pytest.mark.parametrize(("arguments", "code", "said"), [
     (["--require", "c[12]"], 0, ""),
     (["--require", "c1", "--require", "nothing"], 2, "matches none of the convolutions"),
@@ -91,8 +77,7 @@ def test_gates(model, capsys, arguments, code, said):
     assert said in error and error.count("\n") == bool(said)
 
 
-def test_required_convolution_that_is_float(tmp_path, capsys):
-    g = Graph()
+def test_required_convolution_that_is_float(g, tmp_path, capsys):
     onnx.save(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")), tmp_path / "f.onnx")
     assert run(["predict", str(tmp_path / "f.onnx"), "--require", "."]) == 1
     assert "1 of 1 convolutions are not INT8 (c)" in text(capsys).err
@@ -111,3 +96,14 @@ def test_help_is_quick():
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "qdqtool", "predict", "--help"], check=True, capture_output=True)
     assert time.perf_counter() - start < 2
+
+
+def test_it_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """Most of what a prediction takes is importing; this is what once came along for a constant or a function."""
+    onnx.save(convolutions(12), tmp_path / "m.onnx")
+    script = "import sys; from qdqtool.cli import _prepared; _prepared(); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script, "predict", str(tmp_path / "m.onnx")], capture_output=True,
+                          text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "qdqtool.trt.pipeline" in loaded and done.stdout
+    assert not loaded & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.parts"}

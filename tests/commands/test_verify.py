@@ -1,7 +1,5 @@
 """``qdqtool verify``: what the command words itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Networks to compare: a small residual network in several versions."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What `compare` prints of two sides is what was agreed on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
 import onnx
 import pytest
 
-from qdqtool.demo.model import make_image, write_images, yolov8n
+from qdqtool.demo.run import make_image, write_images, yolov8n
 from qdqtool.errors import DataError, ModelError
 from tests.insertion.nets import check, run
 

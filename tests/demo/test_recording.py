@@ -1,7 +1,5 @@
 """The recorded build: it is of the default model, says so when it is not, and a wrong entry shows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One small graph for each refusal class: the smallest in which a pass refuses for that reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

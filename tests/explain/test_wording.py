@@ -1,12 +1,12 @@
 """The words of findings are those that were agreed on; all other tests look at codes and data."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
-from tests.wording import DATA, of_findings
+from qdqtool.explain import left_float
+from qdqtool.types import Refusal
+from tests.wording import DATA, of_findings, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
 
@@ -19,3 +19,13 @@ def found() -> dict[str, list[str]]:
 @pytest.mark.parametrize("network", EXPECTED)
 def test_wording(found: dict[str, list[str]], network: str) -> None:
     assert found.get(network) == EXPECTED[network], "if it is meant so: python -m tests.wording"
+
+
+def test_wording_of_what_a_placement_leaves_float() -> None:
+    expected = json.loads(DATA.read_text(encoding="utf-8"))["skipped"]
+    assert of_skipped() == expected, "if it is meant so: python -m tests.wording"
+
+
+def test_every_reason_of_a_placement_has_words() -> None:
+    kinds = {k for k in vars(left_float).values() if isinstance(k, type) and issubclass(k, Refusal)} - {Refusal}
+    assert kinds == left_float.WORDS.keys()

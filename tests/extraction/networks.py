@@ -1,7 +1,5 @@
 """Networks to cut: full of names that must not get out, and of things that a cut could lose."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper

@@ -1,7 +1,5 @@
 """``qdqtool.extract``: parts that stand on their own and show the same."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -17,8 +15,8 @@ from qdqtool import extract
 from qdqtool.base import budgets
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.extraction.cut import Cutter
-from qdqtool.extraction.masking import masked
 from qdqtool.extraction.moves import ALL, channels, spatial
+from qdqtool.extraction.private import masked
 from qdqtool.extraction.select import Shrinker
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import DQ, Q, quantizers, read_params
@@ -151,9 +149,6 @@ def test_the_model_given_is_not_changed() -> None:
     before = model.SerializeToString(deterministic=True)
     qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True)
     assert model.SerializeToString(deterministic=True) == before
-
-
-def test_the_same_bytes_each_time() -> None:
     first, second = (qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, private=True) for _ in range(2))
     assert first.proto.SerializeToString(deterministic=True) == second.proto.SerializeToString(deterministic=True)
 
@@ -172,9 +167,6 @@ def test_minimize_keeps_finding_fix_and_outcomes() -> None:
     assert all(max((d.dim_value for d in v.type.tensor_type.shape.dim), default=0) <= 2
                for v in small.proto.graph.input)
     assert sum(numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
-
-
-def test_a_limit_is_told() -> None:
     result = qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, limit=3)
     assert any("stopped after 3 tries" in n for n in result.notes)
     assert told(result.prediction, "SKIP-FLOAT")
@@ -470,9 +462,8 @@ def test_one_number_a_channel_is_no_range() -> None:
     assert np.isin(slopes, new).sum() <= 2
 
 
-def test_a_layer_made_of_two_nodes_goes_by_both_new_names() -> None:
+def test_a_layer_made_of_two_nodes_goes_by_both_new_names(g: Graph) -> None:
     """A DQ that the copy of another Q in front of a Concat was fused into is one layer, named after both."""
-    g = Graph()
     one, two = g.input(1, 8, 16, 16, name="one"), g.input(1, 8, 8, 8, name="two")
     first, second = g.pair(one, "acme.first", 0.048), g.pair(two, "acme.second", 0.045)
     joined = g.pair(g.concat([g.resize(second, "acme.resize"), first], "acme.concat"), "acme.joined", 0.048)

@@ -1,7 +1,7 @@
 """Compilers and commands that judge smaller models."""
 
-from __future__ import annotations
-
+import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.base import budgets
 from qdqtool.base.process import INTERRUPTED, Stopped
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
@@ -47,9 +48,8 @@ def script(folder: Path, source: str) -> str:
     return f"'{sys.executable}' '{path}'"
 
 
-def test_a_command_decides(tmp_path: Path) -> None:
+def test_a_command_decides(g: Graph, tmp_path: Path) -> None:
     """Exits with 3 for models that hold a MaxPool."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
     model = g.model(g.relu(g.pool(x, "pool"), "r1"))
     command = script(tmp_path, "import sys\nsys.exit(3 if b'MaxPool' in open(sys.argv[1], 'rb').read() else 0)\n")
@@ -69,8 +69,7 @@ sys.exit('another Error' if ops and 'Conv' not in ops else 0)
 
 
 @pytest.mark.slow
-def test_the_same_exit_code_for_another_reason_is_another_fault(tmp_path: Path) -> None:
-    g = Graph()
+def test_the_same_exit_code_for_another_reason_is_another_fault(g: Graph, tmp_path: Path) -> None:
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
     model = g.model(g.relu(g.pool(x, "pool"), "r1"))
     command = script(tmp_path, _TWO_FAULTS)
@@ -131,6 +130,7 @@ def test_a_command_is_never_a_shell_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("command", "said"), [
     ("", "is empty"), ("'open", "cannot be split"), ("no-such-program-here", "cannot be run"),
+    ("true a\0b", "cannot be run"), ("true \ud800", "cannot be run"),
 ])
 def test_commands_that_are_none(command: str, said: str) -> None:
     with pytest.raises(QdqtoolError, match=said):
@@ -140,6 +140,11 @@ def test_commands_that_are_none(command: str, said: str) -> None:
 def test_a_command_without_end_is_told() -> None:
     with pytest.raises(QdqtoolError, match="did not end within"):
         CommandCheck(residual(1), f"'{sys.executable}' -c 'import time; time.sleep(30)'", timeout=0.5)
+    command = f"'{sys.executable}' -c 'import time; time.sleep(30)'"
+    with pytest.raises(QdqtoolError, match=r"did not end within 0\.4 s on the whole model"):
+        qdqtool.extract(residual(1), check=command, check_timeout=0.4)
+    with pytest.raises(QdqtoolError, match="`check_timeout=0`: give seconds above 0"):
+        qdqtool.extract(residual(1), check=command, check_timeout=0)
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
@@ -151,6 +156,35 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> N
     assert time.monotonic() - start < 4
     time.sleep(5.5 - (time.monotonic() - start))
     assert not mark.exists()
+
+
+def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "COMMAND_OUTPUT", 100_000)
+    command = f"'{sys.executable}' -c \"print('here' + 'x' * 3_000_000 + 'there')\""
+    check = CommandCheck(residual(1), command, "here")
+    assert check._output.stat().st_size == 100_000 and check.holds(residual(1))
+    check.close()
+    with pytest.raises(QdqtoolError, match="does not say 'there'"):
+        CommandCheck(residual(1), command, "there")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
+@pytest.mark.parametrize("words", [
+    "sh -c 'timeout 900 sleep {}; exit 3'", "bash -c 'set -m; sleep {} & wait'", "sh -c 'setsid sleep {} & sleep 900'",
+])
+def test_what_leaves_the_group_is_ended_too(words: str) -> None:
+    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
+    with pytest.raises(QdqtoolError, match="did not end within"):
+        CommandCheck(residual(1), words.replace("{}", mark), timeout=1.0)
+    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
+    assert not [p for p in left if b"sleep" in _read(p)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_a_command_that_looks_at_nothing_is_told(tmp_path: Path) -> None:
@@ -166,14 +200,6 @@ def test_constants_stay_nodes_where_the_command_needs_them(tmp_path: Path) -> No
     assert any(n.op_type == "Constant" for n in result.proto.graph.node) and not result.notes
     assert not any(n.op_type == "Constant" for n in plain.proto.graph.node)
     assert len(plain.proto.graph.node) < len(result.proto.graph.node) < len(model.graph.node)
-
-
-def test_the_limit_of_each_run_is_an_option() -> None:
-    command = f"'{sys.executable}' -c 'import time; time.sleep(30)'"
-    with pytest.raises(QdqtoolError, match=r"did not end within 0\.4 s on the whole model"):
-        qdqtool.extract(residual(1), check=command, check_timeout=0.4)
-    with pytest.raises(QdqtoolError, match="`check_timeout=0`: give seconds above 0"):
-        qdqtool.extract(residual(1), check=command, check_timeout=0)
 
 
 def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The places that one step of ``fix`` finds in a model, from what its prediction reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from qdqtool.fixing.api import STEPS

@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.fixing import pairs
@@ -29,6 +31,11 @@ def image(*shape, seed=5):
     return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
 
 
+def assert_equal_outputs(one, other):
+    x = image(1, 16, 8, 8)
+    assert np.array_equal(run(one, x=x)[0], run(other, x=x)[0])
+
+
 def codes(prediction):
     return {f.code for f in prediction.findings}
 
@@ -48,9 +55,6 @@ def test_float_residual_reads_the_pair_that_is_there():
     dq = next(n for n in fixed.proto.graph.node if add.input[1] in n.output)
     assert dq.op_type == "DequantizeLinear" and dq.input[0] == "c1.in.Q:0"
     onnx.checker.check_model(fixed.proto, full_check=True)
-
-
-def test_the_input_is_not_changed():
     proto = residual("float")
     before = proto.SerializeToString(deterministic=True)
     fix(proto, "trt8.5")
@@ -82,12 +86,10 @@ def test_shared_weights_are_copied():
     proto = shared_model()
     fixed = fix(proto, "trt8.5", ["W-SHARED"])
     assert "W-SHARED" in codes(fixed.before) and "W-SHARED" not in codes(fixed.after)
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+    assert_equal_outputs(proto, fixed.proto)
 
 
-def test_bias_is_the_same_to_the_last_bit():
-    g = Graph()
+def test_bias_is_the_same_to_the_last_bit(g):
     x = g.pair(g.input(1, 16, 8, 8), "in")
     integers = np.random.default_rng(0).integers(-5000, 5000, 16).astype(np.int32)
     scale = np.random.default_rng(1).uniform(1e-4, 2e-4, 16).astype(np.float32)
@@ -98,8 +100,7 @@ def test_bias_is_the_same_to_the_last_bit():
     stored = next(t for t in fixed.proto.graph.initializer if t.name == conv.input[2])
     assert np.array_equal(onnx.numpy_helper.to_array(stored), integers.astype(np.float32) * scale)
     assert "bdq" not in {n.name for n in fixed.proto.graph.node}
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+    assert_equal_outputs(proto, fixed.proto)
 
 
 def pair_only(zero, integer, scale=0.05):
@@ -130,8 +131,7 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
     assert np.allclose(got, quantize(x, scale, 0, -128, 127), atol=1e-6)
 
 
-def test_stored_unsigned_weights_are_written_again():
-    g = Graph()
+def test_stored_unsigned_weights_are_written_again(g):
     x = g.pair(g.input(1, 16, 8, 8), "in")
     stored = np.random.default_rng(0).integers(0, 256, (16, 16, 1, 1)).astype(np.uint8)
     w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=128, integer=np.uint8)
@@ -144,8 +144,7 @@ def test_stored_unsigned_weights_are_written_again():
     assert np.allclose(run(proto, x=x)[0], run(fixed.proto, x=x)[0], atol=1e-5)
 
 
-def test_missing_zero_points_are_added_for_8():
-    g = Graph()
+def test_missing_zero_points_are_added_for_8(g):
     stored = np.random.default_rng(0).integers(-127, 128, (16, 16, 1, 1)).astype(np.int8)
     w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=None)
     x = g.pair(g.input(1, 16, 8, 8), "in")
@@ -155,8 +154,7 @@ def test_missing_zero_points_are_added_for_8():
     assert all(len(n.input) == 3 for n in fixed.proto.graph.node if n.op_type == "DequantizeLinear")
 
 
-def test_scale_of_a_dead_channel():
-    g = Graph()
+def test_scale_of_a_dead_channel(g):
     weights = np.random.default_rng(0).normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
     weights[3] = 0
     scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
@@ -168,18 +166,15 @@ def test_scale_of_a_dead_channel():
     assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
 
 
-def test_stored_integers_get_a_quantizer_for_84():
-    g = Graph()
+def test_stored_integers_get_a_quantizer_for_84(g):
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
     fixed = fix(proto, "trt8.4")
     assert [c.code for c in fixed.applied] == ["WEIGHT-PREQUANT"]
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+    assert_equal_outputs(proto, fixed.proto)
 
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
-def test_operators_in_front_of_weights_are_folded(op):
-    g = Graph()
+def test_operators_in_front_of_weights_are_folded(g, op):
     w = g.op(op, g.const("w", np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)), "between",
              **({"perm": [1, 0, 2, 3]} if op == "Transpose" else {}))
     proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq", 0.02)], "c",
@@ -187,13 +182,11 @@ def test_operators_in_front_of_weights_are_folded(op):
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NONCONST"]
     assert "between" not in {n.name for n in fixed.proto.graph.node}
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+    assert_equal_outputs(proto, fixed.proto)
 
 
 @pytest.mark.parametrize("target", ["trt10", "rtx1.7"])
-def test_operators_in_front_of_stored_integers_are_folded(target):
-    g = Graph()
+def test_operators_in_front_of_stored_integers_are_folded(g, target):
     integers = np.random.default_rng(0).integers(-128, 128, (16, 16, 1, 1)).astype(np.int8)
     moved = g.op("Transpose", g.const("w", integers), "between", perm=[1, 0, 2, 3])
     w = g.dq(moved, "wdq", np.full(16, 0.02), axis=0)
@@ -202,12 +195,10 @@ def test_operators_in_front_of_stored_integers_are_folded(target):
     assert [c.code for c in fixed.applied] == ["WEIGHT-INDIRECT"]
     assert "between" not in {n.name for n in fixed.proto.graph.node}
     assert not [f for f in fixed.after.findings if f.code == "WEIGHT-INDIRECT"]
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+    assert_equal_outputs(proto, fixed.proto)
 
 
-def test_bare_weights_are_quantized_per_channel():
-    g = Graph()
+def test_bare_weights_are_quantized_per_channel(g):
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float", k=1))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
@@ -221,8 +212,7 @@ def test_bare_weights_are_quantized_per_channel():
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_pair_inside_silu(behind):
-    g = Graph()
+def test_pair_inside_silu(g, behind):
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "inner", 0.3)
     m = g.op("Mul", [y, g.pair(g.op("Sigmoid", y, "sig"), "gate", 0.008)], "mul")
     out = g.conv(m, "c1", 16, scale=0.3 if behind else None)
@@ -237,8 +227,7 @@ def test_pair_inside_silu(behind):
     onnx.checker.check_model(fixed.proto, full_check=True)
 
 
-def test_transposed_convolution_takes_its_batch_normalization():
-    g = Graph()
+def test_transposed_convolution_takes_its_batch_normalization(g):
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose", weights="qdq")
     y = g.bn(y, "bn")
     proto = g.model(g.conv(g.relu(y, "r"), "next", 16, scale=0.2))
@@ -250,8 +239,7 @@ def test_transposed_convolution_takes_its_batch_normalization():
     assert fixed.after.convolution("ct").int8_in_int8_out
 
 
-def test_pair_moves_in_front_of_pad():
-    g = Graph()
+def test_pair_moves_in_front_of_pad(g):
     x = g.relu(g.input(1, 16, 8, 8), "r")
     y = g.op("Pad", [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))], "pad")
     proto = g.model(g.conv(y, "c", 16))
@@ -267,14 +255,12 @@ def test_pair_moves_in_front_of_pad():
     assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
 
 
-def test_scalar_scales_for_rtx():
-    g = Graph()
+def test_scalar_scales_for_rtx(g):
     y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
     proto = g.model(g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1]))
     fixed = fix(proto, "rtx1.7", ["SCALE-SHAPE1"])
     assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
-    x = image(1, 16, 8, 8)
-    assert np.array_equal(run(proto, x=x)[0], run(fixed.proto, x=x)[0])
+    assert_equal_outputs(proto, fixed.proto)
 
 
 def test_float_part_to_fp16_on_a_strongly_typed_target():
@@ -285,8 +271,7 @@ def test_float_part_to_fp16_on_a_strongly_typed_target():
     assert types == {onnx.TensorProto.FLOAT16}
 
 
-def test_heads_have_to_be_asked_for():
-    g = Graph()
+def test_heads_have_to_be_asked_for(g):
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert not fix(proto, "trt8.5").applied
@@ -298,9 +283,8 @@ def test_heads_have_to_be_asked_for():
 # Refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_fix_that_changes_the_outputs_is_not_kept():
+def test_a_fix_that_changes_the_outputs_is_not_kept(g):
     """One of two scales is fifty times the other: one step for both would destroy the finer tensor."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16, scale=0.01), "r0")
     proto = g.model(g.conv(x, "fine", 16, scale=0.02), g.conv(x, "coarse", 16, scale=20.0))
     fixed = fix(proto, "trt8.5", ["SIBLING-SCALE"])
@@ -310,21 +294,12 @@ def test_a_fix_that_changes_the_outputs_is_not_kept():
     assert fixed.proto.SerializeToString() == proto.SerializeToString()
 
 
-def test_nothing_to_fix():
-    fixed = fix(residual("own"), "trt8.5")
-    assert not fixed.applied and not fixed.refused
-
-
-def test_float_model():
-    g = Graph()
-    with pytest.raises(ModelError, match="has no Q/DQ"):
-        fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
-
-
 @pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "you mean SKIP-FLOAT"), ("CH-ALIGN", "no automatic fix")])
-def test_codes_that_cannot_be_fixed(code, text):
+def test_codes_that_cannot_be_fixed(g, code, text):
     with pytest.raises(QdqtoolError, match=text):
         fix(residual("float"), only=[code])
+    with pytest.raises(ModelError, match="has no Q/DQ"):
+        fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
 
 
 def test_inputs_that_do_not_fit():
@@ -332,11 +307,10 @@ def test_inputs_that_do_not_fit():
         fix(residual("float"), inputs={"y": image(1)})
     with pytest.raises(DataError, match="2 dimensions"):
         fix(residual("float"), inputs={"x": image(1, 16)})
-
-
-def test_given_inputs_are_used():
     fixed = fix(residual("float"), inputs={"x": image(1, 16, 16, 16)})
     assert fixed.applied and fixed.noise_before is not None and fixed.noise_before > 0
+    fixed = fix(residual("own"), "trt8.5")
+    assert not fixed.applied and not fixed.refused
 
 
 def test_plugins_of_tensorrt_are_cut_off():
@@ -361,8 +335,7 @@ def test_a_model_that_cannot_run_is_left_alone():
 
 @pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5)])
 @pytest.mark.parametrize("parameters", ["zero point", "negative scale", "pair"])
-def test_scales_that_do_not_fit_their_tensor_are_left_alone(count, axis, parameters):
-    g = Graph()
+def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, parameters):
     weights = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
     scale = np.full(count, -0.1 if parameters == "negative scale" else 0.1, np.float32)
     zero = np.full(count, 3 if parameters == "zero point" else 0, np.int8)
@@ -372,10 +345,73 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(count, axis, paramet
     assert fix(proto).applied == []
 
 
-def test_a_scale_of_no_value_is_left_alone():
-    g = Graph()
+def test_a_scale_of_no_value_is_left_alone(g):
     stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
     none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
     dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
+
+
+# On random Q/DQ networks a fix never makes anything worse, and what it writes is valid.
+
+SCALES = (0.02, 0.05, 0.05, 0.11)
+BLOCKS = ("plain", "residual", "concat", "pool", "silu", "split")
+
+
+@st.composite
+def networks(draw):
+    """Two to four blocks of eight channels with pairs, scales and activations at random."""
+    g = Graph(seed=draw(st.integers(0, 99)))
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
+    for i, kind in enumerate(draw(st.lists(st.sampled_from(BLOCKS), min_size=2, max_size=4))):
+        def scale():
+            return draw(st.sampled_from(SCALES))
+
+        def maybe(tensor, name):
+            return g.pair(tensor, name, scale()) if draw(st.booleans()) else tensor
+
+        y = g.conv(x, f"{i}a", 8, scale=scale())
+        if kind == "plain":
+            x = g.relu(maybe(y, f"{i}p"), f"{i}r")
+        elif kind == "residual":
+            y = g.conv(g.relu(y, f"{i}r"), f"{i}b", 8, scale=scale())
+            x = g.relu(g.add(maybe(y, f"{i}y"), maybe(x, f"{i}x"), f"{i}s"), f"{i}rs")
+        elif kind == "concat":
+            both = g.concat([maybe(g.relu(y, f"{i}r"), f"{i}y"), maybe(x, f"{i}x")], f"{i}c")
+            x = g.relu(g.conv(both, f"{i}b", 8, scale=scale()), f"{i}rb")
+        elif kind == "pool":
+            x = g.pool(maybe(g.relu(y, f"{i}r"), f"{i}y"), f"{i}m", k=3, stride=1)
+        elif kind == "silu":
+            inner = maybe(y, f"{i}y")
+            x = g.op("Mul", [inner, g.op("Sigmoid", inner, f"{i}g")], f"{i}m")
+        else:
+            y = g.relu(y, f"{i}r")
+            parts = [g.slice(y, f"{i}l", 0, 4), g.slice(y, f"{i}h", 4, 8)]
+            x = g.concat([maybe(parts[0], f"{i}q"), parts[1]], f"{i}c")
+    return g.model(g.conv(x, "last", 8, scale=draw(st.sampled_from(SCALES))))
+
+
+def worth(prediction):
+    summary = prediction.summary()
+    errors = sum(f.severity == "error" for f in prediction.findings)
+    return -errors, summary["int8"], summary["int8_to_int8"], -summary["conversions"]
+
+
+@given(networks())
+def test_never_worse_and_valid(proto):
+    before = proto.SerializeToString(deterministic=True)
+    fixed = fix(proto, "trt8.5")
+    assert proto.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(fixed.proto, full_check=True)
+    assert all(b >= a for a, b in zip(worth(fixed.before), worth(fixed.after), strict=True))
+    assert [i.name for i in fixed.proto.graph.input] == [i.name for i in proto.graph.input]
+    assert [o.name for o in fixed.proto.graph.output] == [o.name for o in proto.graph.output]
+    assert all(c.why_not for c in fixed.refused) and not any(c.why_not for c in fixed.applied)
+    if fixed.noise_before is not None:
+        assert np.isfinite(fixed.noise_after)
+    again = fix(fixed.proto, "trt8.5")
+    assert worth(again.after) >= worth(fixed.after)
+    assert fix(proto, "trt8.5").proto.SerializeToString(deterministic=True) == fixed.proto.SerializeToString(
+        deterministic=True
+    )

@@ -7,10 +7,8 @@ import pytest
 from qdqtool.builders.child import is_installed
 from qdqtool.explain import codes
 from qdqtool.fixing.api import fix
-from qdqtool.lint.api import check
-from qdqtool.model.graph import Model
+from qdqtool.prediction import predict
 from qdqtool.verification.build_model import build_model
-from tests.trt.builder import Graph
 
 pytestmark = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 
@@ -48,13 +46,12 @@ def bare_weights(g):
     (dead_channel, "SCALE-NONPOS", "refused"), (scale_of_shape_1, "SCALE-SHAPE1", "FP32"),
     (bare_weights, "W-NO-DQ", "FP32"),
 ])
-def test_fixed_models_build_in_int8(tmp_path, make, code, before):
-    g = Graph()
+def test_fixed_models_build_in_int8(g, tmp_path, make, code, before):
     proto = g.model(make(g))
     onnx.save(proto, tmp_path / "given.onnx")
     given = build_model(tmp_path / "given.onnx", timeout=120)
     assert (given.status if given.status != "built" else str(given.node("c").precision)) == before
-    found = [f for f in check(Model(proto), "rtx1.7") if f.code == code]
+    found = [f for f in predict(proto, "rtx1.7").findings if f.code == code]
     assert found
     if given.status == "refused":  # the finding quotes the compiler's own words
         quoted = codes.get(code).error_text("rtx1.7")

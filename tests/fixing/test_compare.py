@@ -51,9 +51,6 @@ def test_an_input_of_a_type_that_there_is_not():
     proto.graph.input[0].type.tensor_type.elem_type = 99
     with pytest.raises(compare.RunError, match="input 'x' has a type"):
         compare.random_inputs(Model(proto))
-
-
-def test_an_input_of_more_dimensions_than_arrays_have():
     proto = pair_model(0.02)
     del proto.graph.value_info[:], proto.graph.output[:]
     shape = proto.graph.input[0].type.tensor_type.shape
@@ -62,20 +59,13 @@ def test_an_input_of_more_dimensions_than_arrays_have():
         compare.random_inputs(Model(proto))
 
 
-def test_a_scalar_input():
-    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}')
-    assert compare.random_inputs(Model(proto))["x"].shape == ()
-
-
-def test_random_inputs_fill_the_first_quantizer():
+def test_random_inputs_fill_the_first_quantizer(g):
     arrays = compare.random_inputs(Model(pair_model(0.02)))
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
     assert 0.8 * 127 * 0.02 < arrays["x"].max() <= 127 * 0.02
     assert np.array_equal(arrays["x"], compare.random_inputs(Model(pair_model(0.02)))["x"])
-
-
-def test_dynamic_inputs():
-    g = Graph()
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}')
+    assert compare.random_inputs(Model(proto))["x"].shape == ()
     g.input(1, 3, 8, 8)
     shape = g.inputs[0].type.tensor_type.shape
     shape.dim[0].dim_param = "batch"
@@ -90,8 +80,7 @@ def test_a_model_that_cannot_be_loaded():
         compare.run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
 
 
-def test_body_ends_at_the_last_convolutions():
-    g = Graph()
+def test_body_ends_at_the_last_convolutions(g):
     y = g.conv(g.input(1, 16, 8, 8), "c", 16)
     model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
     proto, cut = compare.runnable(model, body=True)

@@ -1,15 +1,12 @@
 """`python -m tests.fuzz --networks N [--seed S]`: random networks, predicted and built by TensorRT-RTX."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
 from collections import Counter
 
 from qdqtool.builders.child import is_installed
-from tests.fuzz.driver import Lab, run
-from tests.fuzz.emit import as_case
+from tests.fuzz.driver import Lab, as_case, run
 from tests.fuzz.grammar import network
 from tests.fuzz.shrink import shrink_answer
 

@@ -1,7 +1,5 @@
 """Random Q/DQ networks: blocks that detection networks are made of, with Q/DQ placed as users and tools place them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

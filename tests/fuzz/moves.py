@@ -1,7 +1,5 @@
 """Operators that stand between a Q/DQ pair and a convolution; each keeps the rank, so that they can be chained."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A small builder of Q/DQ graphs, for experiments and for the fuzzer: one call a node, shapes known at every step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Makes a network on which prediction and build disagree as small as it gets while they still do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import onnx

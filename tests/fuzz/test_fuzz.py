@@ -1,14 +1,11 @@
 """The differential fuzzer in small: thirty networks, and the tools around it without a compiler."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from tests.fuzz.driver import Answer, Lab, run
-from tests.fuzz.emit import as_case
+from tests.fuzz.driver import Answer, Lab, as_case, run
 from tests.fuzz.grammar import network
 from tests.fuzz.net import Net
 from tests.fuzz.shrink import shrink, shrink_answer

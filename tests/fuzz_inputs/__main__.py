@@ -1,7 +1,5 @@
 """`python -m tests.fuzz_inputs [--seconds 60 | --cases N] [--processes N] [--seed S]`: ends with 1 on a defect."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import gc

@@ -1,7 +1,5 @@
 """What must hold for any input of any command: an answer or one line, in time, and nothing changed that was read."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

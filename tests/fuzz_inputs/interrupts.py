@@ -3,8 +3,6 @@
 The moment lies anywhere from the first line of ``main`` to the end that the command takes undisturbed.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import random

@@ -1,7 +1,5 @@
 """Damage of every kind: to the bytes of any file, and to the structure of models, archives and JSON."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import io

@@ -1,12 +1,11 @@
 """Small inputs of every kind that the commands read, written into a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
 import json
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from PIL import Image
 from calibration.cache import write_tensorrt_cache
 from qdqtool import insert, predict
 from qdqtool.cli import run
-from qdqtool.timing.calibration import Calibration
+from qdqtool.timing.parts import Calibration
 from qdqtool.types import VERIFICATION_SCHEMA
 from tests.buildlog import samples
 from tests.calibration.nets import conv_net
@@ -25,82 +24,14 @@ from tests.contract import residual
 from tests.fuzz.grammar import network
 from tests.fuzz_logs.mutate import JSON, PROFILE
 from tests.growth import FAMILIES
+from tests.tables import rows
 from tests.verification.synthetic import log_of
 
 #: Which commands read a kind; FILE is the mutated file, TEXT what stands in it, OUT and MORE outputs, the others stay
 #: as they are.
-_INSERT = ("insert", "float.onnx", "--include", "conv", "-o", "OUT", "--no-predict")
-_TUNE = ("tune", "float.onnx", "--include", "conv", "--workers", "1", "-o", "OUT")
-_EXTRACT = ("extract", "FILE", "-o", "OUT", "--report", "MORE", "--minimize", "--limit", "20")
-COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "qdq.onnx": (
-        ("predict", "FILE"), ("predict", "FILE", "--target", "rtx1.7", "--format", "json"),
-        ("predict", "FILE", "--all", "--trace", "--layers", "-o", "OUT"), ("fix", "FILE", "-o", "OUT"),
-        ("verify", "FILE", "build.log"),
-    ),
-    "own.onnx": (
-        ("predict", "FILE", "--gpu", "T4", "--calibrate", "own-profile.json", "--save-calibration", "OUT"),
-        ("report", "FILE", "--gpu", "RTX 3060", "--format", "json", "-o", "OUT"),
-        ("report", "FILE", "own.log", "-o", "OUT"),
-        ("verify", "FILE", "own.log", "--format", "json"), ("fix", "FILE", "--target", "rtx1.7", "-o", "OUT"),
-        (*_EXTRACT, "--finding", "SKIP-FLOAT"), (*_EXTRACT, "--node", "c3", "--hops", "2", "--format", "json"),
-        (*_EXTRACT, "--finding", "SKIP-FLOAT", "--private"), ("predict", "FILE", "--target", "trt11", "--sm", "7.5"),
-    ),
-    "grown.onnx": (
-        ("predict", "FILE", "--format", "json"), ("fix", "FILE", "-o", "OUT"), ("report", "FILE", "-o", "OUT"),
-        ("extract", "FILE", "--node", "n2", "-o", "OUT"), ("compare", "FILE", "grown.onnx"),
-        ("predict", "FILE", "--target", "rtx1.7"), ("predict", "FILE", "--gpu", "T4"),
-    ),
-    "qdq.onnx.gz": (("predict", "FILE"),),
-    "float.onnx": (
-        ("insert", "FILE", "--include", "conv", "--calib-table", "table.cache", "-o", "OUT"),
-        ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT", "--no-predict"),
-        ("tune", "FILE", "--include", "conv", "--workers", "1", "--calib", "samples.npy", "--no-state", "-o", "OUT"),
-        ("report", "inserted.onnx", "--float", "FILE", "-o", "OUT"), ("predict", "FILE", "--gpu", "T4"),
-    ),
-    "inserted.onnx": (("predict", "FILE"), ("report", "FILE", "--calib-cache", "statistics.npz", "-o", "OUT")),
-    "external.onnx": (
-        ("predict", "FILE"), ("insert", "FILE", "--include", "conv", "--calib", "samples.npz", "-o", "OUT"),
-        ("report", "FILE", "-o", "OUT"), ("extract", "FILE", "--node", "c1", "-o", "OUT"),
-    ),
-    "samples.npz": ((*_INSERT, "--calib", "FILE"), (*_TUNE, "--calib", "samples.npy", "--eval", "FILE", "--no-state")),
-    "packed.npz": ((*_INSERT, "--calib", "FILE"),),
-    "samples.npy": ((*_INSERT, "--calib", "FILE"), (*_TUNE, "--calib", "FILE", "--no-state", "--front")),
-    "inputs.npz": (("fix", "qdq.onnx", "--inputs", "FILE", "-o", "OUT"),),
-    "picture.png": ((*_INSERT, "--calib", "FILE"),),
-    "picture.jpg": ((*_INSERT, "--calib", "FILE"),),
-    "list.txt": ((*_INSERT, "--calib", "FILE"),),
-    "statistics.npz": (
-        (*_INSERT, "--calib", "samples.npz", "--calib-cache", "FILE"),
-        ("report", "inserted.onnx", "--calib-cache", "FILE", "-o", "OUT"),
-    ),
-    "state.tuning": ((*_TUNE, "--calib", "samples.npz", "--state", "FILE", "--result", "MORE"),),
-    "tuning.json": (("report", "inserted.onnx", "--tuning", "FILE", "-o", "OUT"),),
-    "verification.json": (
-        ("extract", "own.onnx", "--finding", "SKIP-FLOAT", "-o", "OUT", "--report", "MORE", "--verification", "FILE"),
-    ),
-    "time.json": (("predict", "own.onnx", "--gpu", "T4", "--calibrate", "FILE"),),
-    "own.log": (
-        ("verify", "own.onnx", "FILE", "--format", "json"), ("report", "own.onnx", "FILE", "-o", "OUT"),
-        ("engine", "FILE", "--svg", "OUT", "--dot", "MORE"), ("engine", "FILE", "--gpu", "T4", "--compare", "own.log"),
-    ),
-    "own-profile.json": (
-        ("predict", "own.onnx", "--gpu", "T4", "--calibrate", "FILE"),
-        ("report", "own.onnx", "own.log", "FILE", "-o", "OUT"),
-        ("verify", "own.onnx", "own.log", "FILE", "--gpu", "T4"), ("engine", "own.log", "--profile", "FILE"),
-    ),
-    "lines.txt": (("explain", "TEXT"), ("explain", "TEXT", "--format", "json"), ("log", "FILE")),
-    "gpu.txt": (("gpus", "TEXT"), ("predict", "own.onnx", "--gpu", "TEXT", "--format", "json")),
-    "node.txt": (
-        ("extract", "own.onnx", "--node", "TEXT", "-o", "OUT", "--report", "MORE"),
-        ("predict", "own.onnx", "--assume", "TEXT"), ("predict", "own.onnx", "--sm", "TEXT"),
-        ("log", "own.log", "--pass", "TEXT"), ("insert", "float.onnx", "--calib", "TEXT", "-o", "OUT"),
-    ),
-    "table.cache": ((*_INSERT, "--calib-table", "FILE"),),
-    "build.log": (("log", "FILE"), ("verify", "--from-log", "FILE"), ("log", "FILE", "--to-onnx", "OUT")),
-    "layers.json": (("engine", "FILE"), ("log", "FILE", "--format", "json"), ("verify", "qdq.onnx", "FILE")),
-    "profile.json": (("log", "FILE"), ("engine", "layers.json", "--profile", "FILE")),
-}
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {}
+for _kind, _words in rows("fuzz-inputs.tsv"):
+    COMMANDS[_kind] = (*COMMANDS.get(_kind, ()), tuple(shlex.split(_words)))
 
 
 #: Kinds as often as they are tried: what is told in milliseconds more often than what runs a network or writes a page.

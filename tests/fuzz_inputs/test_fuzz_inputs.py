@@ -1,7 +1,5 @@
 """Two hundred mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 

@@ -1,8 +1,6 @@
 """``python -m tests.fuzz_logs [--files 10000] [--base 0] [--first 0]``: the long run; ends with 1 on the "
 "first defect."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import resource

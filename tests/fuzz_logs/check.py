@@ -1,7 +1,5 @@
 """What must hold for any file at all: an answer or one clear line, soon, in bounded memory."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -13,8 +11,7 @@ from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import lines_of_pass, summarize
 from qdqtool.buildlog.types import Build
 from qdqtool.engine import drawing
-from qdqtool.engine.compare import compare
-from qdqtool.engine.costs import analyze
+from qdqtool.engine.costs import analyze, compare
 from qdqtool.errors import QdqtoolError
 from qdqtool.render import build_text, log_text
 from qdqtool.render.output import Page

@@ -1,7 +1,5 @@
 """Seeds and mutations: small builds of every kind, damaged in the ways files get damaged and in hostile ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -9,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from tests.buildlog import samples
-from tests.engine.test_costs import CONV
+from tests.engine.test_engine import CONV
 
 Mutation = Callable[[bytes, random.Random], bytes]
 

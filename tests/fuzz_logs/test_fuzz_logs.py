@@ -1,7 +1,5 @@
 """Five hundred mutated files, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Small float graphs for the tests of insertion."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The edges of the rules of insertion: unknown shapes, constants that others still read, and other rare neighbours."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +13,23 @@ from onnx import TensorProto
 import qdqtool
 from calibration import Preprocess
 from qdqtool.commands.insert import command
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.inputs import write_table
-from qdqtool.insertion.options import find_head
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import choose_scale
 from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_head
 from tests.insertion.nets import Net, check, images, in_half, nodes_of, run, value_of, with_constant_nodes
 from tests.insertion.test_api import one_layer
 from tests.slow import slow_after
 
 
-def test_constant_nodes_that_are_still_read_stay() -> None:
+def test_constant_nodes_that_are_still_read_stay(net: Net) -> None:
     """Only float constants whose FP16 copies took their place go: shapes and the scales of a Resize are read on."""
-    net = Net()
     up = net.op("Resize", "up", net.conv("c", "x"), "", net.const("scales", [1, 1, 2, 2]), mode="nearest")
     flat = net.op("Reshape", "flat", up, net.const("shape", [1, 16, -1], np.int64))
     back = net.op("Reshape", "back", flat, net.const("shape_back", [1, 16, 16, 16], np.int64))
@@ -48,9 +45,8 @@ def test_constant_nodes_that_are_still_read_stay() -> None:
     np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], atol=2e-2)
 
 
-def test_a_residual_of_unknown_shape_is_a_residual() -> None:
+def test_a_residual_of_unknown_shape_is_a_residual(net: Net) -> None:
     """Shape inference stops at operators of other domains; what is not known to be a broadcast is taken as none."""
-    net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     skip = net.op("Strange", "strange", stem, domain="example")
     out = net.op("Add", "add", net.conv("c1", stem), skip)
@@ -69,9 +65,8 @@ def prepared(model: onnx.ModelProto, path: str = "", opset: int = 13) -> onnx.Mo
     return copy
 
 
-def test_an_output_that_nothing_reads_is_not_dead() -> None:
+def test_an_output_that_nothing_reads_is_not_dead(net: Net) -> None:
     """Nodes in front of weights go with them; one of the same kind that makes an output of the network stays."""
-    net = Net()
     weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
     out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
     net.output(net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1]))
@@ -82,8 +77,7 @@ def test_an_output_that_nothing_reads_is_not_dead() -> None:
         np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
-def test_a_constant_that_another_convolution_reads_survives_folding() -> None:
-    net = Net()
+def test_a_constant_that_another_convolution_reads_survives_folding(net: Net) -> None:
     bias = net.const("bias", net.rng.standard_normal(16))
     first = net.op("Conv", "a", "x", net.const("wa", net.rng.standard_normal((16, 16, 1, 1))), bias)
     second = net.op("Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias)
@@ -96,9 +90,8 @@ def test_a_constant_that_another_convolution_reads_survives_folding() -> None:
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
 
 
-def test_epsilon_has_onnxs_default() -> None:
+def test_epsilon_has_onnxs_default(net: Net) -> None:
     """1e-5, which matters where the variance is as small."""
-    net = Net()
     parameters = {"gamma": np.ones(16), "beta": np.zeros(16), "mean": np.zeros(16), "var": np.full(16, 1e-5)}
     names = [net.const(k, v) for k, v in parameters.items()]
     net.output(net.op("BatchNormalization", "n", net.conv("c", "x"), *names))
@@ -109,8 +102,7 @@ def test_epsilon_has_onnxs_default() -> None:
 
 
 @pytest.mark.parametrize(("path", "told"), [("net.onnx", r"^net\.onnx: "), ("", "^model: ")])
-def test_errors_name_the_file(path: str, told: str) -> None:
-    net = Net()
+def test_errors_name_the_file(net: Net, path: str, told: str) -> None:
     net.output(net.conv("c", "x"))
     old = net.model(11)
     old.graph.node.append(onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0]))
@@ -127,9 +119,8 @@ def test_errors_name_the_file(path: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(("between", "found"), [("Transpose", True), ("Reshape", True), ("MaxPool", False)])
-def test_the_dfl_behind_operators_that_only_move_values(between: str, found: bool) -> None:
+def test_the_dfl_behind_operators_that_only_move_values(net: Net, between: str, found: bool) -> None:
     """The mean over the bins may stand behind a Transpose or Reshape of the Softmax; one of maxima is none."""
-    net = Net()
     soft = net.op("Softmax", "soft", net.conv("box", "x", cout=8), axis=1)
     if between == "Transpose":
         moved = net.op("Transpose", "moved", soft, perm=[0, 1, 3, 2])
@@ -157,9 +148,8 @@ def test_channels_are_followed_while_they_stay_axis_1(perm: list[int] | None, bo
     assert {net.nodes[i].name for i in find_head(net.index()).boxes} == boxes
 
 
-def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes() -> None:
+def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes(net: Net) -> None:
     """Then all of the Concat's inputs may: none is left out of what stays float."""
-    net = Net()
     strange = net.op("Strange", "strange", net.conv("a", "x"), domain="example")
     joined = net.op("Concat", "join", strange, net.conv("b", "x", cout=8), axis=1)
     values = {"starts": [0], "ends": [8], "axes": [1]}
@@ -170,8 +160,7 @@ def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes() -> Non
     assert "b" in {net.nodes[i].name for i in head.boxes}
 
 
-def test_the_hundredth_percentile_is_the_maximum() -> None:
-    net = Net()
+def test_the_hundredth_percentile_is_the_maximum(net: Net) -> None:
     net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x"))))
     model = net.model()
     whole, largest = (
@@ -364,7 +353,7 @@ def test_defaults_are_those_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_refusals_name_the_file(named: bool, tmp_path: Path) -> None:
+def test_refusals_name_the_file(net: Net, named: bool, tmp_path: Path) -> None:
     def given(model: onnx.ModelProto) -> onnx.ModelProto | Path:
         onnx.save(model, tmp_path / "m.onnx")
         return tmp_path / "m.onnx" if named else model
@@ -377,19 +366,10 @@ def test_refusals_name_the_file(named: bool, tmp_path: Path) -> None:
         f"{name}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, or "
         "predict this one"
     )
-    net = Net()
     net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
     with pytest.raises(ModelError) as caught:
         qdqtool.insert(given(net.model()), images(), exclude=["a", "b|c"])
     assert str(caught.value) == f"{name}: nothing to quantize; 2 nodes: excluded by `exclude` b|c"
-
-
-def test_a_normalization_in_front_of_convolutions_is_folded_and_told() -> None:
-    net = Net()
-    net.output(net.op("Relu", "r", net.conv("c", net.norm("n", "x"), kernel=1)))
-    assert qdqtool.insert(net.model(), images(), predict=False).notes == [
-        "1 BatchNormalization nodes were folded into the convolutions behind them"
-    ]
 
 
 def test_powers_are_told_of_what_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,17 +401,9 @@ def test_a_target_that_cannot_read_int8_weights_is_warned_of(target: str, weight
     assert result.warnings[-1:] == told if warned else told[0] not in result.warnings
 
 
-def test_a_cluster_that_cannot_be_is_refused_before_the_work() -> None:
-    with pytest.raises(QdqtoolError, match="cluster"):
-        qdqtool.insert("no such file.onnx", images(), cluster="nonsense")
-
-
 def test_no_data_at_all() -> None:
     with pytest.raises(DataError, match="no calibration data"):
         qdqtool.insert(one_layer())
-
-
-def test_wrong_shapes_and_names_of_data() -> None:
     with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
         qdqtool.insert(one_layer(), images(2, 3))
     wrong = [{"y": images(1)[0]["x"], "z": images(1)[0]["x"]}]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shlex
 import time
 from dataclasses import replace
@@ -12,7 +10,7 @@ from onnx import helper, numpy_helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import (
@@ -139,16 +137,6 @@ def test_nothing_is_measured_where_no_sample_can_be_read(tmp_path: Path) -> None
     assert measure(Model(made.model), made.activations, str(tmp_path), activations=made.activations) is None
 
 
-def test_what_is_told_is_rounded_to_what_a_few_samples_can_tell() -> None:
-    loss = TensorLoss("t", ("a", "b"), 0.123456789, 1)
-    assert loss.as_json() == {
-        "tensor": "t", "readers": ["a", "b"], "gain": 0.1235, "convolutions": 1, "conversions": None,
-    }  # fmt: skip
-    assert Losses(0.123456789, [loss], 2, 8).as_json() == {
-        "error": 0.12346, "samples": 2, "tried": 8, "tensors": [loss.as_json()],
-    }  # fmt: skip
-
-
 def test_what_is_tried_has_the_largest_error_of_its_own() -> None:
     """By hand: mean squared error of the quantized values over their mean square, the worst source of each tensor."""
     rng = np.random.default_rng(5)
@@ -195,16 +183,6 @@ def test_a_tensor_that_loses_nothing_and_a_network_without_error_are_not_told() 
     fewer = measure(Model(made.model), made.activations, data, activations=made.activations, samples=3, named=2)
     assert fewer is not None and fewer.samples == 3 and len(fewer.tensors) == 2
     assert measure(Model(made.model), made.activations[:1], data, activations=made.activations[:1]) is None
-
-
-def test_five_are_named() -> None:
-    made = Net()
-    tensor = "x"
-    for i in range(8):
-        tensor = made.op("Relu", f"r{i}", made.conv(f"c{i}", tensor))
-    made.output(made.conv("d", tensor))
-    result = qdqtool.insert(made.model(), images(2), predict=False, method="max", losses=1)
-    assert result.losses is not None and len(result.losses.tensors) == 5 and result.losses.tried == 8
 
 
 def test_the_error_counts_where_the_network_looks_alone() -> None:
@@ -295,11 +273,6 @@ def test_error_of_outputs_without_spread_counts_nothing() -> None:
     assert Compared({"a": zero}, None).error({"a": zero + 1.0}) == 0.0
     empty = zero[:0]
     assert Compared({"a": empty}, None).error({"a": empty}) == 0.0
-
-
-def test_an_iterator_is_not_read_twice() -> None:
-    made = qdqtool.insert(chain().model(), iter(images(2)), losses=2, predict=False)
-    assert made.losses is None
 
 
 def test_price_in_the_engine_and_text() -> None:

@@ -1,18 +1,17 @@
-"""The residual inputs behind an activation: the worse of two outcomes decides."""
-
-from __future__ import annotations
+"""The residual inputs behind an activation: the worse of two outcomes decides. Then, which tensors are class scores."""
 
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion import residuals
-from qdqtool.insertion.groups import scale_groups
-from qdqtool.insertion.placement import Placement, Rules, place
+from qdqtool.insertion import rewrite
+from qdqtool.insertion.placement import Placement, Rules, class_outputs, place
 from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.scales import scale_groups
 from qdqtool.model.graph import Model
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
@@ -34,7 +33,7 @@ def bottleneck(activation: str) -> Model:
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     """INT8 convolutions with INT8 output and conversions, where Conv + SiLU + Add stay apart and where they fuse."""
     placement = place(model, Rules(residual_after_activation=option))
-    proto = residuals.sketch(model, placement, scale_groups(model, placement.readers)).proto
+    proto = rewrite.sketch(model, placement, scale_groups(model, placement.readers)).proto
     found = {}
     for fused in (False, True):
         summary = simulate(Model(proto), replace(TRT85, residual_through_activation=fused)).summary()
@@ -47,15 +46,15 @@ def test_both_inputs_are_worth_the_same_either_way_and_the_skip_is_not() -> None
     both, skip = outcomes(model, "both"), outcomes(model, "skip")
     assert both[False] == both[True]
     assert skip[False] < both[False]
-    assert residuals.after_activation(model, Rules(), TRT85, True) == "both"
+    assert rewrite.after_activation(model, Rules(), TRT85, True) == "both"
 
 
 def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
     proto = yolov8n(64, classes=2)
     prepare(Model(proto))
     model = Model(proto)
-    worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in residuals.OPTIONS}
-    assert residuals.after_activation(model, Rules(), TRT85, True) == max(residuals.OPTIONS, key=lambda o: worst[o])
+    worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rewrite.OPTIONS}
+    assert rewrite.after_activation(model, Rules(), TRT85, True) == max(rewrite.OPTIONS, key=lambda o: worst[o])
 
 
 def test_the_skip_wins_where_its_worse_case_is_the_better(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +65,14 @@ def test_the_skip_wins_where_its_worse_case_is_the_better(monkeypatch: pytest.Mo
         asked.append(bool(getattr(target, "residual_through_activation", False)))
         return worth["both"][0] if len(asked) == 1 else worth["skip"][len(asked) - 2]
 
-    monkeypatch.setattr(residuals, "_worth", answer)
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "skip"
+    monkeypatch.setattr(rewrite, "_worth", answer)
+    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "skip"
     assert asked == [False, False, True]  # with both quantized nothing depends on it
+    def never(*_: object) -> None:
+        raise AssertionError("simulated")
+
+    monkeypatch.setattr(rewrite, "_worst", never)
+    assert rewrite.after_activation(bottleneck(""), Rules(), TRT85, True) == "both"
 
 
 def test_the_skip_is_given_up_at_its_first_outcome_that_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,23 +82,9 @@ def test_the_skip_is_given_up_at_its_first_outcome_that_is_no_better(monkeypatch
         asked.append(target.residual_through_activation)
         return 3, 3, -len(asked)
 
-    monkeypatch.setattr(residuals, "_worth", answer)
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
+    monkeypatch.setattr(rewrite, "_worth", answer)
+    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
     assert asked == [False, False]
-
-
-def test_nothing_is_simulated_without_such_an_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("simulated")
-
-    monkeypatch.setattr(residuals, "_worst", never)
-    assert residuals.after_activation(bottleneck(""), Rules(), TRT85, True) == "both"
-
-
-@pytest.mark.parametrize("residual", ["skip", "both", "none"])
-def test_nothing_is_simulated_where_the_user_chose(residual: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residuals, "place", None)
-    assert residuals.after_activation(bottleneck("silu"), Rules(residual=residual), TRT85, True) == "both"
 
 
 def test_a_graph_that_cannot_be_simulated_gets_what_the_evidence_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +97,8 @@ def test_a_graph_that_cannot_be_simulated_gets_what_the_evidence_says(monkeypatc
             raise QdqtoolError("no pass can take this")
         return found
 
-    monkeypatch.setattr(residuals, "_worth", worth)
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
+    monkeypatch.setattr(rewrite, "_worth", worth)
+    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
 
 
 @pytest.mark.parametrize(("fused", "option"), [((3, 3, -2), "both"), ((3, 3, -1), "both"), ((3, 3, 0), "skip")])
@@ -116,8 +106,8 @@ def test_the_skip_has_to_be_better_in_both_outcomes(
     fused: tuple[int, int, int], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([(3, 3, -1), (3, 4, 0), fused])  # both; the skip apart, the skip fused
-    monkeypatch.setattr(residuals, "_worth", lambda *_: next(answers))
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TRT85, True) == option
+    monkeypatch.setattr(rewrite, "_worth", lambda *_: next(answers))
+    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == option
 
 
 def test_a_placement_is_worth_what_is_int8_and_the_fewer_conversions() -> None:
@@ -126,22 +116,22 @@ def test_a_placement_is_worth_what_is_int8_and_the_fewer_conversions() -> None:
 
     def worth(**rules: Any) -> tuple[int, int, int]:
         placement = place(model, Rules(**rules))
-        proto = residuals.sketch(model, placement, scale_groups(model, placement.readers)).proto
-        return residuals._worth(Model(proto), TRT85)
+        proto = rewrite.sketch(model, placement, scale_groups(model, placement.readers)).proto
+        return rewrite._worth(Model(proto), TRT85)
 
     assert worth(residual="both") == (3, 2, -1)
     assert worth(residual="both", exclude=["^next$"]) == (2, 0, -2)
 
 
 def test_rtx_gains_nothing() -> None:
-    assert residuals.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"], True) == "none"
+    assert rewrite.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"], True) == "none"
 
 
 def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
     model = bottleneck("silu")
     placement: Placement = place(model, Rules())
     before = model.proto.SerializeToString(deterministic=True)
-    proto = residuals.sketch(model, placement, scale_groups(model, placement.readers)).proto
+    proto = rewrite.sketch(model, placement, scale_groups(model, placement.readers)).proto
     assert model.proto.SerializeToString(deterministic=True) == before
     scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
     assert {t: float(s) for t, s in scales.items() if not s.ndim} == {
@@ -150,3 +140,62 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
     assert {t: s.shape for t, s in scales.items() if s.ndim} == {f"{c}.weight": (16,) for c in ("stem", "c", "next")}
     full = {t.name: len(t.raw_data) for t in model.proto.graph.initializer}
     assert all(not t.raw_data for t in proto.graph.initializer if full.get(t.name, 0) > 4096)
+
+
+# The tensors of class scores.
+
+
+def test_class_branches_of_a_yolov8_head() -> None:
+    model = Model(yolov8n(64, classes=3))
+    found = class_outputs(model)
+    assert len(found) == 3
+    assert [model.shape(t) for t in found] == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
+
+
+def test_heat_map_of_a_centernet_head() -> None:
+    made = Net()
+    body = made.op("Relu", "relu", made.conv("body", "x"))
+    made.output(made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)), made.conv("size", body, cout=2))
+    assert class_outputs(made.index()) == ("heat.out",)
+
+
+def scored(net: Net, tensor: str) -> tuple[str, ...]:
+    """The class outputs of a network whose scores are the Sigmoid of a tensor."""
+    net.output(net.op("Sigmoid", "sigmoid", tensor))
+    return class_outputs(net.index())
+
+
+def test_only_maps_of_convolutions_are_looked_at() -> None:
+    """A point in [n, classes, h, w] is a place in the picture; in a row of numbers or a sound it is none."""
+    made = Net()
+    assert scored(made, made.conv("c", "x")) == ("c.out",)
+    made = Net()
+    row = made.op("Reshape", "row", "x", made.const("shape", [1, 16, 64], np.int64))
+    assert scored(made, made.op("Conv", "c", row, made.const("w", np.ones((3, 16, 1))))) == ()
+    made = Net()
+    assert scored(made, made.op("MatMul", "m", "x", made.const("w", np.ones((8, 3))))) == ()
+    made = Net()
+    made.output(made.op("Sigmoid", "sigmoid", made.conv("c", made.op("Strange", "any", "x", domain="example"))))
+    assert class_outputs(Model(made.open_model())) == ()
+
+
+@pytest.mark.parametrize("moved", ["Reshape", "Transpose", "Concat", ""])
+@pytest.mark.parametrize(("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))])
+def test_scores_go_out_or_are_sorted_but_not_calculated_with(moved: str, end: str, found: tuple[str, ...]) -> None:
+    made = Net()
+    scores = made.op("Sigmoid", "sigmoid", made.conv("c", "x"))
+    if moved == "Reshape":
+        scores = made.op("Reshape", "moved", scores, made.const("shape", [1, 16, 64], np.int64))
+    elif moved == "Transpose":
+        scores = made.op("Transpose", "moved", scores, perm=[0, 2, 3, 1])
+    elif moved == "Concat":
+        scores = made.op("Concat", "moved", scores, "x", axis=1)
+    if end == "Mul":
+        scores = made.op("Mul", "end", made.const("two", 2.0), scores)
+    elif end == "Sqrt":
+        scores = made.op("Sqrt", "end", scores)
+    elif end == "TopK":  # what is done with the best of them is no matter
+        best = made.op("TopK", "top", scores, made.const("k", [1], np.int64), outputs=2, axis=1)
+        scores = made.op("Mul", "end", best[0], made.const("two", 2.0))
+    made.output(scores)
+    assert class_outputs(made.index()) == found

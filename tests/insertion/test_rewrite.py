@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -111,8 +109,7 @@ def test_codes_are_those_of_onnxruntime() -> None:
     np.testing.assert_array_equal(quantize(value, scale, 1), expected)
 
 
-def test_axes_of_every_operator() -> None:
-    net = Net()
+def test_axes_of_every_operator(net: Net) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x"))
     up = net.op("ConvTranspose", "t", relu, net.const("tw", net.rng.standard_normal((16, 24, 2, 2))))
     grouped = net.op("ConvTranspose", "tg", relu, net.const("tgw", net.rng.standard_normal((16, 8, 2, 2))), group=2)
@@ -134,8 +131,7 @@ def test_axes_of_every_operator() -> None:
 
 
 @pytest.mark.parametrize("names", [["", "", ""], ["/a/Conv", "/a/Conv_1", "/a/Conv_2"]])
-def test_missing_and_alike_names_still_give_unique_ones(names: list[str]) -> None:
-    net = Net()
+def test_missing_and_alike_names_still_give_unique_ones(net: Net, names: list[str]) -> None:
     tensor = "x"
     for i in range(3):
         tensor = net.op("Relu", f"r{i}", net.conv(f"c{i}", tensor))
@@ -148,6 +144,12 @@ def test_missing_and_alike_names_still_give_unique_ones(names: list[str]) -> Non
     assert len(set(added)) == len(added) == 12
     assert len({q.node for q in quantized}) == 6
     run(result, images(1)[0])
+    net = Net()
+    net.op("Relu", "other", "x")
+    net.nodes[-1].output[0] = "c/_input_quantizer/QuantizeLinear_output_0"
+    net.output(net.conv("c", "x"), net.op("Relu", "r", "c/_input_quantizer/QuantizeLinear_output_0"))
+    _, quantized = inserted(net.model())
+    assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
 
 
 @pytest.mark.parametrize(("name", "taken", "base"), [
@@ -174,18 +176,8 @@ def test_pairs_have_their_readers_name_or_one_that_is_free(name: str, taken: tup
     assert quantized[0].node == f"{base}/QuantizeLinear"
 
 
-def test_a_tensors_name_is_taken_too() -> None:
-    net = Net()
-    net.op("Relu", "other", "x")
-    net.nodes[-1].output[0] = "c/_input_quantizer/QuantizeLinear_output_0"
-    net.output(net.conv("c", "x"), net.op("Relu", "r", "c/_input_quantizer/QuantizeLinear_output_0"))
-    _, quantized = inserted(net.model())
-    assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_sketched_weights_have_scales_of_one_of_the_right_shape(dtype: type) -> None:
-    net = Net()
+def test_sketched_weights_have_scales_of_one_of_the_right_shape(net: Net, dtype: type) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x", cout=24))
     net.output(net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0))))
     model = net.model()
@@ -200,8 +192,7 @@ def test_sketched_weights_have_scales_of_one_of_the_right_shape(dtype: type) -> 
     }  # fmt: skip
 
 
-def test_float_readers_and_graph_outputs_keep_the_tensor_itself() -> None:
-    net = Net()
+def test_float_readers_and_graph_outputs_keep_the_tensor_itself(net: Net) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x"))
     net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu))
     model, _ = inserted(net.model())
@@ -210,8 +201,7 @@ def test_float_readers_and_graph_outputs_keep_the_tensor_itself() -> None:
     assert [v.name for v in model.graph.output] == ["r.out", "d.out", "s.out"]
 
 
-def test_a_tensor_with_two_quantized_readers_gets_one_pair() -> None:
-    net = Net()
+def test_a_tensor_with_two_quantized_readers_gets_one_pair(net: Net) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x"))
     net.output(net.conv("d", relu), net.conv("e", relu))
     model, quantized = inserted(net.model())
@@ -222,8 +212,7 @@ def test_a_tensor_with_two_quantized_readers_gets_one_pair() -> None:
 
 @pytest.mark.parametrize("op", ["Gemm", "MatMul"])
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(op: str, target: str) -> None:
-    net = Net()
+def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(net: Net, op: str, target: str) -> None:
     rows = net.op("Flatten", "f", net.op("GlobalAveragePool", "g", net.conv("c", "x")))
     rng = np.random.default_rng(0)
     outputs = []
@@ -240,15 +229,6 @@ def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(op: 
     assert fed[1].name == "two/_input_quantizer/DequantizeLinear"
     found = predict(model, target).convolutions
     assert {c.name: c.precision for c in found} == dict.fromkeys(("c", "one", "two", "three"), Precision.INT8)
-
-
-def test_nodes_out_of_order_come_out_sorted() -> None:
-    model = two_layers()
-    nodes = list(model.graph.node)[::-1]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    result, _ = inserted(model)
-    run(result, images(1)[0])
 
 
 def test_what_the_model_says_of_itself_survives() -> None:

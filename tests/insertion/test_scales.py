@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,21 @@ import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import TensorStatistics
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion import scales
-from qdqtool.insertion.groups import ScaleGroup, scale_groups
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
-from qdqtool.insertion.options import Kept
-from qdqtool.insertion.scales import METHODS, MethodChoice, choose_scale, positive, weight_scale
+from qdqtool.insertion.scales import (
+    METHODS,
+    MethodChoice,
+    ScaleGroup,
+    choose_scale,
+    positive,
+    scale_groups,
+    weight_scale,
+)
 from qdqtool.model.graph import Model
+from qdqtool.options import Kept
 from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Net, images
 
@@ -183,15 +188,9 @@ def test_weight_scales_are_per_channel_and_positive() -> None:
     assert weight_scale(np.zeros((2, 2), np.float32), 0).tolist() == [1.0, 1.0]
     assert weight_scale(np.zeros((2, 0), np.float32), 0).tolist() == [1.0, 1.0]
     assert weight_scale(np.zeros((2, 0), np.float32), None).tolist() == 1.0
-
-
-def test_weight_scales_start_at_the_smallest_normal_number() -> None:
     tiny = float(np.finfo(np.float32).tiny)
     weight = np.array([[127.0 * tiny], [126.0 * tiny], [127.0]])
     assert weight_scale(weight, 0).tolist() == [tiny, 1.0, 1.0]
-
-
-def test_scales_are_positive_normal_float32() -> None:
     assert positive(0.0) == float(np.finfo(np.float32).tiny)
     assert positive(1e-45) > 0
     assert positive(0.1) == float(np.float32(0.1))
@@ -266,8 +265,7 @@ def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
     return [g.quantized for g in groups]
 
 
-def test_concat_ties_its_inputs_and_output() -> None:
-    net = Net()
+def test_concat_ties_its_inputs_and_output(net: Net) -> None:
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     joined = net.op("Concat", "cat", a, b, axis=1)
     net.output(net.conv("c", joined, 32), net.conv("d", a))
@@ -278,8 +276,7 @@ def test_concat_ties_its_inputs_and_output() -> None:
     assert [g.tied for g in groups] == [False, True]
 
 
-def test_chained_concats_fall_into_one_group() -> None:
-    net = Net()
+def test_chained_concats_fall_into_one_group(net: Net) -> None:
     a, b, c = (net.op("Relu", n, net.conv(f"c{n}", "x")) for n in "abc")
     first = net.op("Concat", "cat1", a, b, axis=1)
     second = net.op("Concat", "cat2", b, c, axis=1)
@@ -289,8 +286,7 @@ def test_chained_concats_fall_into_one_group() -> None:
     assert set(groups[0].sources) == {"a.out", "b.out", "c.out"}
 
 
-def test_pools_resize_split_and_reshape_pass_the_scale_on() -> None:
-    net = Net()
+def test_pools_resize_split_and_reshape_pass_the_scale_on(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     pool = net.op("MaxPool", "pool", a, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     up = net.op("Resize", "up", pool, "", net.const("s", [1, 1, 1, 1]), mode="nearest")
@@ -302,8 +298,7 @@ def test_pools_resize_split_and_reshape_pass_the_scale_on() -> None:
     assert not groups[0].tied
 
 
-def test_a_constant_joined_in_counts_with_its_values() -> None:
-    net = Net()
+def test_a_constant_joined_in_counts_with_its_values(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
     net.output(net.conv("d", joined, 32))
@@ -311,8 +306,7 @@ def test_a_constant_joined_in_counts_with_its_values() -> None:
     assert set(group.sources) == {"a.out", "cat.out"}
 
 
-def test_arithmetic_ends_a_group() -> None:
-    net = Net()
+def test_arithmetic_ends_a_group(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     bounds = net.const("low", 0.0), net.const("high", 6.0)
     clipped = net.op("Clip", "clip", a, *bounds)
@@ -336,8 +330,7 @@ def test_arithmetic_ends_a_group() -> None:
         ("DepthToSpace", [], {"blocksize": 2}),
     ],
 )
-def test_whatever_a_q_passes_ties(op: str, inputs: list[str], attributes: dict[str, Any]) -> None:
-    net = Net()
+def test_whatever_a_q_passes_ties(net: Net, op: str, inputs: list[str], attributes: dict[str, Any]) -> None:
     net.const("scales", [1, 1, 2, 2])
     net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.const("zero", 0.0)
@@ -349,23 +342,20 @@ def test_whatever_a_q_passes_ties(op: str, inputs: list[str], attributes: dict[s
 
 
 @pytest.mark.parametrize(("value", "groups"), [(0.0, 1), (1.0, 2)])
-def test_a_pad_with_other_values_ends_a_group(value: float, groups: int) -> None:
-    net = Net()
+def test_a_pad_with_other_values_ends_a_group(net: Net, value: float, groups: int) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.output(net.op("Pad", "n", a, pads, net.const("value", value)))
     assert len(scale_groups(net.index(), ["a.out", "n.out"])) == groups
 
 
-def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied() -> None:
-    net = Net()
+def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied(net: Net) -> None:
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     net.output(net.op("Concat", "cat", a, b, axis=1), net.conv("d", a), net.conv("e", b))
     assert tied(scale_groups(net.index(), ["a.out", "b.out"])) == [("a.out",), ("b.out",)]
 
 
-def test_without_unify_everyone_is_alone() -> None:
-    net = Net()
+def test_without_unify_everyone_is_alone(net: Net) -> None:
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
     groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
@@ -387,9 +377,8 @@ def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
 @pytest.mark.parametrize("unify", [True, False])
 @pytest.mark.parametrize("method", ["percentile", "max"])
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-def test_a_pad_between_two_readers_leaves_one_scale(mode: str, method: str, unify: bool) -> None:
+def test_a_pad_between_two_readers_leaves_one_scale(net: Net, mode: str, method: str, unify: bool) -> None:
     """Without one scale for both, the simulator finds two at c0, which then writes float."""
-    net = Net()
     c0 = net.conv("c0", "x")
     pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))

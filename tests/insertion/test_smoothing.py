@@ -1,7 +1,5 @@
 """SmoothQuant: the same network in float, with activations whose channels are alike."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -63,17 +61,18 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
-    """Each block: q, k and v share one s, fc1 and fc2 (behind a Relu) have one each; and the head behind its pooling.
-    The last projection of an attention reads channels that went through the heads."""
+    """Each block: q, k and v share one s, the last projection of an attention (whose channels went through the heads,
+    to what makes the values), fc1 and fc2 (behind a Relu) have one each; and the head behind its pooling."""
     model = heavy(vit(pieces=pieces))
     made, done = smoothed(model, alpha)
     same(model, made)
-    assert [len(s.linears) for s in done] == [3, 1, 1, 3, 1, 1, 1]
-    assert "b0.attn.out" not in {n for s in done for n in s.linears}
+    assert [len(s.linears) for s in done] == [3, 1, 1, 1, 3, 1, 1, 1, 1]
+    assert next(s for s in done if s.linears == ("b0.attn.out",)).makers == ("b0.attn.v",)
     before = {t.name: t for t in model.graph.initializer}
     changed = {t.name for t in made.graph.initializer if t.name not in before or t != before[t.name]}
-    assert {"b0.ln1.gamma", "b0.attn.q.weight", "b0.fc1.weight", "b0.fc2.weight"} <= changed
-    assert not changed & {"b0.attn.out.weight", "embed.weight", "head.bias"}
+    assert {"b0.ln1.gamma", "b0.attn.q.weight", "b0.fc1.weight", "b0.fc2.weight", "b0.attn.v.bias",
+            "b0.attn.out.weight"} <= changed
+    assert not changed & {"embed.weight", "head.bias", "b0.attn.k.bias", "b0.attn.q.bias"}
     assert [n.name for n in made.graph.node] == [n.name for n in model.graph.node]
 
 
@@ -124,6 +123,13 @@ def windows(net: Tokens, x: str) -> str:
     return str(net.op("Reshape", "flat", x, net.const("flat.shape", [4, 4, WIDTH], np.int64)))
 
 
+def pooled(net: Tokens, x: str) -> str:
+    """Swin's way to its classes: channels in front, an average over the grid."""
+    grid = net.op("Reshape", "grid", net.layer_norm("ln", x), net.const("grid.shape", [1, 4, 4, WIDTH], np.int64))
+    return str(net.op("Flatten", "flat", net.op("GlobalAveragePool", "pool",
+                                                net.op("Transpose", "turn", grid, perm=[0, 3, 1, 2]))))
+
+
 def scaled(net: Tokens, x: str) -> str:
     """A Linear and a Mul behind a normalization, the Mul's result an output: it takes s in, as a Linear does."""
     x = net.layer_norm("ln", x)
@@ -135,6 +141,35 @@ def summed(net: Tokens, x: str) -> str:
     return str(net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x))))
 
 
+def together(net: Tokens, x: str) -> str:
+    """Queries, keys and values of one Linear, as torch's MultiheadAttention is exported: parted by a Reshape whose
+    shape is computed from another's, so that onnx knows no shape behind it, and a Gather for each."""
+    w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
+    x = net.op("Add", "qkv.add", net.op("MatMul", "qkv", x, w), net.const("qkv.bias", net.rng.uniform(1, 2, 3 * WIDTH)))
+    rows = net.op("Slice", "rows", net.op("Shape", "shape", x), net.const("zero", [0], np.int64),
+                  net.op("Mod", "mod", net.const("five", [5], np.int64), net.const("three", [3], np.int64)))
+    shape = net.op("Concat", "sizes", rows, net.const("parts", [3, 2, WIDTH // 2], np.int64), axis=0)
+    x = net.op("Transpose", "first", net.op("Reshape", "apart", x, shape), perm=[2, 0, 3, 1, 4])
+    q, k, v = (net.op("Gather", part, x, net.const(f"{part}.at", i, np.int64), axis=0) for i, part in enumerate("qkv"))
+    scores = net.op("MatMul", "qk", q, net.op("Transpose", "turned", k, perm=[0, 1, 3, 2]))
+    out = net.op("MatMul", "av", net.op("Softmax", "soft", scores, axis=-1), v)
+    flat = net.const("flat", [1, 16, WIDTH], np.int64)
+    return str(net.op("Reshape", "joined", net.op("Transpose", "back", out, perm=[0, 2, 1, 3]), flat))
+
+
+def test_values_are_divided_alone() -> None:
+    """s goes into the last third of the one Linear's weights and bias; queries and keys stay as they are."""
+    model = chain(together)
+    made, done = smoothed(model)
+    same(model, made)
+    assert [s.makers for s in done if "last0" in s.linears] == [("qkv",)]
+    before, after = ({t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, made))
+    for name in ("qkv.weight", "qkv.bias"):
+        ratio = before[name] / after[name]
+        np.testing.assert_array_equal(ratio[..., : 2 * WIDTH], 1.0)
+        assert np.ptp(ratio[..., 2 * WIDTH :]) > 0.1
+
+
 @pytest.mark.parametrize(("build", "makers"), [
     (gelu, {"half"}),
     (windows, {"ln"}),
@@ -144,6 +179,7 @@ def summed(net: Tokens, x: str) -> str:
     (lambda net, x: net.op("Div", "div", net.op("Sigmoid", "s", x), net.const("c", np.full((1, 1, WIDTH), 2.0))),
      {"div"}),
     (lambda net, x: net.layer_norm("ln", x, pieces=True), {"ln.scale"}),
+    (pooled, {"ln"}),
 ])
 def test_what_can_make_it(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
     model = chain(build, 2)
@@ -185,12 +221,26 @@ def split_channels(net: Tokens, x: str) -> str:
     return str(net.op("Reshape", "back", x, net.const("s2", [1, 16, WIDTH], np.int64)))
 
 
+def mixed(net: Tokens, x: str) -> str:
+    """A product that sums over the channels, as queries and keys do."""
+    x = net.linear("first", x)
+    turned = net.op("Transpose", "turned", net.linear("other", x), perm=[0, 2, 1])
+    return str(net.op("MatMul", "qk", x, turned))
+
+
+def twice(net: Tokens, x: str) -> str:
+    """Both operands of a product come from one Linear: dividing it by s would divide the result by its square."""
+    x = net.linear("first", x)
+    return str(net.op("MatMul", "square", x, x))
+
+
 @pytest.mark.parametrize("build", [
     read_outside, read_by_norm, split_channels,
     lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
     lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),
     lambda net, x: net.op("Transpose", "t", net.layer_norm("ln", x, width=WIDTH), perm=[0, 2, 1]),
     lambda net, x: x,
+    mixed, twice,
 ])
 def test_nothing_is_moved_where_something_would_change(build: Callable[[Tokens, str], str]) -> None:
     model = chain(build)
@@ -223,7 +273,7 @@ def test_wrong_wishes_end_in_one_line(tmp_path: Any) -> None:
 
 def test_it_is_told_and_in_the_json() -> None:
     result = qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, predict=False)
-    assert len(result.as_json()["smoothed"]) == len(result.smoothed) == 7
+    assert len(result.as_json()["smoothed"]) == len(result.smoothed) == 9
     assert any("smooth" in n for n in result.notes)
     assert qdqtool.insert(vit(), samples(vit()), predict=False).as_json()["smoothed"] == []
 

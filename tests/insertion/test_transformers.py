@@ -1,7 +1,5 @@
 """Insertion into networks with attention, and what is predicted of them."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -12,13 +10,14 @@ import pytest
 import qdqtool
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
+from qdqtool.explain.left_float import Part
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render, verdict
 from qdqtool.timing.twin import best_placement
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.targets import TARGETS, target_named
-from qdqtool.types import Prediction
+from qdqtool.types import Prediction, Refusal
 from tests.insertion.nets import Net, images, run
 from tests.insertion.transformers import detr, samples, vit
 from tests.trt.builder import Graph
@@ -81,7 +80,7 @@ def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str
 
 
 def test_a_network_without_attention_has_no_word_of_it() -> None:
-    from qdqtool.demo.model import yolov8n
+    from qdqtool.demo.run import yolov8n
 
     for target in ("trt8.6", "trt10", "rtx1.7"):
         prediction = predict(yolov8n(64, classes=2), target)
@@ -104,12 +103,19 @@ def test_dead_and_constant_products_are_not_counted() -> None:
 
 # Attention in INT8 ----------------------------------------------------------------------------------------------------
 
+
+
+def of_network(refusal: Refusal) -> bool:
+    """Whether something else than the preset of attention leaves a node float."""
+    return getattr(refusal, "what", None) != Part.ATTENTION
+
+
 PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
 
 
 def test_attention_stays_float_and_says_how_to_change_that() -> None:
-    skipped = {s.node: s.reason for s in quantized().skipped}
-    assert skipped.keys() == PRODUCTS and all("attention='int8'" in reason for reason in skipped.values())
+    skipped = [s.refusal for s in quantized().skipped]
+    assert {r.node for r in skipped} == PRODUCTS and not any(map(of_network, skipped))
     assert quantized(attention="float").model.SerializeToString() == quantized().model.SerializeToString()
 
 
@@ -281,11 +287,11 @@ def inserted(kind: str, **choices: Any) -> qdqtool.Insertion:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_makes_places_stays_float(kind: str) -> None:
-    skipped = {s.node for s in inserted(kind).skipped if "attention" not in s.reason}
+    skipped = {s.node for s in inserted(kind).skipped if of_network(s.refusal)}
     assert skipped == expected_places(kind)
-    everything = {s.node for s in inserted(kind, head="none").skipped if "attention" not in s.reason}
+    everything = {s.node for s in inserted(kind, head="none").skipped if of_network(s.refusal)}
     assert everything == set()
-    scores = {s.node for s in inserted(kind, head="float").skipped if "attention" not in s.reason}
+    scores = {s.node for s in inserted(kind, head="float").skipped if of_network(s.refusal)}
     assert scores == expected_places(kind) | {"select", "classes"}
 
 
@@ -295,18 +301,6 @@ def test_places_in_int8_are_warned_of(kind: str, target: str) -> None:
     found = {f.node for f in predict(inserted(kind, head="none").model, target).findings if f.code == "HEAD-QUANT"}
     assert found == expected_places(kind)
     assert "HEAD-QUANT" not in predict(inserted(kind).model, target).findings_by_code()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_names_play_no_part(kind: str) -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(detr(kind))
-    names = {}
-    for i, node in enumerate(model.graph.node):
-        names[f"n{i}"], node.name = node.name, f"n{i}"
-    skipped = {names[s.node] for s in qdqtool.insert(model, samples(model), predict=False).skipped
-               if "attention" not in s.reason}
-    assert skipped == expected_places(kind)
 
 
 def test_boxes_of_a_detector_without_grids() -> None:

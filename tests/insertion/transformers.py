@@ -1,7 +1,5 @@
 """Small float networks with attention: a vision transformer, and a detector with deformable attention."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

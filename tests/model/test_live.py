@@ -1,7 +1,5 @@
 """Bytes that live at the same time, counted by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -224,8 +222,7 @@ def test_bypass_drops_the_pair_and_its_constants():
     onnx.checker.check_model(proto, full_check=True)
 
 
-def test_a_dequantized_output_keeps_its_name():
-    g = Graph()
+def test_a_dequantized_output_keeps_its_name(g):
     y = g.relu(g.input(1, 4), "r")
     model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
     editor = Editor(model.copy())
@@ -236,8 +233,7 @@ def test_a_dequantized_output_keeps_its_name():
     onnx.checker.check_model(proto, full_check=True)
 
 
-def test_a_network_input_is_not_renamed():
-    g = Graph()
+def test_a_network_input_is_not_renamed(g):
     model = Model(g.model(g.pair(g.input(1, 4), "a")))
     assert not Editor(model.copy()).bypass(model.node("a.Q"), [model.node("a.DQ")])
 

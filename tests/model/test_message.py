@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os
@@ -14,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.base.parameters import fits
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.fixing.api import fix
 from qdqtool.model.external import Parts

@@ -1,7 +1,5 @@
 """Reading and writing model files."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

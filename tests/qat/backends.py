@@ -1,7 +1,5 @@
 """Both backends, the second one skipped with a reason where it is not installed."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

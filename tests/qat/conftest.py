@@ -1,7 +1,5 @@
 """The tests of this folder need torch and pytorch-quantization; without them they skip and say so."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path

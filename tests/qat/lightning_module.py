@@ -1,7 +1,5 @@
 """A module for Lightning, its data and its trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lightning in two processes on the CPU; it starts the second by running this again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

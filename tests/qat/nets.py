@@ -1,7 +1,5 @@
 """Networks for the tests of training; importing this needs torch and pytorch-quantization."""
 
-from __future__ import annotations
-
 import onnx
 import torch
 from pytorch_quantization import calib, quant_modules

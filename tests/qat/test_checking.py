@@ -1,7 +1,5 @@
 """Wrong models are refused, each kind for itself, also where the network's own noise would hide them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

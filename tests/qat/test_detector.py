@@ -1,7 +1,5 @@
 """The example's detector: its structure gets the placement that the lesson needs, and its measures are right."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys
@@ -18,7 +16,7 @@ import qdqtool
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.modules import amax_of
-from qdqtool.qat.norms import freeze, untrained
+from qdqtool.qat.networks import freeze, untrained
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 
@@ -257,4 +255,4 @@ def test_errors_name_arguments_and_not_options() -> None:
         qat.calibrate(model, [broken])
     assert "--" not in str(caught.value)
     plan = qat.plan(nets.Shared(), torch.randn(1, 16, 8, 8), exclude=["both"])
-    assert "--" not in plan.text() and "exclude 'both'" in plan.text()
+    assert "--" not in plan.text() and "excluded by `exclude` both" in plan.text()

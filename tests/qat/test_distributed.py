@@ -1,7 +1,5 @@
 """Two real processes with gloo on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

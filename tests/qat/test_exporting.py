@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import functools
 from pathlib import Path
@@ -18,12 +16,12 @@ from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model.graph import Model
-from qdqtool.qat.cleanup import fold_constants, merge_pairs, transpose_weights
 from qdqtool.qat.modules import folded_later
-from qdqtool.qat.trace import Call, drop_marks, export_proto
+from qdqtool.qat.trace import Call, drop_marks, export_proto, fold_constants, merge_pairs, transpose_weights
 from qdqtool.testing import assert_int8
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
+from tests.slow import slow_after
 
 X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(5))
 
@@ -411,7 +409,7 @@ def exported(placement: str, opset: int) -> onnx.ModelProto:
     return nets.raw_export(model, image, opset)
 
 
-@pytest.mark.parametrize(("placement", "opset"), [("convolutions", 17), ("residual", 13), ("pool", 17)])
+@pytest.mark.parametrize(("placement", "opset"), slow_after(1, [("pool", 17), ("residual", 13), ("convolutions", 17)]))
 def test_resnet18_is_predicted_as_the_published_engines(placement: str, opset: int) -> None:
     summary = qdqtool.predict(exported(placement, opset), target="trt8.5").summary()
     int8_to_int8, conversions = PUBLISHED[placement]

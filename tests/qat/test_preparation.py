@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import builtins
 import copy
 import pickle
@@ -190,7 +188,7 @@ def test_computed_weights_are_refused_before_anything_changes() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_values_and_gradients_are_those_of_int8(backend: str, axis: int | None) -> None:
-    quantizer = backend_named(backend).make(axis)
+    quantizer = backend_named(backend)(axis)
     x = torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     amax = torch.tensor(1.5)
     if axis is not None:
@@ -211,7 +209,7 @@ def test_values_and_gradients_are_those_of_int8(backend: str, axis: int | None) 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_range_weights_follow_their_maximum(backend: str) -> None:
-    quantizer = backend_named(backend).make(0)
+    quantizer = backend_named(backend)(0)
     for scale in (1.0, 3.0):
         x = torch.randn(4, 6, 3, 3) * scale
         step = x.abs().amax((1, 2, 3), keepdim=True) / 127

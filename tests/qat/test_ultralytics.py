@@ -4,8 +4,6 @@ Ultralytics is under the AGPL-3.0 and only a dependency of these tests and of be
 skip and say so. The network is a small one of their blocks, the pictures are made here.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import os
@@ -187,7 +185,7 @@ def test_val_and_predict_run_and_the_export_is_as_planned(folder: Path, trained:
 
 
 def test_the_compiler_builds_it_as_predicted(trained: Path, tmp_path: Path) -> None:
-    from qdqtool.verification.built_here import verify_with_builder
+    from qdqtool.verification.api import verify_with_builder
 
     path = tmp_path / "q.onnx"
     qat.export(_yolo(trained / "best.pt"), path, torch.zeros(1, 3, SIZE, SIZE))

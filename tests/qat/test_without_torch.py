@@ -1,7 +1,5 @@
 """These run everywhere: what holds of qdqtool without torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -6,8 +6,6 @@ on few boxes. Here that operator is defined in plain torch first (greedy, exact)
 imports. Nothing is defined where torchvision works by itself.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 

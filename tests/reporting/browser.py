@@ -1,7 +1,5 @@
 """Headless Chromium for tests and benchmarks: opens a report, measures, takes pictures."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import os

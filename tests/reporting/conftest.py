@@ -1,7 +1,5 @@
 """Networks and pages that several tests look at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,14 +1,12 @@
 """A Q/DQ network of the size of YOLOv8x, whose large weights are named and never there."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from qdqtool.demo import model as demo
+from qdqtool.demo import run as demo
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.timing.twin import best_placement, placeholder

@@ -3,8 +3,6 @@
 Bounds on time are generous here, for a busy machine; ``benchmarks/report.py`` measures.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the page shows is what the other rooms said: held against their results and against a walk over the graph."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The page is one file that loads nothing, and no name in it becomes markup."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

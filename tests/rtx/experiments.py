@@ -4,8 +4,6 @@
 the prediction against those answers, with or without the compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Experiments on scales, weights, products of matrices, float16, and what is refused; see ``experiments``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators as functions of a network and a tensor, for experiments: what stands between a pair and a convolution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`python -m tests.rtx.record`: builds every experiment with TensorRT-RTX and writes the table of answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The prediction against recorded answers of the compiler, and the record against the compiler, where there is one."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The 163 small Q/DQ patterns of the shared facts, with the answers of TensorRT-RTX 1.7.1.116 on SM86."""
 
-from __future__ import annotations
-
 import io
 import json
 import lzma

@@ -1,7 +1,6 @@
 """GPUs are found by any usual name, and their figures agree with what NVIDIA publishes."""
 
-from __future__ import annotations
-
+import json
 import math
 from pathlib import Path
 
@@ -11,10 +10,18 @@ import pytest
 from qdqtool.buildlog.types import Build
 from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
+from qdqtool.model.modelfile import load
+from qdqtool.options import Request
+from qdqtool.prediction import predict
 from qdqtool.timing import expected, gpus
-from qdqtool.timing.ask import Request, predict_on
-from qdqtool.timing.device import gpu_of_device, of_facts
+from qdqtool.timing import parts as calibration
+from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.expected import gpu_of_device, of_facts
+from qdqtool.timing.gpus import find
+from qdqtool.timing.physics import seconds
 from qdqtool.types import Evidence, Precision
+from tests.timing.models import GPU, SHARED, TARGET, chain, timed
+from tests.trt import evidence
 from tests.trt.builder import Graph
 
 
@@ -114,15 +121,6 @@ def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never)
     assert named.startswith(f"; did you mean {first}" if first else "") and never not in named
 
 
-def test_boards_of_few_watts_may_not_keep_their_clock():
-    """T4, L4 and A10 have less than half the watts per SM and clock of their kind; nothing else in the table has."""
-    low = {g.name for g in gpus.gpus() if g.sustained < 1}
-    assert {"Tesla T4", "L4", "A10"} <= low <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
-    t4 = gpus.find("T4")
-    assert 0.6 < t4.sustained < 0.75  # YOLOv7 at batch 16 on a T4 takes 1.54 times the estimate at the boost clock
-    assert gpus.chosen("T4", clock=1590).sustained == 1
-
-
 def test_an_unknown_laptop_is_the_desktop_part_and_says_so():
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
@@ -164,6 +162,11 @@ def test_clock_and_power():
             gpus.chosen("orin nx", clock=bad)
     with pytest.raises(QdqtoolError):
         gpus.chosen("orin nx", power="lots")
+    low = {g.name for g in gpus.gpus() if g.sustained < 1}
+    assert {"Tesla T4", "L4", "A10"} <= low <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
+    t4 = gpus.find("T4")
+    assert 0.6 < t4.sustained < 0.75  # YOLOv7 at batch 16 on a T4 takes 1.54 times the estimate at the boost clock
+    assert gpus.chosen("T4", clock=1590).sustained == 1
 
 
 def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
@@ -199,8 +202,7 @@ def test_depthwise() -> None:
     assert "GPU-KERNELS" not in codes(network("Relu", groups=2), "GTX 1650")
 
 
-def test_a_float_network_is_told_nothing_of_int8() -> None:
-    g = Graph()
+def test_a_float_network_is_told_nothing_of_int8(g: Graph) -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16, scale=None, weights="float"))
     assert not codes(proto, "6.0") and not codes(proto, "AGX Orin")
 
@@ -285,3 +287,101 @@ def test_absurd_figures_are_not_taken():
     gpu = gpu_of_device(of_facts("RTX 3060", odd))
     known = gpus.find("RTX 3060")
     assert (gpu.sms, gpu.clock, gpu.bandwidth) == (known.sms, known.clock, known.bandwidth)
+
+
+# One measured time, or a profile, that corrects the estimate.
+
+def test_one_measured_time_corrects_the_rest(tmp_path):
+    _, plain = timed(chain(batch=8))
+    measured = plain.total_ms * 1.3
+    _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
+    assert time.total_ms == pytest.approx(measured, rel=1e-6)
+    assert time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
+    kept = tmp_path / "machine.json"
+    kept.write_text(json.dumps(time.calibration.as_json()))
+    _, other = timed(chain(2, batch=16), calibrate=str(kept))
+    assert other.total_ms == pytest.approx(1.3 * timed(chain(2, batch=16))[1].total_ms, rel=1e-6)
+    with pytest.raises(QdqtoolError, match="calibration for 'RTX 3060'"):
+        timed(chain(), find("T4"), calibrate=str(kept))
+
+
+@pytest.mark.parametrize(("more", "kernel"), [(4.0, 0.0), (9.5, 2.0)])
+def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
+    """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
+    names = [layer.name for layer in predict(load(chain(12, batch=8)), TARGET).layers]
+    raw = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
+    rows = [
+        {"count": 1},
+        *(
+            {
+                "name": n,
+                "timeMs": 1.5 * t + more * 1e-3,
+                "averageMs": 1.5 * t + more * 1e-3,
+                "medianMs": 1.5 * t + more * 1e-3,
+                "percentage": 1.0,
+            }
+            for n, t in zip(names, raw, strict=True)
+        ),
+    ]
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(rows))
+    _, time = timed(chain(12, batch=8), calibrate=str(file))
+    assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
+    assert time.calibration.overhead_us == pytest.approx(more - kernel, abs=0.5)
+    assert time.calibration.kernel_us == pytest.approx(kernel, abs=0.5)
+    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(len(names) * (more - kernel) * 1e-3, rel=0.3)
+
+
+# Engines that were timed with a profile and without: milliseconds of one execution without it.
+@pytest.mark.parametrize(("case", "gpu", "measured"), [
+    ("resnet18-a100-qat", "A100 80GB PCIe", 0.882), ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
+    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
+])  # fmt: skip
+def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
+    profile = SHARED / case / "profile.json"
+    if not profile.exists():
+        pytest.skip("the published profiles are not available")
+    _, time = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), calibrate=str(profile))
+    assert time.total_ms == pytest.approx(measured, rel=0.07)
+    assert time.low_ms <= 1.02 * measured and measured <= time.high_ms
+
+
+def test_a_profile_of_another_engine_is_refused(tmp_path):
+    names = [layer.name for layer in predict(load(chain(12)), TARGET).layers]
+    rows = [{"name": n if i == 3 else f"other{i}", "timeMs": 1.0, "averageMs": 1.0, "percentage": 1.0}
+            for i, n in enumerate(names)]
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps([{"count": 1}, *rows]))
+    with pytest.raises(QdqtoolError, match=r"only 1 of its \d+ layers are in the prediction"):
+        timed(chain(12), calibrate=str(file))
+
+
+@pytest.mark.parametrize("text", ["0", "0ms", "1e9s", "nothing.json", "5 parsecs", "-3"])
+def test_bad_calibrations(text):
+    with pytest.raises(QdqtoolError):
+        timed(chain(), calibrate=text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"schema": "qdqtool/time-calibration/1"}',
+        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}',
+        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}',
+        "[",
+        "{}",
+        "",
+    ],
+)
+def test_damaged_calibration_files(tmp_path, content):
+    file = tmp_path / "c.json"
+    file.write_text(content)
+    with pytest.raises(QdqtoolError):
+        timed(chain(), calibrate=str(file))
+
+
+def test_measured_time_texts():
+    assert calibration.measured_time("5.3") == calibration.measured_time("5.3 ms") == 5.3
+    assert calibration.measured_time("950us") == pytest.approx(0.95)
+    assert calibration.measured_time("0.8 s") == 800
+    assert calibration.measured_time("profile.json") is None

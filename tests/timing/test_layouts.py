@@ -1,18 +1,20 @@
 """Layouts: what each kernel reads and writes, on engines of a few layers; and the reformats of published engines."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
-from qdqtool.timing.gpus import find
-from qdqtool.timing.layouts import Layout, reformats_of
+from qdqtool.timing.gpus import find, gpus
+from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
 from qdqtool.timing.predicted import workload_of
-from qdqtool.timing.work import Work
+from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -104,8 +106,7 @@ def test_silu_behind_an_int8_convolution_that_writes_a_float_is_apart(target):
     assert len(apart) == 1 and "sb.m" in apart[0]  # behind `b`, which writes a float, and not behind `a`
 
 
-def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout():
-    g = Graph()
+def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout(g):
     a = g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32)
     b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)  # Q of another tensor behind a sum: stays on older GPUs
     model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))
@@ -139,8 +140,7 @@ def test_the_edge_of_an_fp16_network_is_one_kernel_with_its_change_of_layout():
     assert last.written_as == FULL and not any(e.reformat for e in found)  # as built on an A100
 
 
-def test_arithmetic_on_shapes_is_no_kernel():
-    g = Graph()
+def test_arithmetic_on_shapes_is_no_kernel(g):
     x = g.input(1, 32, 16, 16)
     one, two, none, first = (g.const(n, np.array(v)) for n, v in (("i", 1), ("j", 2), ("k", [0]), ("l", [1])))
     half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), one], "count"), two], "half")
@@ -160,3 +160,183 @@ def test_layouts_never_count_as_conversions():
     plain = twin.float_twin(model)
     assert not any(e.work.kind == work.CONVERSION and e.reformat for e in workload_of(
         plain, predict(plain, "trt8.6", advice=False)).extras)  # fmt: skip
+
+
+# Regions of Myelin: what lies between one attention or normalization and the next, and which nodes are kernels.
+
+WIDE = 64
+
+
+def block(quantized: bool = True) -> Model:
+    """LayerNormalization, a linear layer, attention on its result, another linear layer, a skip, LayerNormalization."""
+    g = Graph(opset=17)
+    x = g.input(1, 16, WIDE)
+    ones, zeros = g.const("ones", np.ones(WIDE, np.float32)), g.const("zeros", np.zeros(WIDE, np.float32))
+
+    def linear(t: str, name: str) -> str:
+        w = g.const(f"{name}.w", np.full((WIDE, WIDE), 0.1, np.float32))
+        if quantized:
+            t, w = g.pair(t, f"{name}.in"), g.pair(w, f"{name}.wq")
+        return g.op("MatMul", [t, w], name)
+
+    normed = g.op("LayerNormalization", [x, ones, zeros], "ln1")
+    q = linear(normed, "q")
+    scores = g.op("Softmax", [g.op("MatMul", [q, g.op("Transpose", [q], "t", perm=[0, 2, 1])], "scores")], "softmax")
+    mixed = linear(g.op("MatMul", [scores, q], "mixed"), "proj")
+    return Model(g.model(g.op("LayerNormalization", [g.add(mixed, x, "skip"), ones, zeros], "ln2")))
+
+
+def test_the_region_reaches_from_the_first_to_the_last():
+    assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(block())
+
+
+def test_a_network_without_attention_has_none(g):
+    assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
+
+
+def test_what_is_a_kernel():
+    model = block()
+
+    def one(name: str):
+        return work_in_region(model, model.node(name), model.shape, Precision.FP16)
+
+    assert one("ln1").kind == work.POOL and one("ln1").read == 2 * 16 * WIDE
+    scores, mixed = one("scores"), one("mixed")
+    assert scores.macs == mixed.macs == 16 * 16 * WIDE
+    assert scores.written == 0 and mixed.read == 2 * 16 * WIDE  # the scores stay inside
+    assert scores.steps + mixed.steps == 1  # one kernel
+    assert {one(n).kind for n in ("softmax", "t")} == {work.NOTHING}
+    assert one("skip").steps == 0 and one("skip").moved > 0  # read by its neighbour, at no launch
+
+
+def test_a_q_inside_costs_no_kernel():
+    """With Q/DQ on both linear layers the block has as many kernels as without."""
+    kernels = []
+    for quantized in (True, False):
+        model = block(quantized)
+        found = workload_of(model, predict(model, "trt10", advice=False))
+        kernels.append(sum(w.steps for w in found.all if w.kind not in (work.NOTHING, work.CONVERSION)))
+        inside = [w for layer, w in zip(predict(model, "trt10", advice=False).layers, found.layers, strict=True)
+                  if layer.type == "Conversion"]  # fmt: skip
+        assert all(w.kind == work.NOTHING for w in inside)
+    assert kernels[0] == kernels[1]
+
+
+# The time model obeys the laws that it states; numbers are worked out by hand.
+
+GPU = find("RTX 3060")
+
+
+def conv_physics(rows=3136.0, columns=64.0, depth=576.0, channels=64.0, precision=Precision.INT8):
+    size = work.width(precision)
+    return Work(
+        work.CONV,
+        precision,
+        precision,
+        rows,
+        columns,
+        depth,
+        channels,
+        1.0,
+        rows * channels * size,
+        columns * depth * size,
+        rows * columns * size,
+    )
+
+
+def one(found, gpu=GPU):
+    return float(seconds([found], gpu)[0])
+
+
+def test_every_constant_is_there():
+    assert set(constants().values) == set(NAMES)
+    assert all(v > 0 for v in constants().values.values())
+    assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(constants().spreads)
+    assert 1 < constants().spreads["total"] <= constants().spreads["total_unknown"] < 2
+
+
+def test_a_large_convolution_by_hand():
+    """1 million rows, 256 columns, depth 2304, INT8 on an RTX 3060: the formula with pencil and paper."""
+    c = constants().values
+    found = conv_physics(1e6, 256.0, 2304.0, 256.0)
+    rate = 1024 * c["int8"] * factor_of("8.6", constants().architectures) * 256 / (256 + c["narrow"])
+    clocks = 28 * 1777e6
+    compute = 1e6 * 256 * 2304 / (clocks * rate)
+    moved = 1e6 * 256 * 2 + 256 * 2304
+    memory = max(moved * (1 - 3e6 * c["l2_share"] / moved) / (c["dram"] * 360e9), moved / (c["l2"] * clocks * 32))
+    p = 1 + c["overlap"]
+    latency = c["step_clocks"] * 2304 / 64 / 1777e6
+    floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
+    assert one(found) == pytest.approx(floor + latency + (compute**p + memory**p) ** (1 / p), rel=1e-9)
+
+
+def test_a_conversion_is_bandwidth_and_a_floor():
+    c = constants().values
+    found = Work(work.CONVERSION, Precision.FP16, Precision.INT8, channels=64.0, read=2e8, written=1e8)
+    floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
+    expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 3e8) / (c["copy"] * 360e9)
+    assert one(found) == pytest.approx(expected, rel=1e-9)
+
+
+def test_nothing_takes_no_time_and_everything_else_at_least_a_microsecond():
+    assert one(Work(work.NOTHING)) == 0
+    for kind in (work.CONV, work.POOL, work.COPY, work.UNKNOWN, work.SOFTMAX, work.DEPTHWISE):
+        assert 1e-6 < one(Work(kind)) < 2e-5, kind
+    assert seconds([], GPU).shape == (0,)
+
+
+works = st.builds(
+    conv_physics,
+    st.floats(1, 1e7),
+    st.floats(1, 4096),
+    st.floats(1, 20_000),
+    st.floats(1, 4096),
+    st.sampled_from([Precision.INT8, Precision.FP16, Precision.FP32]),
+)
+
+
+@given(works, st.sampled_from(gpus()), st.floats(1.01, 8))
+def test_more_work_never_takes_less_time(found, gpu, factor):
+    base = one(found, gpu)
+    assert np.isfinite(base) and base > 0
+    for name in ("rows", "columns"):  # what it writes grows with them: else it looks like one with a fused pooling
+        more = replace(found, **{name: getattr(found, name) * factor}, written=found.written * factor)
+        assert one(more, gpu) >= base * (1 - 1e-9)
+    for name in ("depth", "read", "weights"):
+        assert one(replace(found, **{name: getattr(found, name) * factor}), gpu) >= base * (1 - 1e-9)
+
+
+@given(works, st.sampled_from(gpus()), st.floats(1.01, 4))
+def test_a_faster_gpu_never_takes_longer(found, gpu, factor):
+    base = one(found, gpu)
+    assert one(found, replace(gpu, clock=gpu.clock * factor)) <= base * (1 + 1e-9)
+    assert one(found, replace(gpu, bandwidth=gpu.bandwidth * factor)) <= base * (1 + 1e-9)
+    assert one(found, replace(gpu, l2=gpu.l2 * factor)) <= base * (1 + 1e-9)
+
+
+def test_few_output_channels_cost_as_many_as_a_tile():
+    """Heads of 2 channels take as long as 64 would, but for what they write (measured: CenterPoint)."""
+    narrow, tile = conv_physics(32400, 2, 576), conv_physics(32400, 64, 576)
+    same = replace(narrow, written=tile.written, weights=tile.weights)
+    assert one(same) == pytest.approx(one(tile), rel=1e-9)
+
+
+def test_int8_of_few_channels_runs_by_dp4a_unless_pooled():
+    plain = conv_physics(400_000, 64, 147, 3)
+    pooled = replace(plain, written=plain.written / 4)
+    assert one(plain) > 1.5 * one(pooled)
+
+
+def test_int8_without_tensor_cores_is_slower_than_fp16_with_them():
+    v100 = find("V100")
+    assert one(conv_physics(1e6, 256, 2304, 256), v100) > one(conv_physics(1e6, 256, 2304, 256, Precision.FP16), v100)
+    assert one(conv_physics(1e6, 256, 2304, 256)) < one(conv_physics(1e6, 256, 2304, 256, Precision.FP16))
+
+
+def test_architectures_that_were_not_measured_take_the_nearest():
+    known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
+    assert factor_of("8.0", known) == 1.1
+    assert factor_of("12.0", known) == 1.2
+    assert factor_of("9.0", known) == 1.2
+    assert factor_of("6.1", known) == 1.0
+    assert factor_of("8.6", {}) == 1.0

@@ -7,8 +7,6 @@ others and are not part of this project; only names, precisions and counts deriv
 deliberately its own, a few regular expressions, so that the tables do not rest on the code that they test.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -3,8 +3,6 @@
 Run it on a release, never to make a failing test pass: what it wrote for 0.1 is what users were promised.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

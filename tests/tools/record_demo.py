@@ -5,14 +5,11 @@ usage: python -m tests.tools.record_demo
 Needs tensorrt_rtx. Run it again when the demo's model or the placement of its Q/DQ pairs changes.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
 
-from qdqtool.demo.model import write_images, yolov8n
-from qdqtool.demo.run import RECORDING, structure
+from qdqtool.demo.run import RECORDING, structure, write_images, yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.model.modelfile import load, save
 from qdqtool.types import Precision

@@ -4,8 +4,6 @@ A convolution called ``c`` has weights ``c.weight``, quantizers ``c.in.Q``, ``c.
 or DQ called ``n`` has a scale ``n.scale`` and a zero point ``n.zero``; a node called ``n`` writes the tensor ``n:0``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The published builds that the simulator answers to: graphs and truth tables of tests/data/evidence."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Turns a network in the middle of the pipeline back into ONNX, to see whether it still computes the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random Q/DQ graphs for property tests: every operator that a pass knows, with pairs in sensible and in odd places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The simulator against published builds: every convolution, every conversion, the pass lines and the layer names."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter
@@ -10,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from qdqtool.trt import rules
+from qdqtool.trt import pipeline
 from qdqtool.trt.targets import BUILDS
 from qdqtool.types import ConvOutcome, Event, Evidence, Precision
+from qdqtool.verification.lines import in_order
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 
 # Names of these depend on how the parser numbers the layers of a post-processing tail; no Q/DQ pass is among them.
@@ -103,16 +102,8 @@ def test_trace_of_every_pass(case: str) -> None:
 @pytest.mark.parametrize("case", WITH_TRACE)
 def test_order_of_the_lines(case: str) -> None:
     built, predicted = compared(case, ("ConstQDQInitializersFusion",))
-    assert common_subsequence(built, predicted) >= ORDER[case] * len(built)
-
-
-def common_subsequence(first: list[Event], second: list[Event]) -> int:
-    row = [0] * (len(second) + 1)
-    for event in first:
-        before = row[:]
-        for i, other in enumerate(second):
-            row[i + 1] = before[i] + 1 if event == other else max(row[i], before[i + 1])
-    return row[-1]
+    common = in_order(built, predicted)
+    assert common is not None and common >= ORDER[case] * len(built)
 
 
 @pytest.mark.parametrize("case", [c for c in WITH_TRACE if c.startswith("bevfusion")])
@@ -142,7 +133,7 @@ def test_types_of_every_layer(case: str) -> None:
 
 ROOT = Path(__file__).parents[2]
 LOGS = Path(os.environ.get("QDQTOOL_SHARED", ROOT.parent / "shared")) / "evidence"
-BY_LINE = [(name, build) for name, case in rules.cases().items() for build in case.builds if ":" in build]
+BY_LINE = [(name, build) for name, case in pipeline.cases().items() for build in case.builds if ":" in build]
 # What the lines of rules say that are logged without their pass's name.
 WORDS = {
     "MergeLayers": "Merging layers", "SliceRemoval": "slice", "ConcatRemoval": "concatenation|Retargeting|Generating",
@@ -154,14 +145,14 @@ WORDS = {
 
 
 def test_every_build_is_described() -> None:
-    named = {n for case in rules.cases().values() for n in case.build_names()}
+    named = {n for case in pipeline.cases().values() for n in case.build_names()}
     assert named <= BUILDS.keys()
     assert set(CASES) == {b.name for b in BUILDS.values() if b.graph}
 
 
-@pytest.mark.parametrize("name", rules.cases())
+@pytest.mark.parametrize("name", pipeline.cases())
 def test_case_says_what_it_rests_on(name: str) -> None:
-    case = rules.cases()[name]
+    case = pipeline.cases()[name]
     assert case.says.endswith(".")
     if case.evidence == Evidence.SEEN:
         assert case.builds
@@ -172,7 +163,7 @@ def test_case_says_what_it_rests_on(name: str) -> None:
 
 
 def test_names_are_unique() -> None:
-    for kind in rules.passes():
+    for kind in pipeline.passes():
         names = [c.name for c in kind.cases]
         assert len(names) == len(set(names)), kind
 

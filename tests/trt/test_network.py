@@ -1,7 +1,5 @@
 """The network stays one graph: after every pass, who writes and who reads a tensor is told the same from both sides."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -17,9 +15,9 @@ from qdqtool.model.modelfile import load
 from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt import importer, pipeline
-from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, Weighted
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, PassResult
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.slow import slow_after
@@ -78,9 +76,6 @@ def test_a_layer_that_writes_another_tensor_lets_go_of_its_own() -> None:
     network.set_output(layers["add"], tensors["d"])
     assert tensors["c"].producer is layers["neg"], "it is another layer's by now"
     assert (layers["add"].outputs, tensors["d"].producer) == ([tensors["d"]], layers["add"])
-
-
-def test_one_of_several_outputs_is_exchanged() -> None:
     network, layers, tensors = small()
     new = Tensor("n")
     network.set_output_of(layers["split"], tensors["b"], new)
@@ -134,10 +129,6 @@ def test_what_no_output_depends_on_is_dead() -> None:
     network.add(Layer(LayerKind.UNARY, "dead"), [tensors["a"]], [Tensor("e")])
     network.remove_dead()
     assert [layer.name for layer in network.layers.values()] == list(layers)
-
-
-def test_a_layer_is_visited_behind_all_that_it_reads() -> None:
-    """Breadth first, whatever the order of creation; the merging of convolutions goes depth first from the outputs."""
     network = Network()
     t = {name: Tensor(name) for name in "xabcde"}
     for name, inputs in (("last", "bd"), ("d", "c"), ("c", "x"), ("b", "a"), ("a", "x")):
@@ -157,7 +148,7 @@ def run_checked(model: onnx.ModelProto, target: str) -> None:
     assert inconsistencies(network) == []
     run = Pass.run
 
-    def checked(self: Pass, edited: Network) -> PassResult:
+    def checked(self: Pass, edited: Network) -> Pass:
         result = run(self, edited)
         assert inconsistencies(edited) == [], self.name
         return result
@@ -178,9 +169,8 @@ def test_every_pass_leaves_one_graph_of_a_built_network(case: str) -> None:
 
 
 @pytest.mark.parametrize("target", CLASSIC)
-def test_weights_that_two_matrix_products_read(target: str) -> None:
+def test_weights_that_two_matrix_products_read(g: Graph, target: str) -> None:
     """The first that becomes a convolution takes its weights in; the constant stays for the other."""
-    g = Graph()
     g.input(2, 16)
     weights = g.const("w", np.ones((16, 16), np.float32))
     for op in ("Gemm", "MatMul"):
@@ -259,8 +249,7 @@ def test_no_other_exception(seed: int) -> None:
 
 
 @pytest.mark.parametrize("op", ["Custom", "GridSample", "Einsum"])
-def test_unknown_operators(op: str) -> None:
-    g = Graph()
+def test_unknown_operators(g: Graph, op: str) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     g.nodes.append(helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""))
     g.channels["u:0"] = 8
@@ -274,12 +263,17 @@ def test_unknown_operators(op: str) -> None:
     [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
     ids=["0", "-1", "nan", "inf", "empty"],
 )
-def test_senseless_scales(scale: Any) -> None:
+def test_senseless_scales(g: Graph, scale: Any) -> None:
     """The advice complains; the simulation must only not fail."""
-    g = Graph()
     x = g.input(1, 3, 8, 8)
     quantized = g.op("QuantizeLinear", [x, g.const("s", scale), g.const("z", np.int8(0))], "Q")
     data = g.op("DequantizeLinear", [quantized, "s", "z"], "DQ")
+    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
+    g = Graph()
+    x = g.input(1, 3, 8, 8)
+    g.nodes.append(helper.make_node("Constant", [], ["s"], value_string="0.1"))
+    quantized = g.op("QuantizeLinear", [x, "s"], "Q")
+    data = g.op("DequantizeLinear", [quantized, "nowhere"], "DQ")
     assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
 
 
@@ -288,9 +282,8 @@ def test_senseless_scales(scale: Any) -> None:
     [("Conv", "group", "two"), ("Conv", "group", [1, 2]), ("Conv", "strides", 1), ("MaxPool", "kernel_shape", 3.0),
      ("Concat", "axis", "one")],
 )
-def test_attribute_of_the_wrong_type(op: str, attribute: str, value: Any) -> None:
+def test_attribute_of_the_wrong_type(g: Graph, op: str, attribute: str, value: Any) -> None:
     """One line that names the node."""
-    g = Graph()
     x = g.conv(g.input(1, 3, 8, 8), "c", scale=None)
     g.nodes.append(helper.make_node(op, [x, x], ["n:0"], "n", **{attribute: value}))
     model = helper.make_model(
@@ -299,16 +292,6 @@ def test_attribute_of_the_wrong_type(op: str, attribute: str, value: Any) -> Non
     )
     with pytest.raises(QdqtoolError, match=rf"^[^\n]*node 'n' \({op}\) is damaged[^\n]*$"):
         predict(model, advice=False)
-
-
-def test_scale_without_a_value() -> None:
-    """A Constant node with a string, a scale that is not there at all."""
-    g = Graph()
-    x = g.input(1, 3, 8, 8)
-    g.nodes.append(helper.make_node("Constant", [], ["s"], value_string="0.1"))
-    quantized = g.op("QuantizeLinear", [x, "s"], "Q")
-    data = g.op("DequantizeLinear", [quantized, "nowhere"], "DQ")
-    assert conv_names(predict(g.model(g.conv(data, "c", scale=None)), advice=False)) == ["c"]
 
 
 def _small(name: str) -> onnx.ModelProto:
@@ -344,9 +327,8 @@ def test_four_small_graphs_as_10_3_built_them(
     assert (found.summary()["int8"], told, found.conversion_nodes) == (int8, computing, conversions)
 
 
-def test_layers_of_matrix_products_are_those_that_10_lists() -> None:
+def test_layers_of_matrix_products_are_those_that_10_lists(g: Graph) -> None:
     """gemm-mlp-trt10: kgen, three gemm, kgen; and a float product whose Q and DQ are one kernel of floats."""
-    g = Graph()
     x = g.input(8, 16)
     for i in range(3):
         weights = g.pair(g.const(f"w{i}", np.ones((16, 16), np.float32)), f"w{i}p", 0.01)
@@ -355,3 +337,121 @@ def test_layers_of_matrix_products_are_those_that_10_lists() -> None:
     told = [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in found.layers]
     assert told == [("kgen", "FLOAT", "INT8"), *[("MatrixMultiply", "INT8", "INT8")] * 3, ("kgen", "INT8", "FLOAT")]
     assert [b.inputs[0].tensor for b in found.layers[1:]] == [a.outputs[0].tensor for a in found.layers[:-1]]
+
+
+# What the importer reads out of a model: geometry with ONNX's defaults, and the parser's own decompositions.
+
+def imported(model: onnx.ModelProto) -> Network:
+    return importer.build(load(model))
+
+
+def weights_of(model: onnx.ModelProto, node: str) -> Weighted:
+    """How the importer read the weights of a node."""
+    layers = imported(model).layers.values()
+    return next(layer.weights for layer in layers if node in layer.nodes and layer.kind in WEIGHTED)
+
+
+def bare(**attributes: object) -> onnx.ModelProto:
+    g = Graph()
+    weights = g.const("w", np.zeros((8, 8, 3, 3), np.float32))
+    return g.model(g.op("Conv", [g.input(1, 8, 8, 8), weights], "c", **attributes))
+
+
+def test_what_is_left_out_has_onnxs_defaults() -> None:
+    """Kernel from the weights, strides and dilations 1, pads 0, one group, no automatic padding."""
+    spelled = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [0] * 4, "group": 1,
+               "auto_pad": "NOTSET"}  # fmt: skip
+    known, same = weights_of(bare(), "c"), weights_of(bare(**spelled), "c")
+    for name in ("kernel", "strides", "pads", "dilations", "group", "auto_pad"):
+        assert getattr(known, name) == getattr(same, name), name
+    assert (known.kernel, known.strides, known.pads) == ((3, 3), (1, 1), (0, 0, 0, 0))
+    assert (known.dilations, known.group, known.auto_pad) == ((1, 1), 1, "NOTSET")
+    assert (known.dims, known.axis, known.constant) == ((8, 8, 3, 3), 0, True)
+
+
+@pytest.mark.parametrize(("key", "value"), [("strides", [2, 2]), ("dilations", [2, 2]), ("pads", [1] * 4)])
+def test_what_is_given_is_read(key: str, value: list[int]) -> None:
+    assert getattr(weights_of(bare(**{key: value}), "c"), key) == tuple(value)
+
+
+@pytest.mark.parametrize(("op", "attributes", "axis"), [
+    ("MatMul", {}, 1), ("Gemm", {}, 1), ("Gemm", {"transB": 1}, 0),
+])
+def test_outputs_of_a_matrix_product_lie_along_the_axis_of_its_weights(op: str, attributes: dict, axis: int) -> None:
+    g = Graph()
+    g.input(2, 16)
+    shape = (4, 16) if attributes else (16, 4)
+    product = g.op(op, ["x", g.const("w", np.zeros(shape, np.float32))], "m", **attributes)
+    known = weights_of(g.model(product), "m")
+    assert (known.dims, known.axis, known.name, known.constant) == (shape, axis, "w", True)
+    assert known.inside is False, "its weights are an input; those of a convolution lie in it"
+    assert weights_of(bare(), "c").inside is True
+
+
+def test_a_batch_normalization_with_computed_parameters_is_taken_apart(g: Graph) -> None:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias; each parameter passes a shuffle, the bias is added last."""
+    x = g.input(1, 4, 8, 8)
+    names = [g.op("Abs", g.const(n, np.ones(4, np.float32)), f"abs_{n}") for n in ("scale", "bias", "mean", "var")]
+    network = imported(g.model(g.op("BatchNormalization", [x, *names], "bn")))
+    last = next(layer for layer in network.layers.values() if layer.out.name == "bn:0")
+
+    def sources(layer: Layer) -> list[str]:
+        """The ONNX tensors behind an elementwise layer's inputs, through the shuffles."""
+        found = []
+        for tensor in layer.inputs:
+            maker = tensor.producer
+            found.append(maker.inputs[0].name if maker is not None and maker.kind == LayerKind.SHUFFLE else "computed")
+        return found
+
+    assert last.operation == "SUM"
+    assert sources(last) == ["computed", "abs_bias:0"]
+    scaled = last.inputs[0].producer
+    assert scaled is not None and scaled.operation == "PROD" and sources(scaled) == ["abs_scale:0", "computed"]
+    divided = scaled.inputs[1].producer
+    assert divided is not None and divided.operation == "DIV"
+    centred = divided.inputs[0].producer
+    assert centred is not None and centred.operation == "SUB" and sources(centred) == ["computed", "abs_mean:0"]
+    for layer in network.layers.values():  # the constant epsilon has no type of its own: what adds it has that of var
+        if layer.kind in (LayerKind.ELEMENTWISE, LayerKind.UNARY):
+            assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
+    deviation = divided.inputs[1].producer
+    assert deviation is not None and (deviation.out.shape, centred.out.shape) == ((4,), (1, 4, 8, 8))
+
+
+@pytest.mark.parametrize("where", ["plain", "captured", "mixed"])
+def test_shape_arithmetic_is_no_layer(g: Graph, where: str) -> None:
+    """It is folded while parsing; what reads another tensor as well, a subgraph included, is a layer."""
+    x = g.input(1, 8, 4, 4)
+    size = g.op("Gather", [g.op("Shape", x, "shape"), g.const("at", np.array([0]))], "gather")
+    size = g.op("Mul", [size, g.const("two", np.array([1], np.int64))], "times")
+    if where == "captured":
+        body = onnx.helper.make_graph(
+            [onnx.helper.make_node("Cast", ["captured"], ["inside"], "cast", to=onnx.TensorProto.INT64)], "body", [],
+            [onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.INT64, [1])],
+        )  # fmt: skip
+        g.op("Softmax", g.reshape(x, "flat", 128), "s")
+        g.slice("s:0", "captured", 0, 1, axis=0)
+        g.nodes[-1].output[0] = "captured"
+        flag = g.op("Cast", size, "flag", to=onnx.TensorProto.BOOL)
+        size = g.op("If", flag, "mixed", then_branch=body, else_branch=body)
+    elif where == "mixed":
+        size = g.op("Mul", [size, g.op("Cast", g.input(1, name="n"), "cast", to=onnx.TensorProto.INT64)], "mixed")
+    to = g.op("Concat", [size, g.const("rest", np.array([-1]))], "cat", axis=0)
+    network = imported(g.model(g.op("Reshape", [g.op("Exp", x, "e"), to], "r"), *([] if where == "plain" else [size])))
+    names = {layer.name for layer in network.layers.values()}
+    assert {"e", "r"} <= names and not names & {"shape", "gather", "times", "flag"}
+    assert ("mixed" in names) is (where != "plain")
+
+
+@pytest.mark.parametrize("op", ["Relu", "HardSwish", "Softmax", "Sigmoid", "GlobalAveragePool", "GlobalMaxPool", "Exp",
+                                "Identity", "Dropout", "Flatten", "Softplus", "Celu"])  # fmt: skip
+def test_whatever_an_operator_becomes_reads_its_input(op: str) -> None:
+    """Up from the output, layer by layer, one comes to the network's input."""
+    g = Graph(opset=14)
+    network = imported(g.model(g.op(op, g.input(1, 4, 8, 8), "n")))
+    seen, queue = set(), [next(layer.out for layer in network.layers.values() if layer.out.name == "n:0")]
+    for tensor in queue:
+        seen.add(tensor.name)
+        if tensor.producer is not None:
+            queue.extend(tensor.producer.inputs)
+    assert "x" in seen

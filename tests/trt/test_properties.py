@@ -1,7 +1,5 @@
 """What holds for every graph: the simulation ends, gives one answer, and its Q/DQ motions change no number."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -128,7 +126,7 @@ def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
     target = target_named("trt8.5")
     ConstQDQInitializersFusion(target).run(exporter.network)
     for _ in range(100):
-        changed = {kind.__name__ for kind in MOTION if kind(target).run(exporter.network).changed}
+        changed = {kind.__name__ for kind in MOTION if kind(target).run(exporter.network).events}
         fired |= changed
         if not changed:
             return exporter, fired
@@ -223,9 +221,8 @@ def test_what_a_long_chain_takes_grows_with_its_length(op: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 5, 40])
-def test_a_q_moves_through_alternating_concatenations_and_pools(depth: int) -> None:
+def test_a_q_moves_through_alternating_concatenations_and_pools(g: Graph, depth: int) -> None:
     """Every level leaves one clone on its other input, and the last one the innermost tensor's."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 1, 8, 8), "before")
     for i in range(depth):
         x = g.pool(g.concat([x, g.op("Softmax", "x", f"s{i}")], f"cat{i}"), f"pool{i}", k=3, stride=1)

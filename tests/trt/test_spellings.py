@@ -1,7 +1,5 @@
 """The same network in every spelling of Q/DQ that exporters use must get the same answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.prediction import predict
 from qdqtool.types import Evidence, Precision, Prediction
@@ -59,8 +57,7 @@ def test_opsets(opset: int) -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["[]", "[1]"])
 @pytest.mark.parametrize("zero", [True, False], ids=["zero-point", "no-zero-point"])
-def test_scale_shapes(shape: tuple[int, ...], zero: bool) -> None:
-    g = Graph()
+def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
     x = g.input(1, 3, 8, 8)
     for name in "ab":
         scale = g.const(f"{name}.s", np.full(shape, 0.1, np.float32))
@@ -280,22 +277,15 @@ def conv_names(prediction: Prediction) -> list[str]:
     return [c.name for c in prediction.convolutions]
 
 
-def test_empty_graph() -> None:
-    model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)])
-    prediction = predict(model, advice=False)
-    assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
-
-
-def test_input_that_is_an_output() -> None:
-    g = Graph()
+def test_input_that_is_an_output(g: Graph) -> None:
     g.input(1, 3, 8, 8)
     assert predict(g.model("x"), advice=False).layers == []
-
-
-def test_initializer_that_is_an_output() -> None:
     g = Graph()
     g.const("k", [1.0])
     assert predict(g.model("k"), advice=False).convolutions == []
+    model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)])
+    prediction = predict(model, advice=False)
+    assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
 
 
 def test_initializer_that_is_an_input() -> None:
@@ -306,15 +296,8 @@ def test_initializer_that_is_an_input() -> None:
     assert outcomes(predict(model, advice=False)) == EXPECTED
 
 
-def test_output_of_a_q() -> None:
-    g = Graph()
-    prediction = predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
-    assert outcomes(prediction) == {"c": ([INT8], INT8)}
-
-
-def test_input_of_a_dq() -> None:
+def test_input_of_a_dq(g: Graph) -> None:
     """Integers from outside."""
-    g = Graph()
     g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
     g.channels["i"] = 3
     prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
@@ -322,11 +305,13 @@ def test_input_of_a_dq() -> None:
     assert prediction.conversions == 0
 
 
-def test_dead_nodes() -> None:
-    g = Graph()
+def test_dead_nodes(g: Graph) -> None:
     x = g.input(1, 3, 8, 8)
     g.conv(x, "dead")
     assert conv_names(predict(g.model(g.conv(x, "alive")), advice=False)) == ["alive"]
+    g = Graph()
+    prediction = predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
+    assert outcomes(prediction) == {"c": ([INT8], INT8)}
 
 
 def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
@@ -334,9 +319,8 @@ def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
     return helper.make_graph([helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out])
 
 
-def test_if_reads_from_outside() -> None:
+def test_if_reads_from_outside(g: Graph) -> None:
     """A tensor that a subgraph reads has a float reader: the Q behind the convolution cannot be absorbed."""
-    g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     condition = g.const("yes", np.asarray(True))
     node = helper.make_node("If", [condition], ["if:0"], "If", then_branch=branch("then", conv, "Relu"),
@@ -346,8 +330,7 @@ def test_if_reads_from_outside() -> None:
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
 
 
-def test_loop() -> None:
-    g = Graph()
+def test_loop(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["v", conv], ["w"])],

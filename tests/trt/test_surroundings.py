@@ -1,7 +1,5 @@
 """What refusals record of the readers and the origin of a tensor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -24,9 +22,8 @@ def layer(network: Network, name: str) -> Layer:
     return next(x for x in network.layers.values() if x.name == name)
 
 
-def test_how_large_a_tensor_is() -> None:
+def test_how_large_a_tensor_is(g: Graph) -> None:
     """All its values; the dimensions are told without the batch."""
-    g = Graph()
     network = network_of(g, g.op("Exp", g.input(4, 8, 5, 5), "e"))
     assert elements(layer(network, "e").out) == Size("8x5x5", 800)
     for shape in (None, (1, None, 5), (1, 0, 5)):
@@ -34,9 +31,8 @@ def test_how_large_a_tensor_is() -> None:
         assert elements(layer(network, "e").out) is None
 
 
-def test_a_product_that_became_a_convolution_has_the_size_behind_its_reshape() -> None:
+def test_a_product_that_became_a_convolution_has_the_size_behind_its_reshape(g: Graph) -> None:
     """The tensor in between has no shape of its own; a tensor that has one, or that others read, is taken as it is."""
-    g = Graph()
     network = network_of(g, g.reshape(g.op("Exp", g.input(1, 8, 5, 5), "e"), "r", 1, 200))
     out = layer(network, "e").out
     assert elements(out) == Size("8x5x5", 200)
@@ -50,8 +46,7 @@ def test_a_product_that_became_a_convolution_has_the_size_behind_its_reshape() -
     assert elements(out) is None, "an Exp is no reshape"
 
 
-def test_readers_are_looked_for_past_what_a_q_passes() -> None:
-    g = Graph()
+def test_readers_are_looked_for_past_what_a_q_passes(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     pooled = g.pool(x, "pool")
     joined = g.concat([g.op("Tanh", x, "t"), pooled], "cat")
@@ -72,11 +67,10 @@ def test_readers_are_looked_for_past_what_a_q_passes() -> None:
 @pytest.mark.parametrize(
     ("behind", "feeds"),
     [("quantized", True), ("float", True), ("nothing", False), ("dfl", False), ("wide dfl", True), ("no softmax", True),
-     ("far dfl", False), ("farther dfl", True)],
+     ("far dfl", False), ("farther dfl", True), ("computed between", True)],
 )  # fmt: skip
-def test_whether_a_convolution_lies_behind(behind: str, feeds: bool) -> None:
+def test_whether_a_convolution_lies_behind(g: Graph, behind: str, feeds: bool) -> None:
     """YOLO's distribution focal loss, a 1x1 convolution to one channel behind a Softmax, is none."""
-    g = Graph()
     x = g.op("Exp", g.input(1, 4, 5, 5), "e")
     y = g.op("LRN", x, "reader", size=3)
     if behind in ("quantized", "float"):
@@ -84,22 +78,21 @@ def test_whether_a_convolution_lies_behind(behind: str, feeds: bool) -> None:
     elif behind != "nothing":
         y = y if behind == "no softmax" else g.op("Softmax", y, "s", axis=1)
         for i in range({"far dfl": 7, "farther dfl": 8}.get(behind, 0)):  # and the Softmax's own shuffle
-            y = g.op("LRN", y, f"l{i}", size=3)
+            y = g.op("Transpose", y, f"l{i}", perm=[0, 1, 3, 2])
+        y = g.op("LRN", y, "between", size=3) if behind == "computed between" else y
         y = g.conv(y, "c", 2 if behind == "wide dfl" else 1, 1, scale=None, weights="float")
     network = network_of(g, g.op("Neg", y, "end"))
     (reader,) = readers_of(layer(network, "e").out)
     assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
 
 
-def test_a_window_of_more_than_one_pixel_is_no_dfl() -> None:
-    g = Graph()
+def test_a_window_of_more_than_one_pixel_is_no_dfl(g: Graph) -> None:
     y = g.op("Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1)
     network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
     assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
 
 
-def test_scales_differ_when_one_is_not_known() -> None:
-    g = Graph()
+def test_scales_differ_when_one_is_not_known(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     network = network_of(g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2))))
     a, b, c = readers_of(layer(network, "e").out)
@@ -138,18 +131,16 @@ def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quanti
     assert found.scale == (float(np.float32(0.3)) if form == "pair" else None)
 
 
-def test_constants_behind_an_identity_are_an_origin() -> None:
+def test_constants_behind_an_identity_are_an_origin(g: Graph) -> None:
     """Exporters write equal weights once: a BatchNormalization without training has its bias as mean as well."""
-    g = Graph()
     one, zero = (g.const(n, np.full(8, v, np.float32)) for n, v in (("weight", 1), ("bias", 0)))
     mean, variance = g.op("Identity", zero, "mean"), g.op("Identity", one, "variance")
     y = g.op("BatchNormalization", [g.conv(g.input(1, 8, 4, 4), "c", k=1), one, zero, mean, variance], "bn")
     assert qdqtool.predict(g.model(g.silu(y, "act"))).summary()["int8"] == 1
 
 
-def test_whose_data_a_tensor_is() -> None:
+def test_whose_data_a_tensor_is(g: Graph) -> None:
     """Through DQs and what a Q passes, not through weights and what computes."""
-    g = Graph()
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     pooled = g.pool(g.pair(x, "p"), "pool")
     outputs = [g.conv(pooled, "a", scale=None), g.conv(g.op("Tanh", pooled, "t"), "b", scale=None), g.conv(x, "c")]
@@ -159,8 +150,7 @@ def test_whose_data_a_tensor_is() -> None:
     assert weighted_behind(layer(network, "a.w.Q").out) == ()
 
 
-def test_a_scale_is_one_number_or_one_for_each_channel() -> None:
-    g = Graph()
+def test_a_scale_is_one_number_or_one_for_each_channel(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 2, 4, 4), "e")
     network = network_of(g, g.op("Neg", g.pair(g.pair(x, "p", 0.5), "q", [0.5, 0.25], axis=1), "n"))
     told = scale_of(layer(network, "q.DQ"))

@@ -1,53 +1,20 @@
 """The wording of optimizer lines, both ways."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.trt import trace
 from qdqtool.types import Event
+from tests.tables import rows
 
 # Lines of real logs (8.2 to 8.5), with the event each one says when nothing was read before it.
-LINES = [
-    ("Running: ConvReluFusion", Event("ConvReluFusion", "Running", "")),
-    ("Running: ConstEltFusion on (Unnamed Layer* 105) [Shuffle]",
-     Event("ConstEltFusion", "Running", "(Unnamed Layer* 105) [Shuffle]")),
-    ("Removing bn1 + relu1", Event("", "Removing", "bn1 + relu1")),
-    ("Swapping Add_42 + Relu_43 with QuantizeLinear_46",
-     Event("", "Swapping", "Add_42 + Relu_43", "QuantizeLinear_46")),
-    ("ConvEltwiseSumFusion: Fusing w + Q_32 + Conv_34 with Add_42 + Relu_43",
-     Event("ConvEltwiseSumFusion", "Fusing", "w + Q_32 + Conv_34", "Add_42 + Relu_43")),
-    ("QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
-     Event("QuantizeDoubleInputNodes", "fusing", "QuantizeLinear_46", "Conv_34")),
-    ("QuantizeDoubleInputNodes: fusing (D_30 and D_33) into Conv_34 + PWN(relu/LeakyRelu)",
-     Event("QuantizeDoubleInputNodes", "fusing", "(D_30 and D_33)", "Conv_34 + PWN(relu/LeakyRelu)")),
-    ("Eliminating QuantizeLinear_38 which duplicates (Q) QuantizeLinear_15",
-     Event("", "Eliminating", "QuantizeLinear_38", "QuantizeLinear_15")),
-    ("Swap the layer type of GlobalAveragePool_300 from REDUCE to POOLING",
-     Event("", "Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING")),
-    ("Convert layer type of Gemm_311 from MATRIX_MULTIPLY to CONVOLUTION",
-     Event("", "Convert layer type", "Gemm_311", "MATRIX_MULTIPLY to CONVOLUTION")),
-    ("-----------SqueezePushDown kSQUEEZE_JOIN case: A --> B --> (Unnamed Layer* 3) [ElementWise]",
-     Event("", "SqueezePushDown kSQUEEZE_JOIN", "A", "B --> (Unnamed Layer* 3) [ElementWise]")),
-    ("Merging layers: Conv_62 + Relu_63 || Conv_65 + Relu_66",
-     Event("", "Merging layers", "Conv_62 + Relu_63 || Conv_65 + Relu_66")),
-    ("Eliminating slice /m/Slice by retargeting t0 from t0 to t1",
-     Event("", "Eliminating slice", "/m/Slice", "t0 from t0 to t1")),
-    ("Eliminating concatenation /neck/Concat_1", Event("", "Eliminating concatenation", "/neck/Concat_1")),
-    ("Retargeting onnx::Concat_602 to input.164", Event("", "Retargeting", "onnx::Concat_602", "input.164")),
-    ("Generating copy for a to b because input does not support striding.",
-     Event("", "Generating copy because input does not support striding", "a", "b")),
-    ("Generating copy for a to b because of stomping hazard.",
-     Event("", "Generating copy because of stomping hazard", "a", "b")),
-    ("PointWiseFusion: Fusing A with PWN(B with C, D)", Event("PointWiseFusion", "Fusing", "A", "PWN(B with C, D)")),
-    ("PointWiseFusion: Fusing PWN(B with C, D) with A", Event("PointWiseFusion", "Fusing", "PWN(B with C, D)", "A")),
-]
+LINES = rows("logs/trace.tsv")
 
 
-@pytest.mark.parametrize(("line", "event"), LINES)
-def test_line_and_event(line: str, event: Event) -> None:
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row[0])
+def test_line_and_event(row: list[str]) -> None:
+    line, event = row[0], Event(*row[1:])
     assert trace.parse(line) == event
     assert trace.render(event) == line
 
@@ -74,9 +41,6 @@ def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
         ("QuantizeConvWithResidualAdd", "Removing"),
         ("", "Merging layers"),
     ]
-
-
-def test_reset_forgets_the_pass() -> None:
     reader = trace.TraceReader()
     reader.read("Running: QDQToCopy on Q")
     reader.reset()

@@ -1,6 +1,10 @@
-"""A YOLOv8-style network against the lines that a published TensorRT 8.4.12 build printed for one like it."""
+"""A YOLOv8-style network against the lines that a published TensorRT 8.4.12 build printed for one like it.
 
-from __future__ import annotations
+Its model.onnx.gz has from the lines: every name; ReLU; BatchNormalization not folded in quantized layers and folded in
+float ones; C2f by two Slices; an Add with Q/DQ on both inputs; the heads of each scale, quantized or float as their
+``Merging layers`` lines say; two outputs; the DFL tail with its names. Invented: channels, repeats, scales, which are
+equal where a line needs it (all Qs that read the halves of a C2f) and different elsewhere. Weights are zero.
+"""
 
 import functools
 import json
@@ -8,11 +12,13 @@ import re
 
 import onnx
 
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, Prediction
 from tests.trt.evidence import HOME
-from tests.trt.yolov8_excerpts import build
 
+BUILD = HOME / "yolov8-orin-trt8412-excerpts"
+NETWORK = load(BUILD / "model.onnx.gz").proto
 Row = tuple[str, ...]
 # When TensorRT sees a stomping hazard between the inputs of a concatenation is not known; no Q/DQ pass asks.
 UNEXPLAINED = {
@@ -26,13 +32,13 @@ def unnumbered(row: Row) -> Row:
 
 
 def quoted() -> set[Row]:
-    rows = json.loads((HOME / "yolov8-orin-trt8412-excerpts" / "lines.json").read_text())
+    rows = json.loads((BUILD / "lines.json").read_text())
     return {unnumbered(tuple(row)) for row in rows}
 
 
 @functools.cache
 def prediction() -> Prediction:
-    return predict(build(), target="trt8.4", advice=False)
+    return predict(NETWORK, target="trt8.4", advice=False)
 
 
 def simulated() -> set[Row]:
@@ -40,7 +46,7 @@ def simulated() -> set[Row]:
 
 
 def test_the_network_is_sound() -> None:
-    onnx.checker.check_model(build(), full_check=True)
+    onnx.checker.check_model(NETWORK, full_check=True)
 
 
 def test_every_quoted_line_appears() -> None:

@@ -1,15 +1,13 @@
 """Small networks to tune: a branchy one, a classifier and a segmentation network as torchvision builds them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from calibration.arrays import open_data
 from calibration.dataset import Dataset
-from calibration.images import open_data
 from calibration.session import input_specs
 from qdqtool.insertion.losses import compared_tensors
 from qdqtool.insertion.placement import Rules

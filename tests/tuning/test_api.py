@@ -1,7 +1,5 @@
 """``qdqtool.tune`` as a whole, on networks small enough to try everything."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import types
@@ -16,19 +14,21 @@ import pytest
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.model.graph import Model
+from qdqtool.options import Request
 from qdqtool.timing import gpus
-from qdqtool.timing.ask import Request, predict_on
-from qdqtool.timing.estimate import estimate
+from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements
 from qdqtool.tuning import search as estimate_module
 from qdqtool.tuning import search as search_module
-from qdqtool.tuning.mapper import local
-from qdqtool.tuning.measure import Job, Result, Task
+from qdqtool.tuning.measure import Job, Result, Task, local
 from qdqtool.tuning.result import Tuning
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
 from tests.insertion.nets import check, images, run
+from tests.insertion.test_smoothing import heavy
+from tests.insertion.transformers import samples, vit
+from tests.slow import slow_after
 from tests.tuning.nets import branchy, resnet, segmentation
 
 DATA = images(16, 16, 16)
@@ -156,7 +156,7 @@ def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
         qdqtool.tune(branchy(), DATA, target="trt8.5", high_precision="fp16")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", slow_after(1, [3, 1]))
 def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int) -> None:
     again = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", workers=workers)
     assert told(again) == told(tuned)
@@ -167,7 +167,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("after", [1, 40])
+@pytest.mark.parametrize("after", slow_after(1, [40, 1]))
 def test_it_goes_on_where_it_was_killed(tuned: Tuning, tmp_path: Path, after: int) -> None:
     state = tmp_path / "t.tuning"
     seen: list[int] = []
@@ -192,6 +192,17 @@ def test_it_goes_on_where_it_was_killed(tuned: Tuning, tmp_path: Path, after: in
         qdqtool.tune(branchy(), DATA[1:], keep=KEEP, method="mse", state=state)
     with pytest.raises(DataError, match="another model"):
         qdqtool.tune(branchy(1), DATA, keep=KEEP, method="mse", state=state)
+
+
+def test_activations_are_smoothed_first(tmp_path: Path) -> None:
+    """What is written is the smoothed network, as a state of it is no state of the other."""
+    model, data, state = heavy(vit()), samples(vit(), 16), tmp_path / "t.tuning"
+    tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
+    assert any("`smooth=0.5`" in n for n in tuning.notes)
+    before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))
+    assert before["b0.ln1.gamma"] != after["b0.ln1.gamma"]
+    with pytest.raises(DataError, match="another setting"):
+        qdqtool.tune(model, data, keep=0.5, state=state)
 
 
 def test_another_state_is_refused_before_anything_takes_long(
@@ -352,7 +363,7 @@ def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_pla
     assert all(s.loss is None or isinstance(s.loss, float) for s in found[0].sites)
 
 
-@pytest.mark.parametrize("limit", [40.0, 60.0, 90.0, 150.0])
+@pytest.mark.parametrize("limit", slow_after(2, [60.0, 150.0, 40.0, 90.0]))
 def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, limit: float
 ) -> None:

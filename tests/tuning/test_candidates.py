@@ -1,7 +1,5 @@
 """What is never measured, and that it is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

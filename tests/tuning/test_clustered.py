@@ -1,7 +1,5 @@
 """Tasks on a cluster: the rows of one process, whoever dies, and the network once to each worker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +10,10 @@ import pytest
 from PIL import Image
 
 from qdqtool.cluster.mapping import Cluster
-from qdqtool.tuning import mapper as clustered
+from qdqtool.tuning import measure as clustered
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.mapper import ClusterMapper
-from qdqtool.tuning.measure import Job, Mapper, Result, Task
+from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, Result, Task
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, job_of, planner_of
 
@@ -52,7 +49,7 @@ def job_and_tasks() -> tuple[Job, list[Task], list[Recipe]]:
 
 
 def test_rows_are_those_of_one_process(client: Any) -> None:
-    from qdqtool.tuning.mapper import local
+    from qdqtool.tuning.measure import local
 
     job, tasks, recipes = job_and_tasks()
     other = replace(job, base=recipes[1])
@@ -65,7 +62,7 @@ def test_rows_are_those_of_one_process(client: Any) -> None:
 
 
 def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
-    from qdqtool.tuning.mapper import local
+    from qdqtool.tuning.measure import local
 
     job, tasks, _ = job_and_tasks()
 

@@ -1,7 +1,5 @@
 """What is measured, against whole networks run by onnxruntime and errors worked out with numpy."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
@@ -16,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
-from qdqtool.demo.model import yolov8n
+from qdqtool.demo.run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.images import Sets, open_sets
-from qdqtool.tuning.mapper import local
-from qdqtool.tuning.measure import Job, Result, Task, run_task
+from qdqtool.tuning.measure import Job, Result, Task, local, run_task
+from qdqtool.tuning.measurements import Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation

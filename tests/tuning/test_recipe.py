@@ -1,7 +1,5 @@
 """A recipe makes the model that ``qdqtool.insert`` makes of the same choices."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A build log written from a prediction, in TensorRT 8.5's wording: what a build that agrees would print."""
 
-from __future__ import annotations
-
 from qdqtool.trt.trace import render
 from qdqtool.types import EngineLayer, Precision, Prediction
 

@@ -1,23 +1,32 @@
 """verify on logs written from predictions and changed in one place, and on the recorded builds."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qdqtool.builders.run import BuildResult
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource, ConvolutionCounts, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent, ParseSection
 from qdqtool.cli import run
-from qdqtool.errors import BuildLogError
+from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
+from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
+from qdqtool.types import Precision
 from qdqtool.verification import api
-from qdqtool.verification.api import exit_code, verify
+from qdqtool.verification.api import check_same_model, choose_target, exit_code, flag_notes, verify
+from qdqtool.verification.build_model import BuiltModel, Pair, build_model
+from qdqtool.verification.convolutions import BuiltNode
+from qdqtool.verification.lines import Verification, of_pairs
 from tests.buildlog.evidence import build_file
+from tests.slow import slow_after
+from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 
@@ -97,9 +106,6 @@ def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
     assert [m.name for m in trace] == ["QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22"]
     assert trace[0].why == "predicted, not logged"
     assert result.trace.built == 606
-
-
-def test_one_pass_line_too_many_names_its_line(tmp_path: Path, lines: list[str]) -> None:
     at = place(lines, "Running: QDQToCopy on QuantizeLinear_2")
     extra = [lines[at].replace("QuantizeLinear_2", "QuantizeLinear_15")]
     result = verify(MODEL, written(tmp_path, [*lines[:at], *extra, *lines[at:]]))
@@ -126,28 +132,6 @@ def test_what_pass_lines_alone_tell(tmp_path: Path, lines: list[str]) -> None:
     assert result.convolutions.agree == 21
     assert result.conversions.built == 1
     assert exit_code(result) == 2
-
-
-def test_names_only_tells_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "layers.json"
-    path.write_text(json.dumps({"Layers": [layer.name for layer in prediction(CASE).layers], "Bindings": ["a"]}))
-    result = verify(MODEL, path)
-    assert result.convolutions.agree == 0
-    assert result.convolutions.unknown == 21
-    assert exit_code(result) == 2
-
-
-def test_a_log_of_another_model_is_refused_with_the_counts(tmp_path: Path) -> None:
-    other = written(tmp_path, log_of(prediction("yolo-resnet18-orin-trt8502")))
-    with pytest.raises(BuildLogError, match="names 0 of the model's 21 convolutions"):
-        verify(MODEL, other)
-
-
-def test_flags_are_not_placement(tmp_path: Path) -> None:
-    path = written(tmp_path, log_of(prediction(CASE), flags="--int8"))
-    result = verify(MODEL, path)
-    assert result.mismatches == []
-    assert any("--fp16" in note for note in result.notes)
 
 
 def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +180,7 @@ def swapped(text: str, words: tuple[str, str]) -> str:
     return words[1] if text == words[0] else words[0]
 
 
-@pytest.mark.parametrize("case", ["resnet18-qat-rtx2000-trt8510", "yolo-resnet18-orin-trt8502"])
+@pytest.mark.parametrize("case", slow_after(1, ["resnet18-qat-rtx2000-trt8510", "yolo-resnet18-orin-trt8502"]))
 def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +205,7 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
         assert any(m.line == i + 1 or f"line {i + 1}" in m.why for m in result.mismatches), changed
 
 
-@pytest.mark.parametrize("case", ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"])
+@pytest.mark.parametrize("case", slow_after(1, ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"]))
 def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(HOME / case / "model.onnx.gz")
     predicted = predict(model, TARGETS["trt8.4"])
@@ -247,3 +231,183 @@ def test_a_log_that_ends_in_the_parse_section_is_not_called_another_model(tmp_pa
     path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
     with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
         verify(MODEL, path)
+
+
+# The rules of verify that need no whole build: which target, which model, which flags, and when it ends with what.
+
+INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
+
+
+def layer(name: str, kind: str = "CaskConvolution", inputs: str = "", outputs: str = "", **more: object) -> BuiltLayer:
+    """A layer whose tensors are given by their types, such as ``INT8 FP32``."""
+    def tensors(side: str, types: str) -> list[BuiltTensor]:
+        return [BuiltTensor(f"{name}.{side}{i}", Precision(t)) for i, t in enumerate(types.split())]
+
+    return BuiltLayer(name, kind, tensors("in", inputs), tensors("out", outputs), **more)  # type: ignore[arg-type]
+
+
+def model(count: int) -> Model:
+    g = Graph()
+    x = g.input(1, 8, 4, 4)
+    return Model(g.model(*(g.conv(x, f"c{i}", 8, 1) for i in range(count))))
+
+
+@pytest.mark.parametrize(("build", "target", "chosen", "told"), [
+    (Build(tensorrt="8.5.2"), None, "trt8.5", ""),
+    (Build(tensorrt="8.5.2"), "trt10", "trt10", ""),  # the user's word comes first
+    (Build(tensorrt="10.3.0"), None, "trt10", ""),
+    (Build(tensorrt="8.4.1", version_hint="10.0"), None, "trt8.4", ""),
+    (Build(version_hint="8.6"), None, "trt10", "its spelling is that of 8.6 and of 10"),
+    (Build(version_hint="10.0"), None, "trt10", "its spelling is that of 10.0, taken as trt10"),
+    (Build(), None, "trt10", "the build does not state its version; predicted for trt10"),
+    (Build(is_rtx=True), None, "rtx1.7", ""),
+    (Build(is_rtx=True, tensorrt="1.7.1"), None, "rtx1.7", ""),
+])  # fmt: skip
+def test_the_target_is_the_builds_version(build: Build, target: str | None, chosen: str, told: str) -> None:
+    found, notes = choose_target(build, target)
+    assert found is TARGETS[chosen]
+    assert [told in n for n in notes] == ([True] if told else [])
+
+
+def test_a_version_before_qdq_is_refused() -> None:
+    with pytest.raises(VersionError, match=r"older than 8\.0"):
+        choose_target(Build(tensorrt="7.2.1"), None)
+    with pytest.raises(QdqtoolError, match="unknown target"):
+        choose_target(Build(tensorrt="8.5.2"), "trt7")
+
+
+def named(count: int) -> list[BuiltLayer]:
+    return [layer(f"c{i}") for i in range(count)] + [layer("other", "PointWiseV2")]
+
+
+@pytest.mark.parametrize(("total", "found", "same"), [
+    (5, 1, True), (6, 1, False), (10, 2, True), (11, 2, False), (4, 0, False), (1, 1, True),
+])  # fmt: skip
+def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, same: bool) -> None:
+    build = Build(layers=named(found), files=["b.log"])
+    if same:
+        check_same_model(model(total), build)
+        return
+    with pytest.raises(BuildLogError, match=f"b.log: names {found} of the model's {total} convolutions; it is a build"):
+        check_same_model(model(total), build)
+
+
+@pytest.mark.parametrize(("build", "allowed"), [
+    (Build(layers=[layer("a", "Myelin"), layer("b", "Myelin")]), True),
+    (Build(layers=[layer("a", "Myelin"), layer("b")]), False),
+    (Build(layers=[layer("b")]), False),
+    (Build(layers=[layer("a", "Myelin")], trace=[LogEvent("QDQToCopy", "Running", "q")]), False),
+    (Build(trace=[LogEvent("QDQToCopy", "Running", "q")]), False),
+])  # fmt: skip
+def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool) -> None:
+    """Its blocks have no names of nodes; a layer or a pass line besides would have."""
+    if allowed:
+        check_same_model(model(3), build)
+        return
+    with pytest.raises(BuildLogError, match="build: names 0 of the model's 3 convolutions; it is a build of another"):
+        check_same_model(model(3), build)
+
+
+def test_a_build_that_says_nothing() -> None:
+    with pytest.raises(BuildLogError, match="holds no engine layers and no optimizer lines"):
+        check_same_model(model(1), Build(parse=ParseSection()))
+
+
+@pytest.mark.parametrize(("flags", "layers", "told"), [
+    ("int8", [layer("a", inputs="FP32", outputs="FP32")], True),
+    ("int8", [layer("a", inputs="INT8", outputs="FP32")], True),
+    ("int8", [layer("a", inputs="INT8", outputs="INT8")], False),  # no float remainder
+    ("int8", [layer("a", inputs="FP16", outputs="FP32")], False),
+    ("", [layer("a", inputs="FP32", outputs="FP32")], False),  # not told what it may use
+    ("int8 fp16", [layer("a", inputs="FP32", outputs="FP32")], False),
+    ("best", [layer("a", inputs="FP32", outputs="FP32")], False),
+    ("stronglyTyped", [layer("a", inputs="FP32", outputs="FP32")], False),
+    ("int8 bf16", [layer("a", inputs="FP32", outputs="FP32")], False),
+    ("int8", [layer("a", "PointWiseV2", inputs="FP32", outputs="FP32")], False),  # no convolution
+    ("int8", [layer("a", inputs="INT8 FP32", outputs="INT8")], True),  # a residual
+    ("int8", [layer("a", inputs="INT8 INT8 FP32", outputs="INT8 FP32")], False),  # weights, a second result
+])  # fmt: skip
+def test_fp32_is_a_matter_of_flags(flags: str, layers: list[BuiltLayer], told: bool) -> None:
+    found = flag_notes(Build(precision_flags=frozenset(flags.split()), layers=layers))
+    assert bool(found) is told and all("--fp16 was not given" in note for note in found)
+
+
+@pytest.mark.parametrize(("complete", "unknown", "mismatch", "partial", "code"), [
+    (True, 0, False, False, 0), (True, 0, True, False, 1), (False, 0, False, False, 2), (True, 1, False, False, 2),
+    (False, 3, False, True, 0), (False, 3, True, True, 1), (True, 2, False, True, 0),
+])  # fmt: skip
+def test_exit_codes(complete: bool, unknown: int, mismatch: bool, partial: bool, code: int) -> None:
+    """1 says no whatever is missing; 2 says that the build leaves something open, unless that is allowed."""
+    wrong = [Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, "")] if mismatch else []
+    found = Verification(BuildFacts(BuildSource.LOG, complete=complete),
+                         ConvolutionCounts(5, 5 - unknown, unknown), mismatches=wrong)  # fmt: skip
+    assert exit_code(found, partial) == code
+
+
+# Building a model and mapping the build back to it, with a builder that says what the test wants.
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the builder was asked for; it builds as predicted, or refuses where the time limit is 1 s."""
+    calls: list[tuple[Any, ...]] = []
+
+    def build(*arguments: Any) -> BuildResult:
+        calls.append(arguments)
+        if arguments[4] == 1:
+            return BuildResult("tensorrt", "refused", message="no")
+        model = load(MODEL)
+        read = read_build(io.BytesIO("\n".join(log_of(prediction(CASE))).encode()))
+        return BuildResult("tensorrt", "built", "8.5.2", model=model, names={n.index: n.name for n in model.nodes},
+                           build=read)  # fmt: skip
+
+    monkeypatch.setattr("qdqtool.builders.build", build)
+    return calls
+
+
+def test_the_layers_are_written(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    result = build_model(MODEL, "tensorrt", tmp_path)
+    assert asked[0][5] is False, "no engine is kept unless asked for"
+    assert [n.precision for n in result.nodes] == [Precision.INT8] * 21
+    assert result.node("Conv_22").inputs == (Precision.INT8,)
+    assert result.node("Conv_34").inputs == (Precision.INT8, Precision.INT8), "data, then the residual"
+    assert result.layers_path == tmp_path / "layers.json"
+    text = (tmp_path / "layers.json").read_text()
+    table = json.loads(text)
+    assert text.startswith('{\n "builder"') and text.endswith("}\n"), "indented for people"
+    assert (table["builder"], table["version"], len(table["nodes"])) == ("tensorrt", "8.5.2", 21)
+    first = table["Layers"][0]
+    assert (first["Name"], first["LayerType"]) == ("QuantizeLinear_2", "Reformat")
+    assert first["Inputs"][0]["Dimensions"] == [1, 8, 8, 8]
+
+
+def test_what_is_told_of_a_build(tmp_path: Path) -> None:
+    """Paths where something was kept, null elsewhere; convolutions counted, those in INT8 among them."""
+    rows = [BuiltNode(i, f"n{i}", "Conv", p) for i, p in enumerate((Precision.INT8, Precision.FP16, Precision.INT8))]
+    told = BuiltModel("tensorrt-rtx", "built", "1.7.1", (86, 120), seconds=1.23456, nodes=rows).as_json()
+    assert (told["engine"], told["log"], told["layers"]) == (None, None, None)
+    assert (told["targets"], told["seconds"]) == (["SM86", "SM120"], 1.235)
+    assert told["summary"] == {"convolutions": 3, "int8": 2}
+    kept = {name: tmp_path / name for name in ("engine_path", "log_path", "layers_path")}
+    told = BuiltModel("trtexec", "built", **kept).as_json()  # type: ignore[arg-type]
+    assert [told[n] for n in ("engine", "log", "layers")] == [str(p) for p in kept.values()]
+    assert BuiltModel("trtexec", "built", nodes=rows).node("n1") is rows[1]
+    with pytest.raises(KeyError):
+        BuiltModel("trtexec", "built", nodes=rows).node("n3")
+
+
+def test_what_was_not_built_has_no_layers(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    result = build_model(MODEL, "tensorrt", tmp_path, timeout=1)
+    assert (result.status, result.nodes, result.layers_path) == ("refused", [], None)
+    assert list(tmp_path.iterdir()) == []
+    result = build_model(MODEL, "tensorrt")
+    assert len(result.nodes) == 21 and result.layers_path is None
+
+
+def test_of_pairs_one_agrees_one_differs_and_of_one_nothing_is_known() -> None:
+    told = prediction(CASE)
+    first, second, third = told.convolutions[:3]
+    float_one = BuiltNode(second.index, second.name, "Conv", Precision.FP16)
+    rows = [Pair(first, BuiltNode(first.index, first.name, "Conv", first.precision)), Pair(second, float_one)]
+    result = of_pairs(told, [*rows, Pair(third, None)], BuildFacts(BuildSource.LOG))
+    assert result.convolutions == ConvolutionCounts(3, 1, 1, (third.name,))
+    assert [m.name for m in result.mismatches] == [second.name]

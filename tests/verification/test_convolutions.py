@@ -1,8 +1,7 @@
 """One convolution held against what a build says of it: engine layer, pass lines, both, or neither."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,11 +13,10 @@ from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
-from qdqtool.verification.convolutions import ConvComparison, built_nodes, compare_convolutions, pass_lines
-from qdqtool.verification.mapping import Mapper
+from qdqtool.verification.convolutions import Mapper, built_nodes, compare_convolutions, pass_lines
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
-from tests.verification.test_api_rules import layer
+from tests.verification.test_api import layer
 
 INT8, FP16, FP32, FLOAT = Precision.INT8, Precision.FP16, Precision.FP32, Precision.FLOAT
 PASS = "QuantizeDoubleInputNodes"
@@ -42,9 +40,10 @@ def line(subject: str, at: int, conv: str = "b") -> LogEvent:
     return LogEvent(PASS, "fusing", subject, conv, line=at)
 
 
-def compared(outcome: ConvOutcome, build: Build, *unsure: str, **changes: object) -> ConvComparison:
+def compared(outcome: ConvOutcome, build: Build, *unsure: str, **changes: object) -> SimpleNamespace:
     prediction: Prediction = replace(BASE, convolutions=[outcome], refusals=[], trace=[], **changes)  # type: ignore[arg-type]
-    return compare_convolutions(MODEL, prediction, build, Mapper(MODEL, build.layers), unsure)
+    counts, mismatches = compare_convolutions(MODEL, prediction, build, Mapper(MODEL, build.layers), unsure)
+    return SimpleNamespace(**counts.as_json(), mismatches=mismatches)
 
 
 def why(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> str:
@@ -130,9 +129,8 @@ def test_lines_alone(
         assert mismatch.line == (events[-1].line if events and events[-1].object == "b" else None)
 
 
-def test_which_convolution_a_line_is_about() -> None:
+def test_which_convolution_a_line_is_about(g: Graph) -> None:
     """A name with a plus in it, one of a fused layer, one of a merged layer; the first line of each side counts."""
-    g = Graph()
     x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
     model = Model(g.model(g.conv(x, "d", 8, 1)))
     mapper = Mapper(model, [])
@@ -193,7 +191,7 @@ def test_the_rule_behind_a_prediction_is_named() -> None:
 
     def rule(**changes: object) -> str:
         told = replace(BASE, convolutions=[replace(PLAIN, layer="the layer")], **changes)  # type: ignore[arg-type]
-        (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper).mismatches
+        _, (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper)
         return mismatch.why.removeprefix("predicted INT8, built FP16 ")
 
     assert rule(refusals=refusals) == "(predicted by ThePass: weights-not-dequantized)"

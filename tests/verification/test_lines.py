@@ -1,18 +1,25 @@
 """Pass lines, layers, conversions and tensors held against each other: each rule on builds of a few layers."""
 
-from __future__ import annotations
-
+import io
+import re
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
+import onnx
 import pytest
 
-from qdqtool.buildlog.agreement import ConversionCounts, LayerCounts, TraceCounts
-from qdqtool.buildlog.records import Milestone
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
+from qdqtool.buildlog.agreement import ConversionCounts, LayerCounts, Mismatch, TraceCounts
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent, Milestone
+from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
+from qdqtool.verification.api import check_explicit, compare, exit_code, verify, verify_from_log
+from qdqtool.verification.convolutions import BuiltConv, Mapper, common_names
 from qdqtool.verification.lines import (
     _edge_difference,
     _layer_key,
@@ -22,9 +29,10 @@ from qdqtool.verification.lines import (
     compare_trace,
     inconsistent_tensors,
 )
-from qdqtool.verification.mapping import Mapper
 from tests.trt.builder import Graph
-from tests.verification.test_api_rules import layer
+from tests.trt.evidence import HOME, prediction
+from tests.verification.synthetic import log_of
+from tests.verification.test_api import layer
 
 INT8, FP16, FP32, FLOAT, INT32 = Precision.INT8, Precision.FP16, Precision.FP32, Precision.FLOAT, Precision.INT32
 QDQ = [Event("QDQToCopy", trace.RUNNING, name) for name in ("q0", "q1", "q2")]
@@ -123,13 +131,13 @@ def test_conversions_by_name() -> None:
     build = Build(layers=[q("a_QuantizeLinear_quantize_scale_node", 7), q("b_QuantizeLinear", 8)])
     mine = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
     found = compare_conversions(mine, build, True)
-    assert (found.counts, found.agree) == (ConversionCounts(2, 2), 1)
+    assert found.counts == ConversionCounts(2, 2)
     assert [(m.name, m.line, m.why) for m in found.mismatches] == [
         ("b_QuantizeLinear", 8, "stays in the engine, not predicted"),
         ("c", None, "predicted to stay, the engine has none"),
     ]
     unknown = compare_conversions(predicted(conversions=None), build, True)
-    assert (unknown.counts, unknown.agree, unknown.mismatches) == (ConversionCounts(None, 2), None, [])
+    assert (unknown.counts, unknown.mismatches) == (ConversionCounts(None, 2), [])
 
 
 # Layers ---------------------------------------------------------------------------------------------------------
@@ -149,7 +157,7 @@ def test_layers_by_name_and_types() -> None:
     build = Build(layers=[layer("a", inputs="INT8", outputs="FP16"), layer("b", inputs="FP32", outputs="INT8", line=5),
                           layer("c", inputs="INT8", outputs="INT8")])  # fmt: skip
     found = layers_of(prediction, build)
-    assert (found.predicted, found.counts) == (3, LayerCounts(3, 1))
+    assert found.counts == LayerCounts(3, 1)
     assert [(m.name, m.why, m.line) for m in found.mismatches] == [("b", "predicted INT8 input, built FP32 input", 5)]
     told = layers_of(prediction, build, "b")
     assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), "its convolution is a mismatch already"
@@ -224,3 +232,254 @@ def test_the_networks_ends_cannot_be_int8(
     found = inconsistent_tensors(MODEL, build)
     assert [m.name for m in found] == [tensor] * wrong
     assert all("the engine lists INT8" in m.why and m.line == 3 for m in found)
+
+
+# The edges of the comparison: contradictions within a log, what is unknown, residuals in another place.
+
+CASE = "resnet18-qat-rtx2000-trt8510"
+MODEL_EDGES = HOME / CASE / "model.onnx.gz"
+LINES = log_of(prediction(CASE))
+
+
+def engine_line(conv: str) -> int:
+    return next(i for i, x in enumerate(LINES) if x.startswith("Layer(C") and f" {conv} " in x.replace(",", " "))
+
+
+def mismatches(changes: dict[int, str], lines: list[str] | None = None) -> dict[str, Mismatch]:
+    """Those of convolutions, by name, of the log with some lines exchanged."""
+    text = "\n".join(changes.get(i, x) for i, x in enumerate(lines or LINES))
+    result = verify(MODEL_EDGES, read_build(io.BytesIO(text.encode())))
+    return {m.name: m for m in result.mismatches if m.kind == "convolution"}
+
+
+def test_a_log_that_says_both_things_is_not_to_be_trusted() -> None:
+    """A pass line quantizes the convolution, the engine lists a float input; the same of its output; and no line."""
+    at = engine_line("Conv_22")
+    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
+    assert "quantizes it, the engine lists a float input" in found["Conv_22"].why
+    assert found["Conv_22"].built["fused"] == []
+    before, _, after = LINES[at].rpartition("Int8")
+    assert "quantizes the output, the engine lists float" in mismatches({at: f"{before}Float{after}"})["Conv_22"].why
+    without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
+    assert "the engine lists INT8, no pass line quantizes it" in mismatches({}, without)["Conv_22"].why
+
+
+def test_what_a_layer_absorbed() -> None:
+    """The Add and the Relu; neither the convolution itself nor its quantizers nor its constants."""
+    at = engine_line("Conv_34")
+    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
+    assert found["Conv_34"].built["fused"] == ["Add_42", "Relu_43"]
+
+
+def test_a_residual_on_the_other_side() -> None:
+    """The builder may let either convolution take the Add; a prediction of the other one is wrong about both."""
+    taker, other = engine_line("Conv_96"), engine_line("Conv_107")
+    alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
+    with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
+    with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
+    found = mismatches({taker: alone, other: with_add})
+    assert set(found) == {"Conv_96", "Conv_107"}
+    assert found["Conv_96"].why.startswith("predicted that it takes a residual input, built otherwise")
+    assert found["Conv_107"].why.startswith("predicted that it takes no residual input, built otherwise")
+
+
+def test_a_second_input_without_an_add_is_no_residual() -> None:
+    """Weights that the engine lists as an input, say."""
+    at = engine_line("Conv_107")
+    assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
+
+
+def test_passes_that_are_cut_off_tell_nothing_of_the_others() -> None:
+    """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
+    first = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22"))
+    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join(LINES[: first + 1]).encode())))
+    counts = result.as_json()["convolutions"]
+    assert result.mismatches == []
+    assert 0 < counts["agree"] + counts["unknown"] == counts["total"] and counts["unknown"] > 10
+
+
+@pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
+def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure: tuple[str, ...]) -> None:
+    build = read_build(io.BytesIO("\n".join(LINES).encode()))
+    result = compare(load(MODEL_EDGES), prediction(CASE), build, unsure)
+    counts = result.as_json()["convolutions"]
+    assert (counts["agree"], counts["unknown"]) == (21 - len(unsure), len(unsure))
+    assert list(counts["unknown_names"]) == list(unsure)
+    assert exit_code(result) == 2
+
+
+def test_why_names_the_rule_behind_the_prediction() -> None:
+    """The refusal where a pass refused, with what was predicted in words."""
+    at = engine_line("Gemm_311")
+    before, _, after = LINES[at].rpartition("(Float")
+    why = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"].why
+    assert why.startswith("predicted float output, built INT8 output (predicted by QuantizeDoubleInputNodes: output-")
+    at = engine_line("Conv_22")
+    why = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].why
+    assert why.endswith("(predicted by QuantizeDoubleInputNodes)")
+
+
+def test_the_rule_is_that_of_the_convolution_and_not_of_one_whose_name_begins_alike() -> None:
+    """Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule."""
+    whole = prediction(CASE)
+    assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
+    mute = replace(whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)])
+    assert 0 < len(mute.trace) < len(whole.trace)
+    at = engine_line("Conv_9")
+    lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
+    build = read_build(io.BytesIO("\n".join(lines).encode()))
+    for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
+        why = next(m.why for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9")
+        assert why.endswith(f"(predicted by {rule})" if told is whole else f"(predicted {rule})")
+
+
+def parse_section(proto: onnx.ModelProto) -> list[str]:
+    """What the ONNX parser logs of a model, in TensorRT 8.5's wording."""
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
+              for v in (*graph.input, *graph.value_info, *graph.output)}  # fmt: skip
+    types = dict.fromkeys(shapes, "FLOAT")
+    for tensor in graph.initializer:
+        shapes[tensor.name], types[tensor.name] = tuple(tensor.dims), onnx.TensorProto.DataType.Name(tensor.data_type)
+
+    def told(names: Iterable[str]) -> str:
+        return "".join(f"[{n} -> ({', '.join(map(str, shapes[n]))})[{types[n]}]], " for n in names)
+
+    lines = [f"Adding network input: {v.name} with dtype: float32, dimensions: "
+             f"({', '.join(map(str, shapes[v.name]))})" for v in graph.input]  # fmt: skip
+    lines += [f"Importing initializer: {t.name}" for t in graph.initializer]
+    for node in graph.node:
+        head = f"{node.name} [{node.op_type}]"
+        lines += [f"Parsing node: {head}", f"{head} inputs: {told(node.input)}", f"{head} outputs: {told(node.output)}"]
+    lines += [f"Marking {v.name} as output: {v.name}" for v in graph.output]
+    return [f"[11/21/2026-12:00:00] [V] [TRT] {line}" for line in lines]
+
+
+def chain(quantized: bool = True) -> onnx.ModelProto:
+    """Two convolutions with an activation between them, which no scale can change."""
+    g = Graph()
+    form, scale = ("qdq", 0.1) if quantized else ("float", None)
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=scale, weights=form), "r0")
+    return g.model(g.conv(x, "c1", 8, 1, scale=scale, weights=form))
+
+
+def log_with_parse_section(proto: onnx.ModelProto) -> str:
+    lines = log_of(predict(proto, "trt8.5"))
+    return "\n".join([*lines[:2], *parse_section(proto), *lines[2:]]) + "\n"
+
+
+def test_a_log_alone(tmp_path: Path) -> None:
+    """Read from a file and given as a build, a log says the same; without Q/DQ there is nothing to predict."""
+    path = tmp_path / "build.log"
+    path.write_text(log_with_parse_section(chain()))
+    from_file, from_build = verify_from_log(path), verify_from_log(read_build(path))
+    assert from_file.as_json() == from_build.as_json()
+    data = from_file.as_json()
+    assert [data["convolutions"][k] for k in ("total", "agree", "unknown")] == [2, 2, 0]
+    assert from_file.mismatches == []
+    assert not any("depend" in note for note in from_file.notes)
+    with pytest.raises(BuildLogError, match="a TensorRT-RTX log has no pass lines"):
+        verify_from_log(path, target="rtx1.7")
+    path.write_text(log_with_parse_section(chain(quantized=False)))
+    with pytest.raises(BuildLogError, match="no Q/DQ nodes in the parse section"):
+        verify_from_log(path)
+
+
+@pytest.mark.parametrize("damage", ["the beginning", "a node"])
+def test_a_graph_with_holes_is_refused(damage: str) -> None:
+    """Where later sections tell of all of it: its beginning torn off, or a node missing within."""
+    lines = log_with_parse_section(chain()).splitlines()
+    parse = [i for i, x in enumerate(lines) if "Parsing node: " in x]
+    assert len(parse) > 8
+    if damage == "the beginning":
+        lines, why = [*lines[:2], *lines[parse[4] :]], "the beginning"
+    else:
+        lines, why = lines[: parse[5]] + lines[parse[6] :], "no node makes"
+    with pytest.raises(BuildLogError, match=f"{why}.*give the model as well"):
+        verify_from_log(read_build(io.BytesIO("\n".join(lines).encode())))
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
+    """A listing without bindings seems whole until the model is at hand; one known to be torn is not told so twice."""
+    whole = replace(read_build(io.BytesIO("\n".join(LINES).encode())), milestones=[])  # no count of layers either
+    assert whole.complete and not whole.bindings
+    assert compare(load(MODEL_EDGES), prediction(CASE), whole).as_json()["build"]["complete"] is True
+    torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, missing=[])
+    told = compare(load(MODEL_EDGES), prediction(CASE), torn).as_json()["build"]
+    assert told["complete"] is False
+    assert len([m for m in told["missing"] if "a layer is missing" in m]) == complete
+
+
+def test_what_a_build_says_is_told_in_its_own_words() -> None:
+    """The JSON of a mismatch: types as words, null where the build does not tell."""
+    at = engine_line("Conv_22")
+    built = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].built
+    assert (built["precision"], built["inputs"], built["output"]) == ("FP32", ["FP32"], "INT8")
+    assert " Conv_22" in str(built["layer"])
+    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> None:
+    """TensorRT calls an unnamed node after its first output, and so is it looked for in the parse section."""
+    proto = chain()
+    for node in proto.graph.node:
+        node.name = node.name if named else ""
+    model = Model(proto)
+    shown = parse_section(proto)
+    build = read_build(io.BytesIO("\n".join([*log_of(predict(chain(), "trt8.5"))[:2], *shown]).encode()))
+    assert len(build.parse.nodes) == len(proto.graph.node) and not build.layers
+    assert common_names(model, build) == (2, 2)
+    other = Model(forked((0.1, 0.1)))
+    assert common_names(other, build)[1] == 3 and common_names(other, build)[0] <= 2
+
+
+@pytest.mark.parametrize(("files", "begins"), [(["a.log", "b.json"], "a.log, b.json: "), ([], "build: ")])
+def test_a_build_from_a_calibration_table_is_named(
+    files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtool.verification.api.implicit_int8", lambda build: True)
+    build = replace(read_build(io.BytesIO("\n".join(LINES).encode())), files=files)
+    check_explicit(build, load(MODEL_EDGES))  # it names the model's Qs
+    with pytest.raises(BuildLogError) as told:
+        check_explicit(build)
+    assert str(told.value).startswith(begins)
+
+
+def forked(scales: tuple[float, float]) -> onnx.ModelProto:
+    """A result that two convolutions quantize: it is INT8 if their scales are equal, which no log tells."""
+    g = Graph()
+    x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
+    return g.model(*(g.conv(x, f"c{i + 1}", 8, 1, scale=s) for i, s in enumerate(scales)))
+
+
+def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> None:
+    path = tmp_path / "build.log"
+    path.write_text(log_with_parse_section(forked((0.1, 0.1))))
+    result = verify_from_log(path)
+    data = result.as_json()["convolutions"]
+    assert (data["total"], data["agree"], list(data["unknown_names"])) == (3, 2, ["c0"])
+    assert not [m for m in result.mismatches if m.kind == "convolution"]
+    few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
+    assert f"between {few} and {many} conversions predicted, depending on scales" in result.notes
+    assert result.as_json()["conversions"]["predicted"] is None
+
+
+def test_of_many_mismatches_of_a_kind_fifty_are_listed() -> None:
+    """The rest are counted in a note, kind by kind."""
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    for extra in (50, 51, 70):
+        more = [LINES[at]] * extra
+        result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], *more, *LINES[at:]]).encode())))
+        assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
+        told = [note for note in result.notes if "more mismatches" in note]
+        assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
+
+
+def test_a_line_too_many_is_one_mismatch() -> None:
+    """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
+    assert [m.why for m in result.mismatches] == ["first line at which prediction and log part"]
+    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)

@@ -1,7 +1,5 @@
 """The estimated time held against a build that was profiled or timed: figures by hand from the same estimate."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from dataclasses import replace
@@ -10,8 +8,7 @@ import pytest
 
 from qdqtool.buildlog.agreement import BuildFacts, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.records import ProfileRow
-from qdqtool.buildlog.types import Build, BuildSource
+from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
@@ -22,7 +19,7 @@ from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
-from qdqtool.verification.result import Verification
+from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
@@ -229,8 +226,7 @@ def test_a_build_that_does_not_tell() -> None:
     assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
 
-def test_nothing_is_compared_twice_without_an_assumption() -> None:
-    g = Graph()
+def test_nothing_is_compared_twice_without_an_assumption(g: Graph) -> None:
     model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
     predicted = predict(model, OTHER_TARGET)
     build = read_build(io.BytesIO("\n".join(log_of(predicted)).encode()))

@@ -1,7 +1,5 @@
 """Reads the tables of a build that somebody transcribed: layers.tsv and outcomes.json of a recorded build."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,35 +1,17 @@
-"""The pass contract: what a pass is, what it returns, and the questions that several passes ask of the network."""
-
-from __future__ import annotations
+"""The pass contract: what a pass is, what it leaves behind, and the questions that several ask of the network."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from qdqtool.knowledge.evidence import Case
-from qdqtool.model.operators import LayerKind
+from qdqtool.knowledge.tables import Case
+from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.targets import Target
-from qdqtool.trt.trace import RUNNING
+from qdqtool.trt.trace import FUSING, RUNNING, SWAP_TYPE
 from qdqtool.types import Event, Refusal
 
 MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
-
-
-@dataclass
-class PassResult:
-    """What a pass did.
-
-    Attributes:
-        changed: Whether the network was edited.
-        events: The lines that TensorRT logs for it, as data.
-        refusals: Where the pass looked and did not fire, and why.
-    """
-
-    changed: bool = False
-    events: list[Event] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
 
 
 class Pass(ABC):
@@ -37,6 +19,10 @@ class Pass(ABC):
 
     A pass never raises for a strange graph: it refuses. ``cases`` lists what is known of it; :meth:`fire` is the only
     way to emit a line of the trace, and the case that is fired stays with the layer.
+
+    Attributes:
+        events: The lines that TensorRT logs for its last run, as data.
+        refusals: Where it looked and did not fire, and why.
     """
 
     cases: ClassVar[tuple[Case, ...]]
@@ -44,13 +30,15 @@ class Pass(ABC):
     def __init__(self, target: Target) -> None:
         self.target = target
         self.name = type(self).__name__
-        self._result = PassResult()
+        self.events: list[Event] = []
+        self.refusals: list[Refusal] = []
+        self._where: dict[Case, str] = {}  # what an event says of a case
 
-    def run(self, network: Network) -> PassResult:
+    def run(self, network: Network) -> Self:
         """Applies the pass once over the whole network."""
-        self._result = PassResult()
+        self.events, self.refusals = [], []
         self.apply(network)
-        return self._result
+        return self
 
     @abstractmethod
     def apply(self, network: Network) -> None:
@@ -69,15 +57,28 @@ class Pass(ABC):
                 an empty string where it names none.
         """
         layer.cases[case] = None
-        self._result.changed = True
-        where = f"{self.name}/{case.name}"
-        self._result.events.append(Event(self.name if by is None else by, kind, subject, obj, where))
+        where = self._where.get(case)
+        if where is None:
+            where = self._where[case] = f"{self.name}/{case.name}"
+        self.events.append(Event(self.name if by is None else by, kind, subject, obj, where))
 
     def running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:
         self.fire(case, layer, RUNNING, layer.name, by=by)
 
+    def join(self, network: Network, case: Case, layer: Layer, reader: Layer) -> None:
+        """Fuses the single reader of a layer into it, ``<layer> + <reader>``, logged with two lines."""
+        self.running(case, layer)
+        self.fire(case, layer, FUSING, layer.name, reader.name)
+        network.absorb_reader(layer, reader, f"{layer.name} + {reader.name}")
+
+    def turn(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
+        """Makes a layer one of another kind, logged with two lines."""
+        self.running(case, layer)
+        self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to {kind}")
+        network.set_kind(layer, kind)
+
     def refuse(self, refusal: Refusal) -> None:
-        self._result.refusals.append(refusal)
+        self.refusals.append(refusal)
 
 
 def dq_of(tensor: Tensor) -> Layer | None:
@@ -113,6 +114,18 @@ def weights_position(layer: Layer) -> int | None:
     if layer.kind not in WEIGHTED or layer.fusion.weights or layer.weights.inside:
         return None
     return 1 if len(layer.inputs) > 1 else None
+
+
+def needs_myelin(layer: Layer) -> bool:
+    """Whether only Myelin runs a layer's operator."""
+    known = OPERATORS.get(layer.op)
+    return known is not None and known.myelin
+
+
+def beside(layer: Layer) -> list[Layer]:
+    """The layers that write what a layer reads, and those that read what it writes."""
+    above = [t.producer for t in layer.inputs if t.producer is not None]
+    return [*above, *(r for t in layer.outputs for r in t.consumers)]
 
 
 def node_name(layer: Layer | None) -> str:

@@ -1,12 +1,9 @@
 """ActivationToPointwiseConversion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
-from qdqtool.trt.trace import SWAP_TYPE
 
 LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325")
 CLIP = seen("clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual")
@@ -27,7 +24,5 @@ class ActivationToPointwiseConversion(Pass):
             if is_relu(layer) or layer.in_myelin:
                 continue
             case = _CASES.get(layer.activation, OTHER)
-            self.running(case, layer)
-            self.fire(case, layer, SWAP_TYPE, layer.name, "ACTIVATION to POINTWISE")
-            network.set_kind(layer, LayerKind.POINTWISE)
+            self.turn(network, case, layer, LayerKind.POINTWISE)
             layer.name = f"PWN({layer.name})"

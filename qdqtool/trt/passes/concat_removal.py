@@ -1,8 +1,6 @@
 """Concatenation elimination."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import Case, assumed, seen
+from qdqtool.knowledge.tables import Case, assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

@@ -1,8 +1,6 @@
 """ConstCastFold."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of

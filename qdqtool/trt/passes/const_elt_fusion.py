@@ -1,10 +1,8 @@
 """ConstEltFusion."""
 
-from __future__ import annotations
-
 import math
 
-from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network

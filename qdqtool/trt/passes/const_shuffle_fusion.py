@@ -1,12 +1,9 @@
 """ConstShuffleFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen(
     "single-reader", "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",
@@ -24,6 +21,4 @@ class ConstShuffleFusion(Pass):
             constant = constant_of(shuffle.data)
             if constant is None or constant.out.only_reader() is not shuffle:
                 continue
-            self.running(PLAIN, constant)
-            self.fire(PLAIN, constant, FUSING, constant.name, shuffle.name)
-            network.absorb_reader(constant, shuffle, f"{constant.name} + {shuffle.name}")
+            self.join(network, PLAIN, constant, shuffle)

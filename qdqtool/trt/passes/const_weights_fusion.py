@@ -1,8 +1,6 @@
 """ConstWeightsFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.network import Network

@@ -1,8 +1,6 @@
 """The "constant fold dangling QDQ" pass."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed
+from qdqtool.knowledge.tables import assumed
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of

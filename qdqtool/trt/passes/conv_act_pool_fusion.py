@@ -1,13 +1,10 @@
 """ConvActPoolFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import FUSING
 
 STEM = seen(
     "stem-7x7", "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",
@@ -40,9 +37,7 @@ class ConvActPoolFusion(Pass):
             if not _is_stem(conv) or not _is_stem_pool(pool):
                 continue
             case = STEM if conv.weights.kernel == (7, 7) else OTHER_STEM
-            self.running(case, conv)
-            self.fire(case, conv, FUSING, conv.name, pool.name)
-            network.absorb_reader(conv, pool, f"{conv.name} + {pool.name}")
+            self.join(network, case, conv, pool)
             conv.fusion.pooled = True
 
 

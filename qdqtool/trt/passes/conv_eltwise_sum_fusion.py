@@ -1,13 +1,10 @@
 """ConvEltwiseSumFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import Case, seen
+from qdqtool.knowledge.tables import Case, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, weights_position
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen(
     "float-residual", "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",
@@ -54,9 +51,7 @@ class ConvEltwiseSumFusion(Pass):
             return
         if dq_of(other) is not None:
             case = DEQUANTIZED
-        self.running(case, conv)
-        self.fire(case, conv, FUSING, conv.name, add.name)
-        network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
+        self.join(network, case, conv, add)
         conv.residual = other
         conv.fusion.activated = True
 

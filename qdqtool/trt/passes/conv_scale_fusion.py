@@ -1,15 +1,12 @@
 """ConvScaleFusion, and DeconvScaleFusion for deconvolutions."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
-from qdqtool.knowledge.evidence import Case, assumed, seen
+from qdqtool.knowledge.tables import Case, assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, weights_position
-from qdqtool.trt.trace import FUSING
 
 BIAS = seen(
     "bias", "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",
@@ -40,11 +37,9 @@ class ConvScaleFusion(Pass):
             if position is not None and not scale.shift_only:
                 continue
             case = self._case(layer, position)
-            self.running(case, layer)
-            self.fire(case, layer, FUSING, layer.name, scale.name)
             if scale.relu:
                 layer.fusion.activated = True
-            network.absorb_reader(layer, scale, f"{layer.name} + {scale.name}")
+            self.join(network, case, layer, scale)
 
     def _case(self, layer: Layer, position: int | None) -> Case:
         return BIAS if position is not None and dq_of(layer.inputs[position]) is not None else FLOAT

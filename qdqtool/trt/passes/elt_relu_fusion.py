@@ -1,12 +1,9 @@
 """EltReluFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen(
     "single-reader", "An elementwise layer takes the Relu that alone reads it, <Add> + <Relu>.",
@@ -25,7 +22,5 @@ class EltReluFusion(Pass):
             relu = layer.out.only_reader()
             if relu is None or not is_relu(relu) or layer.in_myelin:
                 continue
-            self.running(PLAIN, layer)
-            self.fire(PLAIN, layer, FUSING, layer.name, relu.name)
-            network.absorb_reader(layer, relu, f"{layer.name} + {relu.name}")
+            self.join(network, PLAIN, layer, relu)
             layer.relu = relu.name

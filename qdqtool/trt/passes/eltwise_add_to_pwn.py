@@ -1,12 +1,9 @@
 """EltwiseAddToPwn."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import SWAP_TYPE
 
 SUM = seen(
     "sum", "A sum that no convolution took becomes a pointwise layer.", "yolov8-orin-trt8412-excerpts:228",
@@ -23,6 +20,4 @@ class EltwiseAddToPwn(Pass):
         for layer in network.of_kind(LayerKind.ELEMENTWISE):
             if layer.operation != "SUM" or layer.in_myelin:
                 continue
-            self.running(SUM, layer)
-            self.fire(SUM, layer, SWAP_TYPE, layer.name, "ELEMENTWISE to POINTWISE")
-            network.set_kind(layer, LayerKind.POINTWISE)
+            self.turn(network, SUM, layer, LayerKind.POINTWISE)

@@ -1,15 +1,12 @@
 """GenericConvActFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import Case, assumed, documented, seen
+from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
 from qdqtool.trt.surroundings import elements, origin_of
-from qdqtool.trt.trace import FUSING
 from qdqtool.types import Evidence
 
 POINTWISE = seen(
@@ -48,9 +45,7 @@ class GenericConvActFusion(Pass):
             case = _case(layer, pointwise)
             last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
             acts_as = pointwise.acts_as or pointwise.op
-            self.running(case, layer)
-            self.fire(case, layer, FUSING, layer.name, pointwise.name)
-            network.absorb_reader(layer, pointwise, f"{layer.name} + {pointwise.name}")
+            self.join(network, case, layer, pointwise)
             layer.fusion.activated = True
             layer.fusion.pointwise = True
             layer.fusion.activation = Step(last, "SiLU" if acts_as in ("Swish", "Silu") else acts_as)

@@ -1,8 +1,8 @@
 """HorizontalMergeQNodes."""
 
-from __future__ import annotations
+from collections import Counter
 
-from qdqtool.knowledge.evidence import Case, assumed, seen
+from qdqtool.knowledge.tables import Case, assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
@@ -39,13 +39,14 @@ class HorizontalMergeQNodes(Pass):
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
 
     def apply(self, network: Network) -> None:
-        by_tensor: dict[int, tuple[Tensor, list[Layer]]] = {}
         relisted = network.relisted
-        for q in sorted(network.near(LayerKind.QUANTIZE), key=lambda q: _precedence(q, relisted)):
-            by_tensor.setdefault(id(q.data), (q.data, []))[1].append(q)
-        for tensor, group in by_tensor.values():
-            if len(group) > 1:
-                self._merge(network, tensor, group)
+        qs = network.near(LayerKind.QUANTIZE)
+        read = Counter([q.inputs[0] for q in qs])
+        by_tensor: dict[Tensor, list[Layer]] = {}
+        for q in sorted((q for q in qs if read[q.inputs[0]] > 1), key=lambda q: _precedence(q, relisted)):
+            by_tensor.setdefault(q.inputs[0], []).append(q)
+        for tensor, group in by_tensor.items():
+            self._merge(network, tensor, group)
 
     def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
         kept: list[Layer] = []

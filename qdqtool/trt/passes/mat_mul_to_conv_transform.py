@@ -1,11 +1,9 @@
 """MatMulToConvTransform."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
-from qdqtool.knowledge.evidence import Case, documented
+from qdqtool.knowledge.tables import Case, documented
 from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind, weights_of
 from qdqtool.trt.layers import Dims, Layer, Tensor
 from qdqtool.trt.network import Network

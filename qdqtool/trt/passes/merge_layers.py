@@ -1,8 +1,6 @@
 """Horizontal merging of convolutions."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network

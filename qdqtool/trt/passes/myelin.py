@@ -1,13 +1,10 @@
 """Which layers go to Myelin."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed
-from qdqtool.model import operators
+from qdqtool.knowledge.tables import assumed
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.passes._infra import Pass, beside, dq_of, needs_myelin, node_name
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of
 
@@ -46,14 +43,14 @@ class MyelinOptimization(Pass):
         tail = self._tail(network)
         varying = self._varying(network)
         seen: set[int] = set()
-        for layer in [layer for layer in tail.values() if _is_trigger(layer)]:
+        for layer in [layer for layer in tail.values() if needs_myelin(layer)]:
             if layer.id in seen:
                 continue
             moves = layer.id in varying
             region = [layer]
             seen.add(layer.id)
             for member in region:
-                for other in _neighbours(member):
+                for other in beside(member):
                     if other.id in tail and other.id not in seen and (moves or other.id not in varying):
                         seen.add(other.id)
                         region.append(other)
@@ -126,14 +123,3 @@ def _constant_behind(tensor: Tensor) -> Layer | None:
         return layer
     inner = layer.data.producer if layer.kind == LayerKind.SHUFFLE and layer.inputs else None
     return layer if inner is not None and inner.kind == LayerKind.CONSTANT else None
-
-
-def _is_trigger(layer: Layer) -> bool:
-    known = operators.OPERATORS.get(layer.op)
-    return known is not None and known.myelin
-
-
-def _neighbours(layer: Layer) -> list[Layer]:
-    found = [t.producer for t in layer.inputs if t.producer is not None]
-    found.extend(r for t in layer.outputs for r in t.consumers)
-    return found

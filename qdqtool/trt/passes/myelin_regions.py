@@ -1,13 +1,10 @@
 """Which matrix products, Softmax and normalizations run in Myelin on TensorRT 10, with the Q and DQ around them."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed, seen
-from qdqtool.model import operators
+from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.passes._infra import Pass, beside, needs_myelin, node_name
 from qdqtool.types import MyelinRegion
 
 PRODUCT = seen(
@@ -120,10 +117,7 @@ def _is_transformer(layer: Layer) -> bool:
 
 def _is_seed(layer: Layer) -> bool:
     """What Myelin alone runs on 10."""
-    if _multiplies(layer) or layer.kind == LayerKind.SOFTMAX:
-        return True
-    known = operators.OPERATORS.get(layer.op)
-    return known is not None and known.myelin
+    return _multiplies(layer) or layer.kind == LayerKind.SOFTMAX or needs_myelin(layer)
 
 
 def _connected(seed: Layer) -> dict[int, Layer]:
@@ -141,30 +135,25 @@ def _connected(seed: Layer) -> dict[int, Layer]:
 def _past_quantizers(layer: Layer) -> list[Layer]:
     """Neighbours of a layer, and those behind the Q and DQ among them."""
     found: list[Layer] = []
-    queue = _beside(layer)
+    queue = beside(layer)
     looked = {layer.id}
     for other in queue:
         if other.id in looked:
             continue
         looked.add(other.id)
         if other.kind in _QDQ:
-            queue.extend(_beside(other))
+            queue.extend(beside(other))
         else:
             found.append(other)
     return found
 
 
-def _beside(layer: Layer) -> list[Layer]:
-    above = [t.producer for t in layer.inputs if t.producer is not None]
-    return [*above, *(r for t in layer.outputs for r in t.consumers)]
-
-
 def _quantizers_around(members: dict[int, Layer]) -> list[Layer]:
     """The Q and DQ that a region's layers read or write, and those behind a Q or in front of a DQ of these."""
     found: dict[int, Layer] = {}
-    queue = [q for layer in members.values() for q in _beside(layer)]
+    queue = [q for layer in members.values() for q in beside(layer)]
     for layer in queue:
         if layer.kind in _QDQ and layer.id not in found and layer.inputs and layer.outputs:
             found[layer.id] = layer
-            queue.extend(_beside(layer))
+            queue.extend(beside(layer))
     return sorted(found.values(), key=lambda layer: layer.rank)

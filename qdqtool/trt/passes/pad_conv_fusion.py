@@ -1,8 +1,6 @@
 """Padding taken into a convolution; TensorRT's name for this pass is not known."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import documented
+from qdqtool.knowledge.tables import documented
 from qdqtool.model.operators import ZERO_PAD, LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass

@@ -1,10 +1,8 @@
 """PointWiseFusion."""
 
-from __future__ import annotations
-
 import math
 
-from qdqtool.knowledge.evidence import Case, documented, seen
+from qdqtool.knowledge.tables import Case, documented, seen
 from qdqtool.model.operators import GATES, LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

@@ -1,8 +1,6 @@
 """QConvScaleFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import documented, seen
+from qdqtool.knowledge.tables import documented, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, dq_of, node_name, weights_position
@@ -37,13 +35,13 @@ class QConvScaleFusion(Pass):
             if position is None or dq_of(layer.data) is None or dq_of(layer.inputs[position]) is None:
                 continue
             scale = layer.out.only_reader()
-            if scale is None:
+            if scale is None or not (scale.kind == LayerKind.SCALE or scale.op == "BatchNormalization"):
                 continue
             node, size = node_name(layer), elements(layer.out)
             if scale.op == "BatchNormalization" and scale.kind != LayerKind.SCALE:
                 self.refuse(BatchNormNotConstant(self.name, node, node_name(scale), size))
                 continue
-            if scale.kind != LayerKind.SCALE or layer.fusion.activated:
+            if layer.fusion.activated:
                 continue
             if layer.kind == LayerKind.DECONVOLUTION:
                 self.refuse(ConvTransposeBatchNorm(self.name, node, node_name(scale), size))

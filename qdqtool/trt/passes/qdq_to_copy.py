@@ -1,11 +1,9 @@
 """QDQToCopy."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 
-from qdqtool.knowledge.evidence import assumed, seen
+from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

@@ -1,8 +1,6 @@
 """QuantizeDoubleInputNodes."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import Case, assumed, documented, seen
+from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.operators import LayerKind, weights_of
 from qdqtool.trt.layers import WEIGHTED, Layer
 from qdqtool.trt.network import Network

@@ -1,8 +1,6 @@
 """QuantizeSingleInputNodes."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import documented, seen
+from qdqtool.knowledge.tables import documented, seen
 from qdqtool.model.operators import AVERAGES, LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, absorb_q, dq_of, drop_reader, node_name, only_q
@@ -33,7 +31,7 @@ class QuantizeSingleInputNodes(Pass):
                 dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
                 self.refuse(ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size))
         for layer in network.of_kind(LayerKind.POOLING):
-            if layer.window is None or layer.window.type != "AVERAGE":
+            if layer.pools != "AVERAGE":
                 continue
             dq, q = dq_of(layer.data), only_q(layer.out)
             if dq is None and q is None:

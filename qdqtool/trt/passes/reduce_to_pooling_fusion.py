@@ -1,13 +1,10 @@
 """ReduceToPoolingFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import assumed, documented, seen
+from qdqtool.knowledge.tables import assumed, documented, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Window
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import SWAP_TYPE
 
 AVERAGE = seen(
     "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",
@@ -36,7 +33,5 @@ class ReduceToPoolingFusion(Pass):
             if layer.pooling is None or layer.in_myelin:
                 continue
             case = _CASES.get(layer.op, MEAN)
-            self.running(case, layer)
-            self.fire(case, layer, SWAP_TYPE, layer.name, "REDUCE to POOLING")
             layer.window = Window(layer.pooling)
-            network.set_kind(layer, LayerKind.POOLING)
+            self.turn(network, case, layer, LayerKind.POOLING)

@@ -1,8 +1,6 @@
 """A DQ followed by a Q of another scale."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import documented
+from qdqtool.knowledge.tables import documented
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network

@@ -1,12 +1,9 @@
 """ScaleActivationFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen(
     "relu", "A BatchNormalization takes the Relu that alone reads it, <BN> + <Relu>.",
@@ -25,7 +22,5 @@ class ScaleActivationFusion(Pass):
             relu = layer.out.only_reader()
             if relu is None or not is_relu(relu):
                 continue
-            self.running(PLAIN, layer)
-            self.fire(PLAIN, layer, FUSING, layer.name, relu.name)
             layer.relu = relu.name
-            network.absorb_reader(layer, relu, f"{layer.name} + {relu.name}")
+            self.join(network, PLAIN, layer, relu)

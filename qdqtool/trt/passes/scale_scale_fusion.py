@@ -1,12 +1,9 @@
 """ScaleScaleFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-orin-trt8502:5765")
 
@@ -26,7 +23,5 @@ class ScaleScaleFusion(Pass):
                     break
                 if len(layer.nodes) >= MAX_JOINED:
                     break
-                self.running(PLAIN, layer)
-                self.fire(PLAIN, layer, FUSING, layer.name, reader.name)
                 layer.relu = reader.relu
-                network.absorb_reader(layer, reader, f"{layer.name} + {reader.name}")
+                self.join(network, PLAIN, layer, reader)

@@ -1,8 +1,6 @@
 """ShuffleErasure."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass

@@ -1,13 +1,10 @@
 """ShuffleShuffleFusion."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import MAX_JOINED, Pass
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen(
     "single-reader", "Two shuffles in a row become one.",
@@ -31,10 +28,8 @@ class ShuffleShuffleFusion(Pass):
                     break
                 if len(shuffle.nodes) >= MAX_JOINED:
                     break
-                self.running(PLAIN, shuffle)
-                self.fire(PLAIN, shuffle, FUSING, shuffle.name, reader.name)
                 moves, perm = shuffle.shuffling.moves or reader.shuffling.moves, _one_after_other(shuffle, reader)
-                network.absorb_reader(shuffle, reader, f"{shuffle.name} + {reader.name}")
+                self.join(network, PLAIN, shuffle, reader)
                 shuffle.shuffling.joined, shuffle.shuffling.perm = True, perm
                 shuffle.shuffling.moves = moves and perm != tuple(range(len(perm or ())))
 

@@ -1,12 +1,10 @@
 """SplitQAcrossPrecedingFanIn."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.knowledge.evidence import Case, documented
+from qdqtool.knowledge.tables import Case, documented
 from qdqtool.model.operators import LayerKind, passage_of
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

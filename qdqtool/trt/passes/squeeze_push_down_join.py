@@ -1,8 +1,6 @@
 """SqueezePushDownJoin."""
 
-from __future__ import annotations
-
-from qdqtool.knowledge.evidence import Case, assumed, seen
+from qdqtool.knowledge.tables import Case, assumed, seen
 from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

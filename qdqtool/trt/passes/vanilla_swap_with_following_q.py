@@ -1,15 +1,13 @@
 """VanillaSwapWithFollowingQ."""
 
-from __future__ import annotations
-
 from collections import deque
 
-from qdqtool.knowledge.evidence import seen
+from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
+from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, node_name, swap
-from qdqtool.trt.refusals import ManyConsumers, NotCommuting
+from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
 from qdqtool.trt.surroundings import readers_of, step_of
 from qdqtool.trt.trace import SWAPPING
 
@@ -36,6 +34,7 @@ class VanillaSwapWithFollowingQ(Pass):
     def apply(self, network: Network) -> None:
         todo = deque(network.near(LayerKind.QUANTIZE))
         refused: set[int] = set()
+        readers: dict[Tensor, tuple[Reader, ...]] = {}  # while nothing moves: of Qs side by side all are the same
         while todo:
             q = todo.popleft()
             op = q.data.producer
@@ -47,20 +46,23 @@ class VanillaSwapWithFollowingQ(Pass):
                     self.refuse(q.blocked)
                 continue
             if q.data.only_reader() is not q:
-                self._many(op, q, refused)
+                if q.data not in readers:
+                    readers[q.data] = readers_of(q.data)
+                self._many(op, q, readers[q.data], refused)
                 continue
             if q.quant is not None and q.quant.per_channel:
                 continue
             q.rest_on(op.passage.case)
             self.running(SINGLE, op)
             self.fire(SINGLE, q, SWAPPING, op.name, q.name)
+            readers.clear()
             q.moved_past(step_of(op))
             q.blocked = None
             swap(network, op, q)
             todo.append(q)
 
-    def _many(self, op: Layer, q: Layer, refused: set[int]) -> None:
-        refusal = ManyConsumers(self.name, node_name(op), op.op, node_name(q), readers_of(q.data))
+    def _many(self, op: Layer, q: Layer, readers: tuple[Reader, ...], refused: set[int]) -> None:
+        refusal = ManyConsumers(self.name, node_name(op), op.op, node_name(q), readers)
         q.blocked = refusal
         if op.id not in refused:  # said once for all Qs behind it
             refused.add(op.id)

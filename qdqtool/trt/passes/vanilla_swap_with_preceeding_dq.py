@@ -1,11 +1,9 @@
 """VanillaSwapWithPreceedingDQ (TensorRT's own spelling)."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 
-from qdqtool.knowledge.evidence import assumed, documented, seen
+from qdqtool.knowledge.tables import assumed, documented, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import QuantParams
 from qdqtool.trt.layers import Layer, Tensor

@@ -1,7 +1,6 @@
 """Runs the pipeline up to one pass, and that pass once: what its tests look at."""
 
-from __future__ import annotations
-
+import functools
 from dataclasses import dataclass
 
 import onnx
@@ -11,9 +10,9 @@ from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.pipeline import PIPELINE, Loop
+from qdqtool.trt.pipeline import PIPELINE
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Event, Refusal
+from qdqtool.types import Event, Evidence, Refusal
 
 Row = tuple[str, ...]
 
@@ -54,21 +53,26 @@ def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: 
     chosen = target_named(target)
     network = importer.build(load(model))
     for stage in PIPELINE:
-        if not isinstance(stage, Loop) and not issubclass(stage, Pass):
+        if not isinstance(stage, tuple) and not issubclass(stage, Pass):
             network.order()
             continue
-        passes = stage.passes if isinstance(stage, Loop) else (stage,)
+        passes = stage if isinstance(stage, tuple) else (stage,)
         again = True
         while again:
             again = False
             for one in passes:
                 result = one(chosen).run(network)
-                again = again or (isinstance(stage, Loop) and result.changed)
+                again = again or (isinstance(stage, tuple) and bool(result.events))
                 if one is kind:
                     if nth == 0:
                         return Step([row(e, kind.__name__) for e in result.events], result.refusals, network)
                     nth -= 1
     raise AssertionError(f"{kind.__name__} has no such turn")
+
+
+def evidence_of(layer: Layer) -> Evidence:
+    """The weakest evidence of a layer's cases."""
+    return functools.reduce(Evidence.weaker, {case.evidence for case in layer.cases}, Evidence.SEEN)
 
 
 def row(event: Event, owner: str) -> Row:

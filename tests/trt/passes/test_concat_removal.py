@@ -1,7 +1,5 @@
 """Concatenation elimination: yolo-resnet18-orin-trt8502, lines 5779 to 5784; yolov8-orin-trt8412-excerpts."""
 
-from __future__ import annotations
-
 from qdqtool.trt.passes.concat_removal import ConcatRemoval
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -10,9 +8,8 @@ STRIDING = "Generating copy because input does not support striding"
 STOMPING = "Generating copy because of stomping hazard"
 
 
-def test_resize_and_another_layer() -> None:
+def test_resize_and_another_layer(g: Graph) -> None:
     """/neck/Concat: the Resize's output is copied, the other input retargeted; names as of the quantized network."""
-    g = Graph()
     left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
     right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
     out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
@@ -24,22 +21,8 @@ def test_resize_and_another_layer() -> None:
     ]
 
 
-def test_float_concatenation() -> None:
-    """Concat_4 of yolov8-orin-trt8412-excerpts."""
-    g = Graph()
-    parts = [g.op("Sigmoid", g.input(1, 8, 4, 4, name=n), f"Reshape_{n}") for n in "abc"]
-    found = step(g.model(g.op("Tanh", g.concat(parts, "Concat_4"), "t")), ConcatRemoval)
-    assert found.rows == [
-        ("Eliminating concatenation", "Concat_4"),
-        ("Retargeting", "Reshape_a:0", "Concat_4:0"),
-        ("Retargeting", "Reshape_b:0", "Concat_4:0"),
-        ("Retargeting", "Reshape_c:0", "Concat_4:0"),
-    ]
-
-
-def test_tensor_that_already_has_a_place() -> None:
+def test_tensor_that_already_has_a_place(g: Graph) -> None:
     """One tensor in two concatenations, and the network's input, are copied (assumed)."""
-    g = Graph()
     x = g.input(1, 8, 4, 4)
     part = g.op("Sigmoid", x, "s")
     outputs = [g.op("Tanh", g.concat([part, x], n), f"t{n}") for n in ("A", "B")]
@@ -48,9 +31,8 @@ def test_tensor_that_already_has_a_place() -> None:
     assert [r[0] for r in rows if r[1] == "x"] == [STOMPING, STOMPING]
 
 
-def test_convolutions_are_copied_where_something_else_reads_them() -> None:
+def test_convolutions_are_copied_where_something_else_reads_them(g: Graph) -> None:
     """Of two convolutions the one that the Concat alone reads is written into its place (BEVFusion's two builds)."""
-    g = Graph()
     x = g.input(1, 8, 4, 4)
     alone = g.conv(x, "alone", scale=None, weights="float")
     shared = g.conv(x, "shared", scale=None, weights="float")
@@ -61,9 +43,8 @@ def test_convolutions_are_copied_where_something_else_reads_them() -> None:
         (STRIDING, "shared:0", "Concat:0"),
     ]  # fmt: skip
 
-def test_a_network_input_is_copied_also_behind_its_q_and_a_tensor_that_stands_twice() -> None:
+def test_a_network_input_is_copied_also_behind_its_q_and_a_tensor_that_stands_twice(g: Graph) -> None:
     """An 8.5.2 build copies the input's member, the convolution's beside it is retargeted."""
-    g = Graph()
     x = g.input(1, 8, 4, 4)
     inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
     out = g.conv(g.concat([x, inner], "Concat"), "d", 8)

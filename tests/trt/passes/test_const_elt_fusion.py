@@ -1,7 +1,5 @@
 """ConstEltFusion: yolo-resnet18-orin-trt8502, line 5194; resnet18-qat-rtx2000-trt8510, line 2575."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,7 @@ from tests.trt.passes.step import step
 
 @pytest.mark.parametrize("op", ["Add", "Mul"])
 @pytest.mark.parametrize("constant_first", [False, True])
-def test_sum_and_product_with_a_constant(op: str, constant_first: bool) -> None:
-    g = Graph()
+def test_sum_and_product_with_a_constant(g: Graph, op: str, constant_first: bool) -> None:
     inputs = [g.input(1, 3, 4, 4), g.const("k", g.random.normal(0, 1, (1, 3, 1, 1)))]
     found = step(g.model(g.op(op, inputs[::-1] if constant_first else inputs, "e")), ConstEltFusion)
     assert found.rows == [("Running", "k"), ("Fusing", "k", "e")]
@@ -24,25 +21,22 @@ def test_sum_and_product_with_a_constant(op: str, constant_first: bool) -> None:
 
 
 @pytest.mark.parametrize("op", ["Sub", "Div", "Pow", "Max"])
-def test_other_operations(op: str) -> None:
+def test_other_operations(g: Graph, op: str) -> None:
     """Of the decomposed BatchNormalization the subtraction and the division are left."""
-    g = Graph()
     out = g.op(op, [g.input(1, 3, 4, 4), g.const("k", g.random.uniform(1, 2, (1, 3, 1, 1)))], "e")
     found = step(g.model(out), ConstEltFusion)
     assert found.rows == []
     assert found.layer("e").kind == LayerKind.ELEMENTWISE
 
 
-def test_two_tensors_and_a_shared_constant() -> None:
-    g = Graph()
+def test_two_tensors_and_a_shared_constant(g: Graph) -> None:
     x, k = g.input(1, 3), g.const("k", [[1.0, 2.0, 3.0]])
     out = g.add(g.add(x, k, "a"), g.add(g.input(1, 3, name="y"), k, "b"), "c")
     assert step(g.model(out), ConstEltFusion).rows == []
 
 
-def test_a_shuffled_constant_keeps_its_shuffle_in_the_name() -> None:
+def test_a_shuffled_constant_keeps_its_shuffle_in_the_name(g: Graph) -> None:
     """<constant> + (Unnamed Layer* n) [Shuffle] + <elementwise>, as in both logs."""
-    g = Graph()
     out = g.op("Add", [g.input(1, 3, 4, 4), g.const("bias", g.random.normal(0, 1, (3, 1, 1)))], "e")
     found = step(g.model(out), ConstEltFusion)
     name = found.rows[0][1]
@@ -51,9 +45,8 @@ def test_a_shuffled_constant_keeps_its_shuffle_in_the_name() -> None:
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul"])
-def test_sum_with_relu_behind_a_convolution(op: str) -> None:
+def test_sum_with_relu_behind_a_convolution(g: Graph, op: str) -> None:
     """A bias as a node of its own (TensorFlow), with its Relu: all of it goes into the convolution."""
-    g = Graph()
     x = g.conv(g.input(1, 3, 8, 8), "c0", 8)
     x = g.relu(g.op(op, [x, g.const("k", np.arange(1.0, 9).reshape(1, 8, 1, 1))], "b"), "r")
     prediction = predict(g.model(g.conv(x, "c1", 8)))

@@ -1,7 +1,5 @@
 """ConstQDQInitializersFusion: one Running for each Q and DQ, parameters go with their last reader."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,9 +23,8 @@ def test_own_constants(constant_nodes: bool) -> None:
     ]
 
 
-def test_shared_constants_go_with_the_second_reader() -> None:
+def test_shared_constants_go_with_the_second_reader(g: Graph) -> None:
     """yolo-resnet18-orin-trt8502: nothing is removed behind a Q, both constants behind its DQ."""
-    g = Graph()
     x = g.input(1, 3, 4, 4)
     parameters = [g.const("scale", np.float32(0.1)), g.const("zero", np.int8(0))]
     quantized = g.op("QuantizeLinear", [x, *parameters], "Q")
@@ -41,8 +38,7 @@ def test_shared_constants_go_with_the_second_reader() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.1, [0.1]], ids=["[]", "[1]"])
-def test_missing_zero_point(scale: object) -> None:
-    g = Graph()
+def test_missing_zero_point(g: Graph, scale: object) -> None:
     x = g.input(1, 3, 4, 4)
     quantized = g.op("QuantizeLinear", [x, g.const("s", np.asarray(scale, np.float32))], "Q")
     out = g.op("DequantizeLinear", [quantized, g.const("t", np.asarray(scale, np.float32))], "DQ")
@@ -51,8 +47,7 @@ def test_missing_zero_point(scale: object) -> None:
     assert len(found.layer("Q").inputs) == 1
 
 
-def test_computed_scale_is_refused() -> None:
-    g = Graph()
+def test_computed_scale_is_refused(g: Graph) -> None:
     x = g.input(1, 3, 4, 4)
     scale = g.op("Abs", g.input(name="s"), "abs")
     quantized = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "Q")
@@ -61,8 +56,3 @@ def test_computed_scale_is_refused() -> None:
     assert found.reasons == [("Q", "scale-computed")]
     assert ("Removing", "z") in found.rows
     assert [t.source for t in found.layer("Q").inputs] == ["x", "abs:0"]
-
-
-def test_no_quantizers_no_events() -> None:
-    g = Graph()
-    assert step(g.model(g.relu(g.input(1, 3, 4, 4), "r")), ConstQDQInitializersFusion).rows == []

@@ -1,7 +1,5 @@
 """ConstWeightsFusion: both complete 8.5 logs; shared weights: NVIDIA/TensorRT issues 2131 and 1864."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,15 +12,13 @@ from tests.trt.passes.step import step
     ("weights", "constant"),
     [("qdq", "c.weight + c.w.Q"), ("int8", "c.weight")],  # TensorRT issue 3385: no Q in the name of int8 initializers
 )
-def test_weights_of_one_convolution(weights: str, constant: str) -> None:
-    g = Graph()
+def test_weights_of_one_convolution(g: Graph, weights: str, constant: str) -> None:
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", weights=weights)), ConstWeightsFusion)
     assert found.rows == [("Running", constant), ("Fusing", constant, "c")]
     assert found.has(f"{constant} + c")
 
 
-def test_shared_weights_are_refused() -> None:
-    g = Graph()
+def test_shared_weights_are_refused(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     weights = g.weights("w", (8, 8, 3, 3), "qdq")
     first, second = (g.op("Conv", [g.pair(x, f"in{i}", s), weights], f"c{i}") for i, s in enumerate((0.1, 0.2)))
@@ -32,16 +28,14 @@ def test_shared_weights_are_refused() -> None:
     assert found.refusals[0].convolutions == ("c0", "c1")
 
 
-def test_float_convolution_is_left() -> None:
+def test_float_convolution_is_left(g: Graph) -> None:
     """Its input has no DQ, so its weights are dequantized when the engine is built."""
-    g = Graph()
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", scale=None)), ConstWeightsFusion)
     assert (found.rows, found.reasons) == ([], [])
 
 
-def test_a_constant_that_is_added_is_no_weight() -> None:
+def test_a_constant_that_is_added_is_no_weight(g: Graph) -> None:
     """An INT8 Add reads a quantized constant: it stays a constant of its own."""
-    g = Graph()
     x = g.pair(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "p")
     constant = g.pair(g.const("k", np.linspace(-1, 1, 8 * 16).reshape(1, 8, 4, 4)), "kp")
     out = g.op("Neg", g.pair(g.op("Add", [x, constant], "add"), "after"), "n")

@@ -1,7 +1,5 @@
 """ConstantFoldDanglingQDQ: its heading is in both logs, a case is not; what it leaves behind is checked."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.model.operators import LayerKind
@@ -11,9 +9,8 @@ from tests.trt.passes.step import step
 
 
 @pytest.mark.parametrize("weights", ["qdq", "int8", "tensor"])
-def test_weights_of_a_float_convolution(weights: str) -> None:
+def test_weights_of_a_float_convolution(g: Graph, weights: str) -> None:
     """Its input has no pair, so it runs in float and its weights are dequantized at build time."""
-    g = Graph()
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", scale=None, weights=weights)), ConstantFoldDanglingQDQ)
     kinds = {layer.kind for layer in found.network.layers.values()}
     assert not kinds & {LayerKind.QUANTIZE, LayerKind.DEQUANTIZE}
@@ -21,8 +18,7 @@ def test_weights_of_a_float_convolution(weights: str) -> None:
     assert producer is not None and producer.kind == LayerKind.CONSTANT
 
 
-def test_two_readers_of_one_quantized_constant() -> None:
-    g = Graph()
+def test_two_readers_of_one_quantized_constant(g: Graph) -> None:
     x = g.input(1, 8, 8, 8)
     stored = g.const("w", g.random.integers(-9, 9, (8, 8, 3, 3)).astype("int8"))
     outputs = [
@@ -35,8 +31,7 @@ def test_two_readers_of_one_quantized_constant() -> None:
     }
 
 
-def test_activation_pairs_are_left() -> None:
-    g = Graph()
+def test_activation_pairs_are_left(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     found = step(g.model(g.op("Softmax", g.pair(x, "p"), "t")), ConstantFoldDanglingQDQ)
     assert [layer.name for layer in found.network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)] == ["p.Q", "p.DQ"]

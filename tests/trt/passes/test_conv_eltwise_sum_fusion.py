@@ -1,7 +1,5 @@
 """ConvEltwiseSumFusion: yolo-resnet18-orin-trt8502, line 5719."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
@@ -10,8 +8,7 @@ from tests.trt.passes.step import step
 
 
 @pytest.mark.parametrize("conv_first", [False, True])
-def test_float_residual(conv_first: bool) -> None:
-    g = Graph()
+def test_float_residual(g: Graph, conv_first: bool) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     conv = g.bn(g.conv(x, "Conv"), "bn")
     out = g.relu(g.add(conv, x, "Add") if conv_first else g.add(x, conv, "Add"), "Relu")
@@ -24,9 +21,8 @@ def test_float_residual(conv_first: bool) -> None:
     assert found.has("p.Q")  # stays a conversion even though it is the only reader
 
 
-def test_residual_from_a_dq_is_taken_as_float() -> None:
+def test_residual_from_a_dq_is_taken_as_float(g: Graph) -> None:
     """resnet18-a100-qat-residual, last block: DequantizeLinear_291 stays."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.pair(x, "skip", 0.2), g.conv(x, "Conv"), "Add")
     found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
@@ -34,9 +30,8 @@ def test_residual_from_a_dq_is_taken_as_float() -> None:
     assert found.has("skip.DQ")
 
 
-def test_two_convolutions_the_later_listed_takes_it() -> None:
+def test_two_convolutions_the_later_listed_takes_it(g: Graph) -> None:
     """resnet18-a100-qat: ``layer2.0.downsample.0 ... + Add_97 + Relu_98``, conv2 writes FP16."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.relu(g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"), "Relu_98")
     found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
@@ -47,8 +42,7 @@ def test_two_convolutions_the_later_listed_takes_it() -> None:
 
 
 @pytest.mark.parametrize("case", ["second-reader", "constant", "broadcast", "relu-between", "product", "int8-output"])
-def test_left_alone(case: str) -> None:
-    g = Graph()
+def test_left_alone(g: Graph, case: str) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     conv = g.conv(x, "Conv")
     other = {

@@ -1,7 +1,5 @@
 """ConvReluFusion: float head convolutions (yolov8-orin-trt8412-excerpts), quantized ones without BN (centernet)."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.trt.passes.conv_relu_fusion import ConvReluFusion, DeconvReluFusion
@@ -10,25 +8,22 @@ from tests.trt.passes.step import step
 
 
 @pytest.mark.parametrize(("scale", "weights"), [(None, "float"), (0.1, "qdq")], ids=["float", "quantized"])
-def test_relu_right_behind(scale: float | None, weights: str) -> None:
-    g = Graph()
+def test_relu_right_behind(g: Graph, scale: float | None, weights: str) -> None:
     out = g.relu(g.conv(g.input(1, 3, 8, 8), "Conv_617", scale=scale, weights=weights), "Relu_618")
     found = step(g.model(out), ConvReluFusion)
     assert found.rows == [("Running", "Conv_617"), ("Fusing", "Conv_617", "Relu_618")]
     assert found.has("Conv_617 + Relu_618")
 
 
-def test_deconvolution_is_logged_under_another_name() -> None:
+def test_deconvolution_is_logged_under_another_name(g: Graph) -> None:
     """centerpoint-a100-trt823-fp16, line 1669."""
-    g = Graph()
     out = g.relu(g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None), "r")
     assert step(g.model(out), DeconvReluFusion).rows == [("Running", "d"), ("Fusing", "d", "r")]
     assert step(g.model(out), ConvReluFusion).rows == []
 
 
 @pytest.mark.parametrize("case", ["batchnorm-between", "leaky", "second-reader", "network-output"])
-def test_left_alone(case: str) -> None:
-    g = Graph()
+def test_left_alone(g: Graph, case: str) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float")
     if case == "batchnorm-between":
         outputs = [g.relu(g.bn(conv, "bn"), "r")]

@@ -1,15 +1,12 @@
 """DqQFusion: both BEVFusion logs; scales decide."""
 
-from __future__ import annotations
-
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import evidence_of, step
 
 
-def test_equal_scales() -> None:
-    g = Graph()
+def test_equal_scales(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     found = step(g.model(g.conv(x, "c")), DqQFusion)
     assert found.rows == [("Running", "a.DQ")]
@@ -17,32 +14,26 @@ def test_equal_scales() -> None:
     assert reader.data.producer is found.layer("a.Q")
     assert reader.data.name == "c.in.Q:0"  # as Concat_779_1400_clone_0 of bevfusion-camera-orin-trt8502
     assert not found.has("a.DQ") and not found.has("c.in.Q")
-    assert reader.evidence == Evidence.SEEN
+    assert evidence_of(reader) == Evidence.SEEN
 
 
-def test_dq_with_another_reader_stays() -> None:
-    g = Graph()
+def test_dq_with_another_reader_stays(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     found = step(g.model(g.conv(x, "c"), g.op("Neg", x, "n")), DqQFusion)
     assert found.rows == [("Running", "a.DQ")]
     assert found.has("a.DQ") and not found.has("c.in.Q")
-    assert found.layer("c.in.DQ").evidence == Evidence.ASSUMED
+    assert evidence_of(found.layer("c.in.DQ")) == Evidence.ASSUMED
 
 
-def test_different_scales_are_refused() -> None:
-    g = Graph()
+def test_different_scales_are_refused(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a", 0.2)
     found = step(g.model(g.conv(x, "c")), DqQFusion)
     assert found.rows == []
     assert found.reasons == [("c.in.Q", "scales-differ")]
 
 
-def test_q_that_writes_a_network_output_stays() -> None:
-    g = Graph()
+def test_q_that_writes_a_network_output_stays(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     assert step(g.model(g.q(x, "out")), DqQFusion).rows == []
-
-
-def test_q_behind_something_else_is_left() -> None:
     g = Graph()
     assert step(g.model(g.conv(g.relu(g.input(1, 3, 4, 4), "r"), "c")), DqQFusion).rows == []

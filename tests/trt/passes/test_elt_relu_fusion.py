@@ -1,29 +1,20 @@
 """EltReluFusion: first pass of the quantization phase in both complete 8.5 logs."""
 
-from __future__ import annotations
-
 from qdqtool.trt.passes.elt_relu_fusion import EltReluFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_add_and_relu() -> None:
-    g = Graph()
+def test_add_and_relu(g: Graph) -> None:
     out = g.relu(g.add(g.input(1, 4), g.input(1, 4, name="y"), "Add_42"), "Relu_43")
     found = step(g.model(out), EltReluFusion)
     assert found.rows == [("Running", "Add_42"), ("Fusing", "Add_42", "Relu_43")]
     assert found.has("Add_42 + Relu_43")
 
 
-def test_second_reader_prevents_it() -> None:
-    g = Graph()
+def test_second_readers_and_other_activations_prevent_it(g: Graph) -> None:
     total = g.add(g.input(1, 4), g.input(1, 4, name="y"), "a")
     out = g.relu(total, "r")
+    assert step(g.model(g.op("LeakyRelu", total, "l")), EltReluFusion).rows == []
     assert step(g.model(out, total), EltReluFusion).rows == []
     assert step(g.model(out, g.op("Neg", total, "n")), EltReluFusion).rows == []
-
-
-def test_other_activations_are_left() -> None:
-    g = Graph()
-    total = g.add(g.input(1, 4), g.input(1, 4, name="y"), "a")
-    assert step(g.model(g.op("LeakyRelu", total, "l")), EltReluFusion).rows == []

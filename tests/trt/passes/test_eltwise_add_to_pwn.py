@@ -1,15 +1,12 @@
 """EltwiseAddToPwn: yolov8-orin-trt8412-excerpts; NVIDIA/TensorRT issue 3345 on ``<Add> + <Relu>``."""
 
-from __future__ import annotations
-
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.eltwise_add_to_pwn import EltwiseAddToPwn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_sum_that_no_convolution_took() -> None:
-    g = Graph()
+def test_sum_that_no_convolution_took(g: Graph) -> None:
     left, right = (g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab")
     out = g.relu(g.add(left, right, "Add"), "Relu")
     found = step(g.model(out), EltwiseAddToPwn)
@@ -20,14 +17,12 @@ def test_sum_that_no_convolution_took() -> None:
     assert found.layer("Add + Relu").kind == LayerKind.POINTWISE
 
 
-def test_sum_that_a_convolution_took() -> None:
-    g = Graph()
+def test_sum_that_a_convolution_took(g: Graph) -> None:
     x = g.input(1, 8, 8, 8)
     assert step(g.model(g.add(g.conv(x, "c"), x, "Add")), EltwiseAddToPwn).rows == []
 
 
-def test_product_is_left() -> None:
-    g = Graph()
+def test_product_is_left(g: Graph) -> None:
     x = [g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab"]
     found = step(g.model(g.op("Mul", x, "Mul")), EltwiseAddToPwn)
     assert found.rows == []

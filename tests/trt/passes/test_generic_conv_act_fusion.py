@@ -1,7 +1,5 @@
 """GenericConvActFusion: yolo-resnet18-orin-trt8502, line 5365."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.model.operators import LayerKind
@@ -9,24 +7,22 @@ from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import evidence_of, step
 
 
-def test_leaky_relu_behind_batch_normalization() -> None:
-    g = Graph()
+def test_leaky_relu_behind_batch_normalization(g: Graph) -> None:
     out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "LeakyRelu")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
-    assert found.layer("Conv + PWN(LeakyRelu)").evidence == Evidence.SEEN
+    assert evidence_of(found.layer("Conv + PWN(LeakyRelu)")) == Evidence.SEEN
 
 
-def test_depthwise_with_clip() -> None:
+def test_depthwise_with_clip(g: Graph) -> None:
     """mobilenetv2-titanrtx-qat-residual, 17 of them."""
-    g = Graph()
     out = g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
-    assert found.layer("Conv + PWN(Clip_13)").evidence == Evidence.SEEN
+    assert evidence_of(found.layer("Conv + PWN(Clip_13)")) == Evidence.SEEN
 
 
 @pytest.mark.parametrize(
@@ -34,17 +30,15 @@ def test_depthwise_with_clip() -> None:
     [(1, Evidence.SEEN), (8, Evidence.ASSUMED)],
     ids=["silu", "depthwise-silu"],  # a YOLOv8n on 10.14.1; TensorRT issue 3205 (NVIDIA's own depthwise kernel)
 )
-def test_silu(groups: int, evidence: Evidence) -> None:
-    g = Graph()
+def test_silu(g: Graph, groups: int, evidence: Evidence) -> None:
     out = g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=groups), "act")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(act.s, act.m)")]
-    assert found.layer("Conv + PWN(act.s, act.m)").evidence == evidence
+    assert evidence_of(found.layer("Conv + PWN(act.s, act.m)")) == evidence
 
 
-def test_silu_joined_with_a_residual_is_refused() -> None:
+def test_silu_joined_with_a_residual_is_refused(g: Graph) -> None:
     """TensorRT issue 2204: PWN(PWN(sigmoid, mul), add) has a second input."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
     found = step(g.model(out), GenericConvActFusion)
@@ -55,8 +49,7 @@ def test_silu_joined_with_a_residual_is_refused() -> None:
     assert (refusal.add, refusal.activation) == ("Add", "act.m")
 
 
-def test_second_reader_and_relu_before() -> None:
-    g = Graph()
+def test_second_reader_and_relu_before(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     leaky = g.op("LeakyRelu", conv, "l")
     assert step(g.model(leaky, conv), GenericConvActFusion).rows == []

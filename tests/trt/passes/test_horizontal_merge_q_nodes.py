@@ -1,7 +1,5 @@
 """HorizontalMergeQNodes: Qs on one tensor with one scale."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -28,10 +26,6 @@ def test_equal_scales() -> None:
     found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
     assert found.rows == [("Running", "a.Q"), ("Eliminating", "b.Q", "a.Q"), ("Removing", "b.Q")]
     assert {r.name for r in found.layer("a.Q").out.consumers} == {"a.DQ", "b.DQ"}
-
-
-def test_survivor_with_a_myelin_tail() -> None:
-    """yolo-resnet18-orin-trt8502, line 5212: the later Q survives."""
     g = two(0.1)
     g.op("TopK", ["na:0", g.const("k", np.array([1], np.int64))], "top", axis=3)
     g.nodes[-1].output.append("indices")
@@ -51,9 +45,8 @@ def test_different_scales_are_refused() -> None:
     assert refusal.scales == (np.float32(0.1), np.float32(0.2))
 
 
-def test_clone_is_merged_into_the_original() -> None:
+def test_clone_is_merged_into_the_original(g: Graph) -> None:
     """yolov8-orin-trt8412-excerpts: ``cv2/..._clone_1`` into ``m.0/cv1/...``; here the clone's Q comes first."""
-    g = Graph()
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
     joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
@@ -72,15 +65,13 @@ def test_clone_is_merged_into_the_original() -> None:
 
 
 @pytest.mark.parametrize(("zero", "merged"), [(0, True), (3, False)])
-def test_zero_points_count(zero: int, merged: bool) -> None:
-    g = Graph()
+def test_zero_points_count(g: Graph, zero: int, merged: bool) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     outputs = [g.op("Neg", g.pair(x, "a"), "na"), g.op("Neg", g.pair(x, "b", zero=zero), "nb")]
     assert bool(step(g.model(*outputs), HorizontalMergeQNodes).rows) is merged
 
 
-def test_q_that_writes_a_network_output_stays() -> None:
-    g = Graph()
+def test_q_that_writes_a_network_output_stays(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     inner = g.op("Neg", g.pair(x, "a"), "n")
     outputs = [g.q(x, "first"), g.q(x, "second")]
@@ -90,8 +81,7 @@ def test_q_that_writes_a_network_output_stays() -> None:
     assert [t.name for t in found.network.outputs] == ["n:0", *outputs]
 
 
-def test_three_with_two_scales() -> None:
-    g = Graph()
+def test_three_with_two_scales(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     outputs = [g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
     found = step(g.model(*outputs), HorizontalMergeQNodes)
@@ -105,10 +95,8 @@ def fired(*outputs: str, g: Graph) -> set[str]:
     return {e.case.partition("/")[2] for e in trace if e.case.startswith("HorizontalMergeQNodes/")}
 
 
-def test_the_case_that_a_merge_rests_on() -> None:
-    g = two(0.1)
-    assert fired("na:0", "nb:0", g=g) == {"earlier-survives"}
-    g = Graph()
+def test_the_case_that_a_merge_rests_on(g: Graph) -> None:
+    assert fired("na:0", "nb:0", g=two(0.1)) == {"earlier-survives"}
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
     joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")

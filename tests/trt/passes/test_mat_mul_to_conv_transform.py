@@ -1,7 +1,5 @@
 """MatMulToConvTransform: resnet18-qat-rtx2000-trt8510, line 2531; NVIDIA/TensorRT#2627."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,7 @@ from tests.trt.passes.step import step
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_gemm_with_quantized_weights(bias: bool) -> None:
-    g = Graph()
+def test_gemm_with_quantized_weights(g: Graph, bias: bool) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8, bias=bias)), MatMulToConvTransform)
     assert found.rows == [
         ("Running", "Gemm_311"),
@@ -34,8 +31,7 @@ def test_gemm_with_quantized_weights(bias: bool) -> None:
     ]
 
 
-def test_float_weights_are_left() -> None:
-    g = Graph()
+def test_float_weights_are_left(g: Graph) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, weights="float")), MatMulToConvTransform)
     assert found.rows == []
     assert found.layer("fc").kind == LayerKind.MATRIX_MULTIPLY
@@ -45,9 +41,8 @@ def test_float_weights_are_left() -> None:
     ((6, 8), (6, 8, 1, 1), False), ((2, 3, 8), (6, 8, 1, 1), False), ((2, 3, 5, 8), (2, 8, 3, 5), True),
     ((2, 3, 5, 7, 8), (210, 8, 1, 1), False),
 ])  # fmt: skip
-def test_matmul_of_data_of_any_rank(shape: tuple[int, ...], read: tuple[int, ...], moves: bool) -> None:
+def test_matmul_of_data_of_any_rank(g: Graph, shape: tuple[int, ...], read: tuple[int, ...], moves: bool) -> None:
     """Rows of the last dimension; an image with channels last is turned to channels first and back."""
-    g = Graph()
     weights = g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w")
     found = step(g.model(g.op("MatMul", [g.pair(g.input(*shape), "x"), weights], "m")), MatMulToConvTransform)
     assert found.rows[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
@@ -63,9 +58,8 @@ def test_matmul_of_data_of_any_rank(shape: tuple[int, ...], read: tuple[int, ...
 
 
 @pytest.mark.parametrize(("turned", "shuffle"), [(True, False), (False, True)])
-def test_weights_that_pytorch_exports_turned(turned: bool, shuffle: bool) -> None:
+def test_weights_that_pytorch_exports_turned(g: Graph, turned: bool, shuffle: bool) -> None:
     """Q, DQ, Transpose, MatMul: that Transpose gives a convolution's order, and no shuffle is put in front."""
-    g = Graph()
     weights = g.pair(g.const("w", g.random.normal(0, 1, (4, 8) if turned else (8, 4))), "w")
     weights = g.op("Transpose", weights, "t", perm=[1, 0]) if turned else weights
     found = step(g.model(g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")), MatMulToConvTransform)
@@ -74,31 +68,32 @@ def test_weights_that_pytorch_exports_turned(turned: bool, shuffle: bool) -> Non
     assert ("t" in found.layer("m").nodes) is turned
 
 
-def test_a_transpose_that_others_read_stays() -> None:
+def test_a_transpose_that_others_read_stays(g: Graph) -> None:
     """Its weights do not come from a DQ then, and nothing is converted."""
-    g = Graph()
     weights = g.op("Transpose", g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w"), "t", perm=[1, 0])
     out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
     found = step(g.model(out, g.op("Neg", weights, "n")), MatMulToConvTransform)
     assert found.rows == [] and found.has("t")
 
 
-def test_stacked_weights_are_left() -> None:
+def test_stacked_weights_are_left(g: Graph) -> None:
     """A product with several matrices is no convolution with one kernel."""
-    g = Graph()
     weights = g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w")
     out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
     assert step(g.model(out), MatMulToConvTransform).rows == []
+    g = Graph()
+    other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
+    out = g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m", alpha=float(np.float32(1)))
+    assert step(g.model(out), MatMulToConvTransform).rows == []
 
 
-def test_linear_layer_between_transposes() -> None:
+def test_linear_layer_between_transposes(g: Graph) -> None:
     """The engine listed in NVIDIA/TensorRT#2627 (8.4.1), a point pillar's linear layer.
 
     CaskConvolution ``weight + Q + MatMul``, Int8(1,10,8000,20) to Float(1,16,8000,20) with BatchNormalization and Relu
     gone; behind it CudnnPooling ReduceMax in float, Slice Tile in float, and ``<Q>_clone_0`` of the first part,
     ``<Q>_clone_1`` of the Tile's as conversions into the next INT8 tensor.
     """
-    g = Graph()
     x = g.op("Transpose", g.input(1, 10, 80, 20), "turn", perm=[0, 2, 3, 1])
     weights = g.op("Transpose", g.pair(g.const("w", g.random.normal(0, 1, (16, 10))), "wq"), "wt", perm=[1, 0])
     x = g.op("MatMul", [g.pair(x, "in"), weights], "MatMul_10")
@@ -122,10 +117,3 @@ def test_linear_layer_between_transposes() -> None:
         ("Conversion", "next.in.Q_clone_1", ["FLOAT", "INT8"]),
     ]
     assert "relu" in outcome.fused
-
-
-def test_computed_weights_are_left() -> None:
-    g = Graph()
-    other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
-    out = g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m", alpha=float(np.float32(1)))
-    assert step(g.model(out), MatMulToConvTransform).rows == []

@@ -1,8 +1,5 @@
 """Merging layers: yolov8-orin-trt8412-excerpts (five lines), what it does not merge: yolo-resnet18, centernet."""
 
-from __future__ import annotations
-
-import pytest
 
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.merge_layers import MergeLayers
@@ -26,23 +23,12 @@ def heads(*options: dict[str, object], target: str = "trt8.4", relu: bool = Fals
 FLOAT: dict[str, object] = {"scale": None, "weights": "float"}
 
 
-def test_quantized() -> None:
+def test_what_is_merged_and_what_stays_apart() -> None:
+    """A 3x3 stays beside a 1x1 (yolo-resnet18-orin-trt8502), cv3.1.0 in INT8 beside cv2.1.0 in float."""
     assert heads({}, {"channels": 16}, {}) == ["a.weight + a.w.Q + a || b.weight + b.w.Q + b || c.weight + c.w.Q + c"]
-
-
-def test_float_with_relu() -> None:
     assert heads(FLOAT, FLOAT, relu=True) == ["a + ar || b + br"]
-
-
-def test_quantized_and_float_stay_apart() -> None:
-    """cv_occ.1.0 with cv3.1.0 in INT8, cv2.1.0 with cv4.1.0 in float."""
-    assert heads({}, FLOAT) == []
-
-
-@pytest.mark.parametrize("other", [{"k": 1}, {"stride": 2}, {"scale": 0.2}, {"groups": 8}], ids=str)
-def test_different_ones_stay_apart(other: dict[str, object]) -> None:
-    """yolo-resnet18-orin-trt8502 leaves a 3x3 and the 1x1 downsample beside it alone."""
-    assert heads({}, other) == []
+    for other in ({"k": 1}, {"stride": 2}, {"scale": 0.2}, {"groups": 8}, FLOAT):
+        assert heads({}, other) == [], other
 
 
 def test_tensorrt_8_0_does_not_merge() -> None:
@@ -50,8 +36,7 @@ def test_tensorrt_8_0_does_not_merge() -> None:
     assert heads({}, {}, {}, target="trt8.0") == []
 
 
-def test_engine_has_one_layer_for_them() -> None:
-    g = Graph()
+def test_engine_has_one_layer_for_them(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     outputs = [g.op("Softmax", g.conv(x, n), f"{n}t") for n in "ab"]
     prediction = predict(g.model(*outputs), "trt8.4", advice=False)

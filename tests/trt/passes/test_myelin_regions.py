@@ -1,7 +1,5 @@
 """MyelinRegions: the layer listings of gemm-mlp-trt10 and linear-orinnano-trt103, as tables of our own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,9 +23,8 @@ def _told(prediction: Prediction) -> list[tuple[str, str, str, str | None]]:
     return [(c.name, str(c.inputs[0]), str(c.output), c.layer) for c in prediction.convolutions]
 
 
-def test_three_gemms_with_a_q_behind_each() -> None:
+def test_three_gemms_with_a_q_behind_each(g: Graph) -> None:
     """input -> kgen Q -> gemm, gemm, gemm, all Int8 to Int8 -> kgen DQ -> logits."""
-    g = Graph()
     x = _gemm(g, g.input(1, 16), "fc1", 16, 32)
     x = _gemm(g, x, "fc2", 32, 32)
     x = g.pair(_gemm(g, x, "fc3", 32, 10), "end", 0.2)
@@ -41,9 +38,8 @@ def test_three_gemms_with_a_q_behind_each() -> None:
     assert region.uncertain == 0
 
 
-def test_a_gemm_with_float_data_is_float_and_its_weights_pair_is_folded() -> None:
+def test_a_gemm_with_float_data_is_float_and_its_weights_pair_is_folded(g: Graph) -> None:
     """fc2 of the second network: Float to Float, TF32."""
-    g = Graph()
     x = g.op("Softmax", _gemm(g, g.input(1, 16), "fc1", 16, 32), "soft")
     found = _of(g, g.pair(_gemm(g, x, "fc2", 32, 10, data=False), "end", 0.2))
     assert _told(found) == [("fc1", "INT8", "FLOAT", None), ("fc2", "FLOAT", "FLOAT", None)]
@@ -53,15 +49,13 @@ def test_a_gemm_with_float_data_is_float_and_its_weights_pair_is_folded() -> Non
     assert "end.Q" in region.fused
 
 
-def test_weights_alone_quantized_are_float() -> None:
-    g = Graph()
+def test_weights_alone_quantized_are_float(g: Graph) -> None:
     found = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32, data=False))
     assert _told(found) == [("fc", "FLOAT", "FLOAT", None)] and found.conversions == 0
 
 
-def test_matmul_w8a8() -> None:
+def test_matmul_w8a8(g: Graph) -> None:
     """half -> Q -> DQ -> MatMul: kgen Half to Int8, then FcCas Int8 to Half."""
-    g = Graph()
     x = g.pair(g.input(1, 8, 64), "in", 0.05)
     w = g.pair(g.const("w", np.ones((64, 32), np.float32)), "wq", np.full(32, 0.01), axis=1)
     found = _of(g, g.op("MatMul", [x, w], "q_proj"))
@@ -69,8 +63,7 @@ def test_matmul_w8a8() -> None:
     assert [r.kernels for r in found.regions] == [["in.Q"]] and found.conversions == 0
 
 
-def test_a_q_behind_a_softmax_is_in_its_kernel() -> None:
-    g = Graph()
+def test_a_q_behind_a_softmax_is_in_its_kernel(g: Graph) -> None:
     x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
     found = _of(g, g.conv(x, "b", 16))
     assert found.conversion_nodes == ["a.in.Q"]
@@ -78,9 +71,8 @@ def test_a_q_behind_a_softmax_is_in_its_kernel() -> None:
     assert _of(g, "b:0", target="trt8.5").conversion_nodes == ["a.in.Q", "b.in.Q"]
 
 
-def test_how_far_a_region_reaches_is_a_range() -> None:
+def test_how_far_a_region_reaches_is_a_range(g: Graph) -> None:
     """A pointwise layer behind a product: its Q is taken in, or stays."""
-    g = Graph()
     x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
     x = g.op("Tanh", x, "tanh")
     found = _of(g, g.conv(x, "b", 16))
@@ -90,8 +82,7 @@ def test_how_far_a_region_reaches_is_a_range() -> None:
     assert "1 to 2 conversions, depending on how much Myelin takes in" in verdict(found)
 
 
-def test_a_q_that_a_convolution_reads_as_well_stays() -> None:
-    g = Graph()
+def test_a_q_that_a_convolution_reads_as_well_stays(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
     q = g.q(g.op("AveragePool", x, "pool", kernel_shape=[3, 3], pads=[1] * 4), "shared")
     dq = g.dq(q, "first")
@@ -102,15 +93,13 @@ def test_a_q_that_a_convolution_reads_as_well_stays() -> None:
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt8.6"])
-def test_before_10_a_gemm_is_a_convolution_and_its_q_a_conversion(target: str) -> None:
-    g = Graph()
+def test_before_10_a_gemm_is_a_convolution_and_its_q_a_conversion(g: Graph, target: str) -> None:
     found = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32), target=target)
     assert found.regions == [] and found.conversions == 1
     assert found.convolutions[0].layer is not None
 
 
-def test_regions_are_in_the_json() -> None:
-    g = Graph()
+def test_regions_are_in_the_json(g: Graph) -> None:
     told = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"]
     assert told == [{"trigger": "fc", "op": "Gemm", "nodes": ["fc"], "fused": [], "kernels": ["fc.in.Q"],
                      "uncertain": 0, "possible": [], "matrix_products": 1, "matrix_products_int8": 1, "softmax": 0,

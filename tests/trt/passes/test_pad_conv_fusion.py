@@ -1,7 +1,5 @@
 """PadConvFusion: engine names of NVIDIA/TensorRT issue 2527, ``Pad_6 + W + QuantizeLinear_9 + Conv_13 + PWN(...)``."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import evidence_of, step
 
 
 def padded(g: Graph, x: str, mode: str = "constant", value: float | None = None) -> str:
@@ -76,9 +74,8 @@ def test_a_float_convolution_takes_no_pad_that_copies(mode: str) -> None:
     assert next(name for name, _ in engine("", mode)) == "Pad_6"
 
 
-def test_evidence() -> None:
-    g = Graph()
+def test_evidence(g: Graph) -> None:
     x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
     found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
     assert found.rows == []
-    assert found.layer("Pad_6 + c.weight + c.w.Q + c").evidence == Evidence.DOCUMENTED
+    assert evidence_of(found.layer("Pad_6 + c.weight + c.w.Q + c")) == Evidence.DOCUMENTED

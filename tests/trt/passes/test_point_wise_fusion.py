@@ -1,7 +1,5 @@
 """PointWiseFusion: decomposed BatchNormalization (yolo line 5233), Add_5 with Div_1 (yolov8), SiLU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -23,8 +21,7 @@ from tests.trt.passes.step import step
         ("trt10", "PWN(PWN(a.s), PWN(a.m))"),  # PWN(PWN(/model.0/act/Sigmoid), PWN(/model.0/act/Mul))
     ],
 )
-def test_silu(target: str, name: str) -> None:
-    g = Graph()
+def test_silu(g: Graph, target: str, name: str) -> None:
     found = step(g.model(g.silu(g.conv(g.input(1, 3, 8, 8), "c"), "a")), PointWiseFusion, target=target)
     assert found.rows == [("Running", "a.s"), ("Fusing", "a.s", "a.m")]
     layer = found.layer(name)
@@ -32,18 +29,16 @@ def test_silu(target: str, name: str) -> None:
     assert [t.source for t in layer.inputs] == ["c:0"]
 
 
-def test_sum_and_division() -> None:
+def test_sum_and_division(g: Graph) -> None:
     """yolov8-orin-trt8412-excerpts: Add_5 with Div_1."""
-    g = Graph()
     total = g.add(g.op("Softmax", g.input(1, 8), "s1"), g.op("Softmax", g.input(1, 8, name="y"), "s2"), "Add_5")
     found = step(g.model(g.op("Div", [total, g.const("two", [[2.0]])], "Div_1")), PointWiseFusion)
     assert found.rows == [("Running", "Add_5"), ("Fusing", "Add_5", "Div_1")]
     assert found.has("PWN(Add_5, Div_1)")
 
 
-def test_nesting() -> None:
+def test_nesting(g: Graph) -> None:
     """yolo-resnet18-orin-trt8502, lines 5233 to 5236: PWN(PWN(a, b), c)."""
-    g = Graph()
     x = g.op("Neg", g.op("Exp", g.op("Abs", g.input(1, 8), "a"), "b"), "c")
     found = step(g.model(x), PointWiseFusion)
     assert found.rows == [
@@ -55,36 +50,26 @@ def test_nesting() -> None:
     assert found.has("PWN(PWN(a, b), c)")
 
 
-def test_relu_is_no_pointwise_partner() -> None:
-    g = Graph()
+def test_relu_is_no_pointwise_partner(g: Graph) -> None:
     x = g.relu(g.op("Exp", g.input(1, 8), "e"), "r")
     assert step(g.model(g.op("Neg", x, "n")), PointWiseFusion).rows == []
-
-
-def test_second_reader() -> None:
     g = Graph()
     x = g.op("Exp", g.input(1, 8), "e")
     assert step(g.model(g.op("Neg", x, "n"), g.op("Softmax", x, "s")), PointWiseFusion).rows == []
     assert step(g.model(g.nodes[1].output[0], x), PointWiseFusion).rows == []
 
 
-def test_residual_sum_is_left_for_the_convolution() -> None:
-    g = Graph()
+def test_residual_sum_is_left_for_the_convolution(g: Graph) -> None:
     x = g.input(1, 8, 8, 8)
     total = g.add(g.bn(g.conv(x, "c"), "bn"), x, "add")
     assert step(g.model(g.op("Exp", total, "e")), PointWiseFusion).rows == []
-
-
-def test_sum_of_dequantized_tensors_is_left() -> None:
-    """yolov8-orin-trt8412-excerpts: an Add with Q/DQ on both inputs keeps its name."""
     g = Graph()
     a = g.pair(g.op("Softmax", g.input(1, 8), "s1"), "p")
     b = g.pair(g.op("Softmax", g.input(1, 8, name="y"), "s2"), "q")
     assert step(g.model(g.op("Exp", g.add(a, b, "add"), "e")), PointWiseFusion).rows == []
 
 
-def test_square_reads_its_input_twice() -> None:
-    g = Graph()
+def test_square_reads_its_input_twice(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8), "e")
     found = step(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
     assert found.rows == [("Running", "e"), ("Fusing", "e", "m")]
@@ -93,9 +78,8 @@ def test_square_reads_its_input_twice() -> None:
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10"])
 @pytest.mark.parametrize(("shape", "taken"), [((1,), True), ((8, 1, 1), False)])
-def test_one_number_is_taken_in_with_what_shaped_it(shape: tuple[int, ...], taken: bool, target: str) -> None:
+def test_one_number_is_taken_in_with_what_shaped_it(g: Graph, shape: tuple[int, ...], taken: bool, target: str) -> None:
     """Before the chains or behind them, as the target does it; one number for each channel stays a constant."""
-    g = Graph()
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     to = np.array([1, *shape] if len(shape) > 1 else [1, 1, 1, 1])
     shaped = g.op("Reshape", [g.const("k", np.full(shape, 2.0)), g.const("to", to)], "shape")
@@ -107,9 +91,8 @@ def test_one_number_is_taken_in_with_what_shaped_it(shape: tuple[int, ...], take
 
 
 @pytest.mark.parametrize("target", sorted(t for t in TARGETS if not t.startswith("rtx")))
-def test_an_add_that_a_convolution_may_take_is_left_to_it(target: str) -> None:
+def test_an_add_that_a_convolution_may_take_is_left_to_it(g: Graph, target: str) -> None:
     """Where convolutions take a residual through their activation, the pointwise chain ends in front of the Add."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.silu(g.conv(x, "c"), "a"), g.pair(x, "skip", 0.07), "sum")
     rows = step(g.model(g.op("Neg", g.pair(out, "next"), "n")), PointWiseFusion, target).rows
@@ -117,9 +100,8 @@ def test_an_add_that_a_convolution_may_take_is_left_to_it(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-def test_of_several_numbers_one_operand_stays_computed(target: str) -> None:
+def test_of_several_numbers_one_operand_stays_computed(g: Graph, target: str) -> None:
     """Every number of a chain is taken in, but never all operands of a layer: nothing would be left to compute from."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     x = g.op("Max", [g.const("a", [[2.0]]), x], "m")
     found = step(g.model(g.op("Min", [x, g.const("b", [[3.0]])], "n")), PointWiseFusion, target)
@@ -136,9 +118,8 @@ def test_of_several_numbers_one_operand_stays_computed(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 @pytest.mark.parametrize("why", ["relu", "myelin"])
-def test_what_another_owns_takes_no_constant(why: str, target: str) -> None:
+def test_what_another_owns_takes_no_constant(g: Graph, why: str, target: str) -> None:
     """A sum that took its Relu has a kernel of its own; what Myelin took is Myelin's."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     model = g.model(g.op("Softmax", g.op("Max", [x, g.const("k", [[2.0]])], "m"), "t"))
     for owned in (False, True):
@@ -154,9 +135,8 @@ def test_what_another_owns_takes_no_constant(why: str, target: str) -> None:
         assert bool(result.events) is (target_named(target).constants_first and not owned)
 
 
-def test_a_constant_of_unknown_size_is_no_number() -> None:
+def test_a_constant_of_unknown_size_is_no_number(g: Graph) -> None:
     """Its data may lie in a file that is not at hand."""
-    g = Graph()
     model = g.model(g.op("Max", [g.op("Softmax", g.input(1, 8), "s"), g.const("k", [[2.0]])], "m"))
     for known in (True, False):
         network = importer.build(load(model))
@@ -167,8 +147,7 @@ def test_a_constant_of_unknown_size_is_no_number() -> None:
         assert network.alive(constant) is not known
 
 
-def test_a_number_that_others_read_stays_for_them() -> None:
-    g = Graph()
+def test_a_number_that_others_read_stays_for_them(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     two = g.const("two", [[2.0]])
     shaped = g.op("Reshape", [two, g.const("to", np.array([1, 1]))], "shape")
@@ -185,9 +164,8 @@ def test_a_number_that_others_read_stays_for_them() -> None:
     assert any(layer.out.is_output for layer in left), "a network output is read as well"
 
 
-def test_a_chain_ends_at_the_number_of_its_members() -> None:
+def test_a_chain_ends_at_the_number_of_its_members(g: Graph) -> None:
     """MAX_JOINED layers become one and no more; the rest begins a chain of its own."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     for i in range(MAX_JOINED + 2):
         x = g.op("Neg", x, f"n{i}")
@@ -200,9 +178,8 @@ def test_a_chain_ends_at_the_number_of_its_members() -> None:
     ("case", "joined"),
     [("per-channel", False), ("one-number", True), ("leaky", True), ("concat", False), ("relu-add", False)],
 )
-def test_what_is_pointwise(case: str, joined: bool) -> None:
+def test_what_is_pointwise(g: Graph, case: str, joined: bool) -> None:
     """A scale of one number and every activation but Relu; not a scale for each channel, nor what moves data."""
-    g = Graph()
     x = g.op("Exp", g.op("Softmax", g.input(1, 8, 4, 4), "s"), "e")
     if case == "per-channel":
         x = g.op("Mul", [x, g.const("k", np.linspace(1, 2, 8).reshape(1, 8, 1, 1))], "last")
@@ -221,9 +198,8 @@ def test_what_is_pointwise(case: str, joined: bool) -> None:
 @pytest.mark.parametrize(
     ("form", "left"), [("bare", True), ("normalized", True), ("activated", False), ("read twice", False)]
 )
-def test_which_sums_are_left_for_a_convolution(form: str, left: bool) -> None:
+def test_which_sums_are_left_for_a_convolution(g: Graph, form: str, left: bool) -> None:
     """A sum with a convolution's own output, through a BatchNormalization that it alone reads; not an activation."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "s")
     conv = g.conv(x, "c")
     if form in ("normalized", "read twice"):
@@ -241,9 +217,8 @@ def test_which_sums_are_left_for_a_convolution(form: str, left: bool) -> None:
     ("operand", "joined"),
     [("computed", ("a.m", "add")), ("itself", None), ("a product", None)],
 )
-def test_an_add_behind_an_activation_is_noted(operand: str, joined: tuple[str, str] | None) -> None:
+def test_an_add_behind_an_activation_is_noted(g: Graph, operand: str, joined: tuple[str, str] | None) -> None:
     """The node in front of the Add and the Add, where it joins two computed tensors: findings name them."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     act = g.silu(x, "a")
     other = {"computed": g.op("Softmax", x, "t"), "itself": act,
@@ -255,9 +230,8 @@ def test_an_add_behind_an_activation_is_noted(operand: str, joined: tuple[str, s
     assert ("a.m" in layer.nodes, "add" in layer.nodes, "n" in layer.nodes) == (True, True, True)
 
 
-def test_the_case_of_an_add_is_the_documented_one() -> None:
+def test_the_case_of_an_add_is_the_documented_one(g: Graph) -> None:
     """An Add behind a chain of several is the one of NVIDIA's answer; any other member of a chain is seen."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     out = g.add(g.silu(x, "a"), g.op("Softmax", x, "t"), "add")
     network = step(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network

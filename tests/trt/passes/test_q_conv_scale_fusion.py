@@ -1,7 +1,5 @@
 """QConvScaleFusion: yolo-resnet18-orin-trt8502 (37, line 5251), resnet18-qat-rtx2000-trt8510 (20, line 2579)."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
@@ -14,32 +12,31 @@ from tests.trt.passes.step import step
     ("target", "name"),
     [("trt8.5", "Conv_9"), ("trt8.4", "Conv_9"), ("trt8.0", "Conv_9 + Relu_11")],  # 8.0: centernet, ``+ Relu_11``
 )
-def test_batch_normalization_with_its_relu(target: str, name: str) -> None:
-    g = Graph()
+def test_batch_normalization_with_its_relu(g: Graph, target: str, name: str) -> None:
     out = g.relu(g.bn(g.conv(g.input(1, 3, 8, 8), "Conv_9"), "BatchNormalization_10"), "Relu_11")
     found = step(g.model(out), QConvScaleFusion, target=target)
     assert found.rows == [("Running", "Conv_9"), ("Removing", "BatchNormalization_10 + Relu_11")]
     assert found.layer(name).nodes == ["Conv_9", "BatchNormalization_10", "Relu_11"]
 
 
-def test_batch_normalization_alone() -> None:
-    g = Graph()
+def test_batch_normalization_alone(g: Graph) -> None:
     out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn"), "l")
     assert step(g.model(out), QConvScaleFusion).rows == [("Running", "c"), ("Removing", "bn")]
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    assert step(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).rows == []
 
 
 @pytest.mark.parametrize(
     ("scale", "weights"), [(None, "qdq"), (0.1, "float"), (None, "float")], ids=["no-input-pair", "no-weights", "float"]
 )
-def test_not_both_inputs_quantized(scale: float | None, weights: str) -> None:
-    g = Graph()
+def test_not_both_inputs_quantized(g: Graph, scale: float | None, weights: str) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=scale, weights=weights), "bn")
     assert step(g.model(out), QConvScaleFusion).rows == []
 
 
-def test_decomposed_batch_normalization_is_not_folded() -> None:
+def test_decomposed_batch_normalization_is_not_folded(g: Graph) -> None:
     """yolo-resnet18-orin-trt8502: three downsample branches share a bias through an Identity."""
-    g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c", 4)
     bias = g.op("Identity", g.const("shared", [0.0] * 4), "Identity_0")
     inputs = [conv, g.const("w", [1.0] * 4), bias, g.const("m", [0.0] * 4), g.const("v", [1.0] * 4)]
@@ -50,25 +47,17 @@ def test_decomposed_batch_normalization_is_not_folded() -> None:
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_deconvolution(target: str) -> None:
+def test_deconvolution(g: Graph, target: str) -> None:
     """NVIDIA/TensorRT issue 3412: "no support for Q/DQ + convTranspose + BN fusion yet" (2023)."""
-    g = Graph()
     conv = g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose")
     found = step(g.model(g.bn(conv, "bn")), QConvScaleFusion, target=target)
     assert found.rows == []
     assert found.reasons == [("d", "convtranspose-batchnorm")]
 
 
-def test_second_reader() -> None:
-    g = Graph()
-    conv = g.conv(g.input(1, 3, 8, 8), "c")
-    assert step(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).rows == []
-
-
 @pytest.mark.parametrize("relu", [True, False])
-def test_a_folded_relu_is_the_activation_and_no_other_is_taken(relu: bool) -> None:
+def test_a_folded_relu_is_the_activation_and_no_other_is_taken(g: Graph, relu: bool) -> None:
     """The convolution has its activation then: neither a second BatchNormalization nor another activation joins it."""
-    g = Graph()
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
     out = g.op("LeakyRelu", g.relu(out, "r") if relu else out, "leaky")
     found = step(g.model(out), QConvScaleFusion)

@@ -1,7 +1,5 @@
 """QDQToCopy: yolo-resnet18-orin-trt8502, line 5741 (12 Qs); a DQ: engine of resnet18-a100-qat-residual."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.model.operators import LayerKind
@@ -10,8 +8,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_q_of_the_network_input() -> None:
-    g = Graph()
+def test_q_of_the_network_input(g: Graph) -> None:
     found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c")), QDQToCopy)
     assert found.rows == [("Running", "c.in.Q"), ("Swap the layer type", "c.in.Q", "QUANTIZE to kQDQ")]
     assert found.layer("c.in.Q").kind == LayerKind.COPY
@@ -20,15 +17,13 @@ def test_q_of_the_network_input() -> None:
     assert found.refusals[0].scale == pytest.approx(0.1)
 
 
-def test_q_that_a_convolution_absorbed_is_gone() -> None:
-    g = Graph()
+def test_q_that_a_convolution_absorbed_is_gone(g: Graph) -> None:
     out = g.conv(g.conv(g.input(1, 3, 8, 8), "a"), "b")
     assert [r[1] for r in step(g.model(out), QDQToCopy).rows] == ["a.in.Q", "a.in.Q"]
 
 
-def test_dq_that_a_float_add_reads() -> None:
+def test_dq_that_a_float_add_reads(g: Graph) -> None:
     """Last block of resnet18-a100-qat-residual: DequantizeLinear_291."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "a"), "r")
     out = g.add(g.pair(x, "skip", 0.1), g.conv(x, "b", scale=0.1), "Add")
     found = step(g.model(g.op("Softmax", out, "s")), QDQToCopy)

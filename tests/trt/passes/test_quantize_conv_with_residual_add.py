@@ -1,7 +1,5 @@
 """QuantizeConvWithResidualAdd: resnet18-qat-rtx2000-trt8510, lines 2619 to 2628."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.prediction import predict
@@ -41,9 +39,9 @@ def block(skip_scale: float | None = 0.07, straight: float | None = None, next_p
 
 
 @pytest.mark.parametrize("conv_first", [False, True])
-@pytest.mark.parametrize("skip_scale", [0.07, 0.05], ids=["own-scale", "output-scale"])
+@pytest.mark.parametrize("skip_scale", [0.07, 0.05, 0.1], ids=["own-scale", "output-scale", "input-scale"])
 def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
-    """The residual's scale may be any: its Q quantizes another tensor than the one behind the Add."""
+    """The residual's scale may be any: its Q quantizes another tensor than the one behind the Add, or was merged."""
     found = step(block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd)
     assert found.rows == EXPECTED
     layer = found.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
@@ -52,34 +50,19 @@ def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
     assert layer.out.name == "Next.Q:0"
 
 
-def test_skip_with_the_scale_of_the_input() -> None:
-    """Both Qs were merged; each DQ reads the one that stays."""
-    found = step(block(0.1).model("end:0"), QuantizeConvWithResidualAdd)
-    assert found.rows == EXPECTED
-
-
-def test_float_skip_is_refused() -> None:
-    """yolo-resnet18-orin-trt8502 and resnet18-a100-qat: no such line in the log."""
-    found = step(block(None).model("end:0"), QuantizeConvWithResidualAdd)
-    assert found.rows == []
-    assert found.reasons == [("Conv_34", "residual-float")]
-    assert found.refusals[0].add == "Add_42"
-    assert found.refusals[0].residual.tensor == "before:0"
-
-
-def test_output_without_q_is_refused() -> None:
-    """Last block of resnet18-a100-qat-residual: the skip's DQ stays in the engine."""
-    found = step(block(next_pair=False).model("end:0"), QuantizeConvWithResidualAdd)
-    assert found.rows == []
-    assert found.reasons == [("Conv_34", "add-output-not-quantized")]
-    assert [(r.node, r.op) for r in found.refusals[0].readers] == [("end", "Neg")]
-
-
-def test_pairs_on_both_sides_are_refused() -> None:
-    """yolov8-orin-trt8412-excerpts: the Add is a layer of its own."""
-    found = step(block(straight=0.06).model("end:0"), QuantizeConvWithResidualAdd)
-    assert found.rows == []
-    assert found.reasons == [("Conv_34", "residual-both-quantized")]
+@pytest.mark.parametrize(("given", "reason"), [
+    ({"skip_scale": None}, "residual-float"),  # yolo-resnet18-orin-trt8502 and resnet18-a100-qat have no such line
+    ({"next_pair": False}, "add-output-not-quantized"),  # last block of resnet18-a100-qat-residual
+    ({"straight": 0.06}, "residual-both-quantized"),  # yolov8-orin-trt8412-excerpts: the Add is a layer of its own
+    ({"weights": "float"}, None),
+])  # fmt: skip
+def test_what_is_refused(given: dict[str, object], reason: str | None) -> None:
+    found = step(block(**given).model("end:0"), QuantizeConvWithResidualAdd)  # type: ignore[arg-type]
+    assert (found.rows, found.reasons) == ([], [("Conv_34", reason)] if reason else [])
+    if reason == "residual-float":
+        assert (found.refusals[0].add, found.refusals[0].residual.tensor) == ("Add_42", "before:0")
+    elif reason == "add-output-not-quantized":
+        assert [(r.node, r.op) for r in found.refusals[0].readers] == [("end", "Neg")]
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
@@ -102,21 +85,15 @@ def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(activation: st
     assert outcome.evidence == evidence
 
 
-def test_float_weights_are_no_case() -> None:
-    assert step(block(weights="float").model("end:0"), QuantizeConvWithResidualAdd).rows == []
-
-
-def test_add_of_a_constant_is_no_residual() -> None:
-    g = Graph()
+def test_add_of_a_constant_is_no_residual(g: Graph) -> None:
     conv = g.conv(g.input(1, 8, 8, 8), "c")
     out = g.op("Neg", g.pair(g.op("Add", [conv, g.const("k", [[[[1.0]]]])], "add"), "p"), "n")
     assert step(g.model(out), QuantizeConvWithResidualAdd).reasons == []
 
 
 @pytest.mark.parametrize("op", ["Mul", "Sub", "Max", "MatMul"])
-def test_only_a_sum_takes_a_residual(op: str) -> None:
+def test_only_a_sum_takes_a_residual(g: Graph, op: str) -> None:
     """A product, say, stays a layer of its own, however it is quantized; and nothing is said about a residual."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     joined = g.op(op, [g.conv(x, "c"), g.pair(x, "skip", 0.07)], "joined")
     found = step(g.model(g.op("Neg", g.pair(joined, "Next", 0.05), "end")), QuantizeConvWithResidualAdd)

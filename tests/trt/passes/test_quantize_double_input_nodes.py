@@ -1,7 +1,5 @@
 """QuantizeDoubleInputNodes: yolo-resnet18-orin-trt8502, lines 5405 to 5414."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +8,7 @@ from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNo
 from qdqtool.trt.refusals import InputNotDequantized
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import evidence_of, step
 
 FLOAT_OUT = [
     ("Running", "c"),
@@ -34,21 +32,16 @@ def conv(**options: object) -> tuple[Graph, str]:
 
 
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
-def test_float_output(weights: str) -> None:
+def test_output_in_float_and_with_a_q(weights: str) -> None:
     g, out = conv(weights=weights)
     found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
     assert found.rows == FLOAT_OUT
     assert found.reasons == [("c", "output-not-quantized")]
     assert [(r.node, r.op) for r in found.refusals[0].readers] == [("s", "Softmax")]
     assert found.layer("c").int8 and not found.layer("c").int8_out
-
-
-@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
-def test_q_is_the_only_reader(weights: str) -> None:
     g, out = conv(weights=weights)
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
-    assert found.rows == INT8_OUT
-    assert found.reasons == []
+    assert (found.rows, found.reasons) == (INT8_OUT, [])
     assert found.layer("c").out.name == "p.Q:0"
 
 
@@ -68,9 +61,6 @@ def test_other_reader_keeps_the_output_float() -> None:
     assert found.reasons == [("c", "output-many-consumers")]
     assert [r.node for r in found.refusals[0].readers if r.kind == "q"] == ["p.Q"]
     assert [r.node for r in found.refusals[0].readers if r.kind != "q"] == ["t"]
-
-
-def test_network_output_keeps_the_output_float() -> None:
     g, out = conv()
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes)
     assert found.rows == FLOAT_OUT
@@ -84,11 +74,10 @@ def test_two_scales_keep_the_output_float() -> None:
     assert found.rows == FLOAT_OUT
     assert found.reasons == [("c", "output-different-scales")]
     assert [r.scale for r in found.refusals[0].readers] == [np.float32(0.1), np.float32(0.2)]
-    assert found.layer("c").evidence == Evidence.ASSUMED
+    assert evidence_of(found.layer("c")) == Evidence.ASSUMED
 
 
-def test_shared_input_dq_is_removed_with_its_last_reader() -> None:
-    g = Graph()
+def test_shared_input_dq_is_removed_with_its_last_reader(g: Graph) -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "in")
     outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
     found = step(g.model(*outputs), QuantizeDoubleInputNodes)
@@ -241,12 +230,11 @@ def test_deconvolution() -> None:
     g, out = conv(k=2, stride=2, op="ConvTranspose")
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0")
     assert found.rows == INT8_OUT
-    assert found.layer("c").evidence == Evidence.SEEN
+    assert evidence_of(found.layer("c")) == Evidence.SEEN
 
 
-def test_add_between_pairs() -> None:
+def test_add_between_pairs(g: Graph) -> None:
     """yolov8-orin-trt8412-excerpts: both inputs dequantized, output quantized."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
@@ -260,9 +248,8 @@ def test_add_between_pairs() -> None:
     ]
 
 
-def test_add_between_pairs_reads_int8_and_writes_float_without_q() -> None:
+def test_add_between_pairs_reads_int8_and_writes_float_without_q(g: Graph) -> None:
     """TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output."""
-    g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
@@ -275,8 +262,7 @@ def test_add_between_pairs_reads_int8_and_writes_float_without_q() -> None:
 
 @pytest.mark.parametrize("op", ["Relu", "Tanh", "Exp", "LeakyRelu"])
 @pytest.mark.parametrize("behind", [True, False])
-def test_a_pointwise_layer_alone_between_pairs(op: str, behind: bool) -> None:
-    g = Graph()
+def test_a_pointwise_layer_alone_between_pairs(g: Graph, op: str, behind: bool) -> None:
     x = g.op(op, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a"), "p")
     found = step(g.model(g.op("Softmax", g.pair(x, "q", 0.2) if behind else x, "s")), QuantizeDoubleInputNodes)
     layer = next(layer for layer in found.network.layers.values() if "p" in layer.nodes)
@@ -284,24 +270,15 @@ def test_a_pointwise_layer_alone_between_pairs(op: str, behind: bool) -> None:
     assert not found.has("a.DQ") and found.has("q.Q") is False
 
 
-def test_a_sum_of_which_one_input_is_float_is_left_alone() -> None:
-    g = Graph()
+@pytest.mark.parametrize("form", ["sum with a float", "behind floats", "per channel"])
+def test_pointwise_layers_that_stay_float(g: Graph, form: str) -> None:
+    """Behind floats: 41 conversions of a YOLOv8n on 10.14.1, four of them behind SiLU and Add."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    found = step(g.model(g.op("Softmax", g.add(g.pair(x, "a"), g.op("Tanh", x, "t"), "Add"), "s")),
-                 QuantizeDoubleInputNodes)
-    assert found.rows == [] and found.has("a.DQ")
-
-
-def test_a_q_behind_a_pointwise_layer_that_reads_floats_stays() -> None:
-    """41 conversions of a YOLOv8n on 10.14.1, four of them behind SiLU and Add."""
-    g = Graph()
-    x = g.op("Tanh", g.op("Softmax", g.input(1, 8, 8, 8), "before"), "t")
-    found = step(g.model(g.op("Softmax", g.pair(x, "q"), "s")), QuantizeDoubleInputNodes)
-    assert found.rows == [] and found.has("q.Q")
-
-
-def test_a_scale_for_each_channel_is_not_taken_in() -> None:
-    g = Graph()
-    x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", [0.1] * 8, axis=1)
-    found = step(g.model(g.op("Softmax", g.relu(x, "r"), "s")), QuantizeDoubleInputNodes)
+    if form == "sum with a float":
+        x = g.add(g.pair(x, "a"), g.op("Tanh", x, "t"), "Add")
+    elif form == "behind floats":
+        x = g.pair(g.op("Tanh", x, "t"), "a")
+    else:
+        x = g.relu(g.pair(x, "a", [0.1] * 8, axis=1), "r")
+    found = step(g.model(g.op("Softmax", x, "s")), QuantizeDoubleInputNodes)
     assert found.rows == [] and found.has("a.DQ")

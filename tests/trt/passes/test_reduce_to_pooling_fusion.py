@@ -1,7 +1,5 @@
 """ReduceToPoolingFusion: resnet18-qat-rtx2000-trt8510, line 2487."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -13,8 +11,7 @@ from tests.trt.passes.step import step
 
 
 @pytest.mark.parametrize(("op", "pooling"), [("GlobalAveragePool", "AVERAGE"), ("GlobalMaxPool", "MAX")])
-def test_global_pooling(op: str, pooling: str) -> None:
-    g = Graph()
+def test_global_pooling(g: Graph, op: str, pooling: str) -> None:
     found = step(g.model(g.op(op, g.input(1, 3, 4, 4), "GlobalAveragePool_300")), ReduceToPoolingFusion)
     assert found.rows == [
         ("Running", "GlobalAveragePool_300"),
@@ -49,9 +46,8 @@ def test_reduce_mean(axes: list[int] | None, keepdims: int, opset: int, pooled: 
     ("axes", "keepdims", "pooled"),
     [([3], 1, True), ([2], 1, True), ([-1, -2], 1, True), ([3], 0, False), ([1], 1, False), ([1, 3], 1, False)],
 )
-def test_reduce_max(axes: list[int], keepdims: int, pooled: bool) -> None:
+def test_reduce_max(g: Graph, axes: list[int], keepdims: int, pooled: bool) -> None:
     """As in the engine of NVIDIA/TensorRT issue 2627: over the width, a CudnnPooling in float, its Q behind it."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
     proto = g.model(g.op("Softmax", g.pair(g.op("ReduceMax", x, "m", axes=axes, keepdims=keepdims), "q"), "end"))
     found = step(proto, ReduceToPoolingFusion)
@@ -62,9 +58,8 @@ def test_reduce_max(axes: list[int], keepdims: int, pooled: bool) -> None:
     assert str(prediction.convolutions[0].output) == "FLOAT"
 
 
-def test_quantized_reduce_mean() -> None:
+def test_quantized_reduce_mean(g: Graph) -> None:
     """DQ -> ReduceMean -> Flatten -> Q -> DQ -> Gemm: nothing but the input's Q stays, as with GlobalAveragePool."""
-    g = Graph()
     x = g.conv(g.input(1, 3, 8, 8), "c", 8)
     y = g.op("Flatten", g.op("ReduceMean", g.pair(x, "pool"), "mean", axes=[2, 3], keepdims=1), "flat")
     assert predict(g.model(g.gemm(y, "fc", 8))).conversion_nodes == ["c.in.Q"]

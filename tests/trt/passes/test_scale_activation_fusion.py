@@ -1,7 +1,5 @@
 """ScaleActivationFusion: BatchNormalization with Relu only (yolo 9 of 40, resnet18 9 of 20)."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.trt.passes.scale_activation_fusion import ScaleActivationFusion
@@ -9,8 +7,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_batch_normalization_and_relu() -> None:
-    g = Graph()
+def test_batch_normalization_and_relu(g: Graph) -> None:
     out = g.relu(g.bn(g.input(1, 3, 4, 4), "BatchNormalization_10"), "Relu_11")
     found = step(g.model(out), ScaleActivationFusion)
     assert found.rows == [("Running", "BatchNormalization_10"), ("Fusing", "BatchNormalization_10", "Relu_11")]
@@ -18,13 +15,11 @@ def test_batch_normalization_and_relu() -> None:
 
 
 @pytest.mark.parametrize("behind", ["LeakyRelu", "Sigmoid", "Neg"])
-def test_other_readers(behind: str) -> None:
-    g = Graph()
+def test_other_readers(g: Graph, behind: str) -> None:
     assert step(g.model(g.op(behind, g.bn(g.input(1, 3, 4, 4), "bn"), "r")), ScaleActivationFusion).rows == []
 
 
-def test_before_an_add_and_with_a_second_reader() -> None:
-    g = Graph()
+def test_before_an_add_and_with_a_second_reader(g: Graph) -> None:
     x = g.input(1, 3, 4, 4)
     normal = g.bn(x, "bn")
     out = g.relu(g.add(normal, x, "add"), "relu")

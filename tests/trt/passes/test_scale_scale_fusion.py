@@ -1,7 +1,5 @@
 """ScaleScaleFusion: yolo-resnet18-orin-trt8502, line 5765 (what is left of a decomposed BatchNormalization)."""
 
-from __future__ import annotations
-
 from qdqtool.trt.passes.scale_scale_fusion import ScaleScaleFusion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -13,8 +11,7 @@ def scales(g: Graph, x: str, count: int) -> str:
     return x
 
 
-def test_two_and_three() -> None:
-    g = Graph()
+def test_two_and_three(g: Graph) -> None:
     found = step(g.model(scales(g, g.input(1, 8, 4, 4), 2)), ScaleScaleFusion)
     assert found.rows == [("Running", "k0 + m0"), ("Fusing", "k0 + m0", "k1 + m1")]
     assert found.has("k0 + m0 + k1 + m1")
@@ -22,14 +19,10 @@ def test_two_and_three() -> None:
     assert len(step(g.model(scales(g, g.input(1, 8, 4, 4), 3)), ScaleScaleFusion).rows) == 4
 
 
-def test_second_reader_and_network_output() -> None:
-    g = Graph()
+def test_second_reader_and_network_output(g: Graph) -> None:
     first = scales(g, g.input(1, 8, 4, 4), 1)
     second = g.op("Mul", [first, g.const("k", g.random.normal(0, 1, (1, 8, 1, 1)))], "m")
     assert step(g.model(second, first), ScaleScaleFusion).rows == []
-
-
-def test_relu_between() -> None:
     g = Graph()
     first = g.relu(g.bn(g.input(1, 8, 4, 4), "bn"), "r")
     assert step(g.model(g.bn(first, "bn2")), ScaleScaleFusion).rows == []

@@ -1,7 +1,5 @@
 """ShuffleErasure: both complete 8.5 logs (behind a Softmax; resnet18 line 2569: Flatten with its inverse)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,19 +8,20 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_shuffle_of_a_softmax() -> None:
-    g = Graph()
+def test_shuffle_of_a_softmax(g: Graph) -> None:
     found = step(g.model(g.relu(g.op("Softmax", g.input(1, 8), "s", axis=1), "r")), ShuffleErasure)
     assert len(found.rows) == 2
     running, removing = found.rows
     assert running[0] == "Running" and removing == ("Removing", running[1])
     assert running[1].endswith("[Shuffle]")
     assert found.layer("r").data.producer is found.layer("s")
-
-
-def test_pair_that_gives_the_shape_back() -> None:
-    """The second turn: 1x8x1x1 flattened for the Gemm, and back for the convolution that it became."""
     g = Graph()
+    out = g.op("Softmax", g.input(1, 8), "s", axis=1)
+    assert [t.name for t in step(g.model(out), ShuffleErasure).network.outputs] == [out]
+
+
+def test_pair_that_gives_the_shape_back(g: Graph) -> None:
+    """The second turn: 1x8x1x1 flattened for the Gemm, and back for the convolution that it became."""
     pooled = g.op("GlobalAveragePool", g.input(1, 8, 4, 4), "gap")
     flat = g.op("Flatten", g.pair(pooled, "p"), "Flatten_301")
     found = step(g.model(g.gemm(flat, "Gemm_311", 8)), ShuffleErasure, nth=1)
@@ -31,24 +30,18 @@ def test_pair_that_gives_the_shape_back() -> None:
     assert ("Removing", "Flatten_301 + reshape_before_Gemm_311") in found.rows
 
 
-def test_name_of_a_network_output_survives() -> None:
-    g = Graph()
-    out = g.op("Softmax", g.input(1, 8), "s", axis=1)
-    found = step(g.model(out), ShuffleErasure)
-    assert [t.name for t in found.network.outputs] == [out]
-
-
-def test_network_input_that_is_an_output() -> None:
+def test_network_input_that_is_an_output(g: Graph) -> None:
     """Nothing is left to write the output if the shuffles between go."""
-    g = Graph()
     found = step(g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure)
     assert found.rows == []
     assert [t.name for t in found.network.inputs] == ["x"]
+    g = Graph()
+    x = g.reshape(g.input(4, 4), "a", 16)
+    assert step(g.model(g.reshape(x, "b", 2, 8)), ShuffleErasure).rows == []
 
 
 @pytest.mark.parametrize("names", [("Transpose_1", "Reshape_2"), ("a", "b")])
-def test_transpose_of_equal_dimensions_is_left(names: tuple[str, str]) -> None:
-    g = Graph()
+def test_transpose_of_equal_dimensions_is_left(g: Graph, names: tuple[str, str]) -> None:
     x = g.op("Transpose", g.input(4, 4), names[0], perm=[1, 0])
     found = step(g.model(g.reshape(x, names[1], 4, 4)), ShuffleErasure)
     assert found.rows == []
@@ -60,22 +53,20 @@ def test_transpose_of_equal_dimensions_is_left(names: tuple[str, str]) -> None:
     ((0, 3, 1, 2), (1, 0, 2, 3), False),
 ])  # fmt: skip
 def test_transposes_that_undo_each_other(
-    first: tuple[int, ...], second: tuple[int, ...], nothing: bool
+    g: Graph, first: tuple[int, ...], second: tuple[int, ...], nothing: bool
 ) -> None:
     """Whatever the dimensions, which are equal here: what numpy says of the values decides."""
     values = np.arange(81).reshape(3, 3, 3, 3)
     assert (values.transpose(first).transpose(second) == values).all() == nothing
-    g = Graph()
     x = g.op("Transpose", g.op("Neg", g.input(3, 3, 3, 3), "n"), "a", perm=first)
     found = step(g.model(g.op("Neg", g.op("Transpose", x, "b", perm=second), "m")), ShuffleErasure)
     assert bool(found.rows) is nothing and found.has("a + b") is not nothing
 
 
-def test_what_three_transposes_come_to() -> None:
+def test_what_three_transposes_come_to(g: Graph) -> None:
     """Joined one after the other, as numpy turns the values."""
     turns = ((1, 2, 0), (2, 1, 0), (1, 0, 2))
     values = np.arange(24).reshape(2, 3, 4)
-    g = Graph()
     x = g.op("Neg", g.input(2, 3, 4), "n")
     for i, perm in enumerate(turns):
         x, values = g.op("Transpose", x, f"t{i}", perm=perm), values.transpose(perm)
@@ -83,9 +74,3 @@ def test_what_three_transposes_come_to() -> None:
     perm = found.layer("t0 + t1 + t2").shuffling.perm
     assert perm is not None
     assert (np.arange(24).reshape(2, 3, 4).transpose(perm) == values).all()
-
-
-def test_shuffle_that_changes_the_shape_is_left() -> None:
-    g = Graph()
-    x = g.reshape(g.input(4, 4), "a", 16)
-    assert step(g.model(g.reshape(x, "b", 2, 8)), ShuffleErasure).rows == []

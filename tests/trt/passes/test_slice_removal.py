@@ -1,7 +1,5 @@
 """Slice elimination: yolov8-orin-trt8412-excerpts, three slices of a head."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from qdqtool.prediction import predict
@@ -10,15 +8,11 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_slice_of_a_tensor() -> None:
-    g = Graph()
+def test_slice_of_a_tensor(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     found = step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 4), "t")), SliceRemoval)
     assert found.rows == [("Eliminating slice", "Slice", "Slice:0 from Slice:0 to s:0")]
     assert found.layer("Slice").out.memory.name == "s:0"
-
-
-def test_split() -> None:
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     parts = g.ops("Split", [x], "Split", count=2, axis=1)
@@ -26,17 +20,15 @@ def test_split() -> None:
     assert sorted(r[2] for r in found.rows) == ["Split:0 from Split:0 to s:0", "Split:1 from Split:1 to s:0"]
 
 
-def test_strided_slice_and_network_input() -> None:
-    g = Graph()
+def test_strided_slice_and_network_input(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     assert step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
     g = Graph()
     assert step(g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval).rows == []
 
 
-def test_a_tile_is_a_slice_that_stays() -> None:
+def test_a_tile_is_a_slice_that_stays(g: Graph) -> None:
     """NVIDIA/TensorRT issue 2627: Layer(Slice): Tile_28 in float, the Q behind it a conversion."""
-    g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 1), "c", 16, k=1), "r")
     tile = g.op("Tile", [x, g.const("repeats", np.array([1, 1, 1, 8], np.int64))], "tile")
     proto = g.model(g.op("Softmax", g.pair(tile, "q"), "end"))

@@ -1,7 +1,5 @@
 """SplitQAcrossPrecedingFanIn: yolo-resnet18-orin-trt8502, lines 5227 and 5228."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.model.modelfile import load
@@ -20,8 +18,7 @@ def joined(g: Graph) -> str:
     return g.concat([first, second], "Concat")
 
 
-def test_one_clone_for_each_input() -> None:
-    g = Graph()
+def test_one_clone_for_each_input(g: Graph) -> None:
     found = step(g.model(g.op("Neg", g.pair(joined(g), "p"), "n")), SplitQAcrossPrecedingFanIn)
     assert found.rows == [("Running", "Concat")]
     concat = found.layer("Concat")
@@ -32,9 +29,8 @@ def test_one_clone_for_each_input() -> None:
     assert not found.has("p.Q")
 
 
-def test_nested_concatenations_nest_the_suffix() -> None:
+def test_nested_concatenations_nest_the_suffix(g: Graph) -> None:
     """NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2."""
-    g = Graph()
     inner = joined(g)
     outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
     network = build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
@@ -43,16 +39,12 @@ def test_nested_concatenations_nest_the_suffix() -> None:
     assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
 
 
-def test_second_reader_is_refused() -> None:
-    g = Graph()
+def test_second_reader_is_refused(g: Graph) -> None:
     tensor = joined(g)
     found = step(g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")), SplitQAcrossPrecedingFanIn)
     assert found.rows == []
     assert found.reasons == [("Concat", "output-not-only-quantized")]
     assert ("a", "Abs") in [(r.node, r.op) for r in found.refusals[0].readers]
-
-
-def test_two_different_qs_are_refused() -> None:
     g = Graph()
     tensor = joined(g)
     outputs = [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
@@ -61,8 +53,7 @@ def test_two_different_qs_are_refused() -> None:
     assert found.reasons == [("Concat", "output-not-only-quantized")]
 
 
-def test_concat_without_q_and_per_channel_q() -> None:
-    g = Graph()
+def test_concat_without_q_and_per_channel_q(g: Graph) -> None:
     assert step(g.model(joined(g)), SplitQAcrossPrecedingFanIn).reasons == []
     g = Graph()
     out = g.op("Neg", g.pair(joined(g), "p", [0.1] * 6, axis=1), "n")
@@ -70,9 +61,8 @@ def test_concat_without_q_and_per_channel_q() -> None:
 
 
 @pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])
-def test_parts_of_another_scale_are_told(form: str) -> None:
+def test_parts_of_another_scale_are_told(g: Graph, form: str) -> None:
     """A part that comes from a DQ, or that another Q reads, has that one's scale besides; other readers have none."""
-    g = Graph()
     first, second = g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
     outputs = []
     if form == "pair":

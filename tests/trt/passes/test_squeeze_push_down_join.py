@@ -1,7 +1,5 @@
 """SqueezePushDownJoin: resnet18-qat-rtx2000-trt8510, lines 2571 to 2573."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import helper
 
@@ -13,8 +11,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_bias_of_a_gemm() -> None:
-    g = Graph()
+def test_bias_of_a_gemm(g: Graph) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), SqueezePushDownJoin)
     assert found.rows[0] == ("Running", "reshape_after_Gemm_311")
     kind, subject, rest = found.rows[1]
@@ -24,25 +21,29 @@ def test_bias_of_a_gemm() -> None:
     assert any(layer.name.startswith("copied_squeeze_after_") for layer in found.network.layers.values())
 
 
-def test_gemm_without_bias_is_left() -> None:
-    g = Graph()
+def test_gemm_without_bias_is_left(g: Graph) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, bias=False)), SqueezePushDownJoin)
     assert found.rows == []
     assert found.has("reshape_after_fc")
-
-
-def test_two_readers() -> None:
-    """The bias is then added by a second layer, which the shuffle must not pass."""
     g = Graph()
+    computed = g.op("Softmax", g.input(1, 4, name="y"), "soft")
+    out = g.add(g.gemm(g.input(1, 8), "fc", 8, bias=False), computed, "add")
+    assert step(g.model(out), SqueezePushDownJoin).rows == []
+    g = Graph()
+    out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
+    assert step(g.model(out), SqueezePushDownJoin).rows == []
+
+
+def test_two_readers(g: Graph) -> None:
+    """The bias is then added by a second layer, which the shuffle must not pass."""
     out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
     found = step(g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")), SqueezePushDownJoin)
     assert found.rows == []
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_bias_may_be_either_operand(first: bool) -> None:
+def test_the_bias_may_be_either_operand(g: Graph, first: bool) -> None:
     """The other operand keeps its place and gets the rank of what the convolution writes."""
-    g = Graph()
     out, bias = g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])
     found = step(g.model(g.op("Add", [bias, out] if first else [out, bias], "add")),
                  SqueezePushDownJoin)  # fmt: skip
@@ -57,20 +58,8 @@ def test_the_bias_may_be_either_operand(first: bool) -> None:
     assert SqueezePushDownJoin(target_named("trt8.5")).run(found.network).events == [], "pushed once"
 
 
-def test_a_computed_operand_and_another_reader_are_no_bias() -> None:
-    """Neither a sum of two computed tensors, nor a layer that is neither elementwise nor an activation."""
-    g = Graph()
-    computed = g.op("Softmax", g.input(1, 4, name="y"), "soft")
-    out = g.add(g.gemm(g.input(1, 8), "fc", 8, bias=False), computed, "add")
-    assert step(g.model(out), SqueezePushDownJoin).rows == []
-    g = Graph()
-    out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
-    assert step(g.model(out), SqueezePushDownJoin).rows == []
-
-
 @pytest.mark.parametrize(("scale", "moves"), [(0.1, True), ([0.1, 0.2, 0.3, 0.4], False)])
-def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(scale: float | list[float], moves: bool) -> None:
-    g = Graph()
+def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(g: Graph, scale: float | list[float], moves: bool) -> None:
     x = g.q(g.gemm(g.input(1, 8), "fc", 8), "q", scale, axis=None if moves else 1)
     found = step(g.model(g.dq(x, "dq", scale, axis=None if moves else 1)), SqueezePushDownJoin)
     swapped = [row for row in found.rows if row[0].startswith("VanillaSwapWithFollowingQ: Swapping")]
@@ -82,9 +71,8 @@ def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(scale: float | list[f
 
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("matmul", [True, False])
-def test_a_hidden_fully_connected_layer_writes_int8(relu: bool, matmul: bool) -> None:
+def test_a_hidden_fully_connected_layer_writes_int8(g: Graph, relu: bool, matmul: bool) -> None:
     """Law 2 of the placement laws: bias and Relu folded, its tensor has one reader, a Q (VGG, AlexNet)."""
-    g = Graph()
     x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=not matmul)
     if matmul:
         g.nodes[-1] = helper.make_node("MatMul", g.nodes[-1].input[:2], ["fc1:0"], "fc1")
@@ -98,18 +86,9 @@ def test_a_hidden_fully_connected_layer_writes_int8(relu: bool, matmul: bool) ->
     assert prediction.conversion_nodes == ["fc1.in.Q"]
 
 
-def test_a_float_reader_keeps_it_float() -> None:
-    g = Graph()
-    x = g.relu(g.gemm(g.input(1, 8), "fc1", 8, 8), "r")
-    prediction = predict(g.model(g.gemm(x, "fc2", 8), g.op("Neg", x, "n")), "trt8.5")
-    assert prediction.convolutions[0].output == Precision.FLOAT
-    assert prediction.conversion_nodes == ["fc1.in.Q", "fc2.in.Q"]
-
-
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
-def test_an_activation_in_place_of_the_bias(activation: str) -> None:
+def test_an_activation_in_place_of_the_bias(g: Graph, activation: str) -> None:
     """Law 2 again, no bias between the product and its activation."""
-    g = Graph()
     x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=False)
     prediction = predict(g.model(g.gemm(g.op(activation, x, "act"), "fc2", 8)), "trt8.5")
     first, last = prediction.convolutions

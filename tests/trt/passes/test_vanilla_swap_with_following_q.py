@@ -1,7 +1,5 @@
 """VanillaSwapWithFollowingQ: Resize (yolo 5229), MaxPool and Flatten (resnet18 lines 2539 and 2565), Slice (yolov8)."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import TensorProto, helper
 
@@ -25,8 +23,7 @@ def made(g: Graph, op: str, x: str) -> str:
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Flatten", "Reshape", "Transpose"])
-def test_commuting_operators(op: str) -> None:
-    g = Graph()
+def test_commuting_operators(g: Graph, op: str) -> None:
     between = made(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
     out = g.op("Neg", g.pair(between, "p"), "n")
     found = step(g.model(out), VanillaSwapWithFollowingQ)
@@ -37,8 +34,7 @@ def test_commuting_operators(op: str) -> None:
     assert found.layer("op").out.name == "p.Q:0"
 
 
-def test_a_q_moves_past_a_whole_chain() -> None:
-    g = Graph()
+def test_a_q_moves_past_a_whole_chain(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
     found = step(g.model(out), VanillaSwapWithFollowingQ)
@@ -50,27 +46,14 @@ def test_a_q_moves_past_a_whole_chain() -> None:
     ]
 
 
-def test_second_reader_is_refused() -> None:
+def test_second_reader_is_refused(g: Graph) -> None:
     """/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502 is read by an Add as well: never swapped."""
-    g = Graph()
     pooled = g.pool(g.input(1, 3, 4, 4), "MaxPool")
     outputs = [g.op("Neg", g.pair(pooled, "p"), "n"), g.add(pooled, pooled, "Add")]
     found = step(g.model(*outputs), VanillaSwapWithFollowingQ)
     assert found.rows == []
     assert found.reasons == [("MaxPool", "many-consumers")]
     assert ("Add", "Add") in [(r.node, r.op) for r in found.refusals[0].readers]
-
-
-def test_linear_resize() -> None:
-    """Resize_724 of bevfusion-camera-orin-trt8502 is linear: TensorRT goes by the operator, not by exactness."""
-    g = Graph()
-    out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
-    found = step(g.model(out), VanillaSwapWithFollowingQ)
-    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
-    assert [s.op for s in found.layer("p.Q").passed.steps()] == ["Resize"]
-
-
-def test_pad_with_another_value_is_refused() -> None:
     g = Graph()
     pads = g.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], "int64")
     padded = g.op("Pad", [g.input(1, 3, 4, 4), pads, g.const("value", 1.0)], "op")
@@ -79,15 +62,18 @@ def test_pad_with_another_value_is_refused() -> None:
     assert found.reasons == [("op", "not-commuting")]
 
 
+def test_linear_resize(g: Graph) -> None:
+    """Resize_724 of bevfusion-camera-orin-trt8502 is linear: TensorRT goes by the operator, not by exactness."""
+    out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
+    found = step(g.model(out), VanillaSwapWithFollowingQ)
+    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
+    assert [s.op for s in found.layer("p.Q").passed.steps()] == ["Resize"]
+
+
 @pytest.mark.parametrize("op", ["AveragePool", "Relu"])
-def test_operators_that_compute(op: str) -> None:
-    g = Graph()
+def test_operators_that_compute(g: Graph, op: str) -> None:
     out = g.op("Neg", g.pair(made(g, op, g.input(1, 3, 4, 4)), "p"), "n")
     assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []
-
-
-def test_per_channel_q_is_left() -> None:
-    """The channel axis would not survive a Transpose or Reshape."""
     g = Graph()
     out = g.op("Neg", g.pair(made(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n")
     assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []
@@ -98,9 +84,8 @@ def test_per_channel_q_is_left() -> None:
     [(TensorProto.FLOAT16, True), (TensorProto.UINT8, False), (TensorProto.INT32, False)],
     ids=["float16", "uint8", "int32"],
 )
-def test_cast(from_: int, swaps: bool) -> None:
+def test_cast(g: Graph, from_: int, swaps: bool) -> None:
     """A Q reads floats: it cannot move in front of a Cast from an image's bytes."""
-    g = Graph()
     g.inputs.append(helper.make_tensor_value_info("i", from_, [1, 3, 4, 4]))
     out = g.op("Neg", g.pair(g.op("Cast", "i", "cast", to=TensorProto.FLOAT), "p"), "n")
     assert bool(step(g.model(out), VanillaSwapWithFollowingQ).rows) is swaps

@@ -1,18 +1,15 @@
 """VanillaSwapWithPreceedingDQ: resnet18-qat-rtx2000-trt8510, lines 2533 to 2536."""
 
-from __future__ import annotations
-
 import pytest
 
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import evidence_of, step
 
 
-def test_around_a_gemm() -> None:
-    g = Graph()
+def test_around_a_gemm(g: Graph) -> None:
     found = step(g.model(g.gemm(g.relu(g.input(1, 8), "r"), "Gemm_311", 8)), VanillaSwapWithPreceedingDQ)
     assert sorted(found.rows) == [
         ("Running", "Gemm_311.in.DQ"),
@@ -25,9 +22,8 @@ def test_around_a_gemm() -> None:
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Reshape"])
-def test_commuting_operators(op: str) -> None:
+def test_commuting_operators(g: Graph, op: str) -> None:
     """Documented: DQ moves forward over layers that commute with it."""
-    g = Graph()
     x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
     made = {
         "MaxPool": lambda: g.pool(x, "op"),
@@ -38,12 +34,11 @@ def test_commuting_operators(op: str) -> None:
     found = step(g.model(g.op("Neg", made, "n")), VanillaSwapWithPreceedingDQ)
     assert found.rows == [("Running", "p.DQ"), ("Swapping", "p.DQ", "op")]
     assert found.layer("op").data.producer is found.layer("p.Q")
-    assert found.layer("op").evidence == Evidence.DOCUMENTED
+    assert evidence_of(found.layer("op")) == Evidence.DOCUMENTED
 
 
 @pytest.mark.parametrize("case", ["second-reader", "average-pool", "relu", "add"])
-def test_left_alone(case: str) -> None:
-    g = Graph()
+def test_left_alone(g: Graph, case: str) -> None:
     x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
     if case == "second-reader":
         outputs = [g.pool(x, "op"), g.op("Neg", x, "n")]
@@ -54,9 +49,8 @@ def test_left_alone(case: str) -> None:
     assert step(g.model(*outputs), VanillaSwapWithPreceedingDQ).rows == []
 
 
-def test_several_readers_are_refused() -> None:
+def test_several_readers_are_refused(g: Graph) -> None:
     """No log shows that a DQ is copied for each reader: what is behind them rests on an assumption."""
-    g = Graph()
     x = g.pair(g.relu(g.input(1, 4, 4, 4), "r"), "p")
     left, right = g.ops("Split", [x], "Split", count=2, axis=1)
     outputs = [g.conv(left, "a", scale=None), g.conv(right, "b", scale=None)]
@@ -70,17 +64,13 @@ def test_several_readers_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("perm", "axis"), [([3, 2, 0, 1], 0), ([2, 3, 0, 1], 1)])
-def test_channels_follow_a_transpose(perm: list[int], axis: int) -> None:
+def test_channels_follow_a_transpose(g: Graph, perm: list[int], axis: int) -> None:
     """TensorFlow keeps weights as HWIO; the output channels, axis 3, become the axis that the Transpose says."""
-    g = Graph()
     weights = g.pair(g.const("w", g.random.normal(0, 1, (3, 3, 4, 8))), "w", [0.1] * 8, axis=3)
     found = step(g.model(g.op("Neg", g.op("Transpose", weights, "t", perm=perm), "n")), VanillaSwapWithPreceedingDQ)
     assert found.rows == [("Running", "w.DQ"), ("Swapping", "w.DQ", "t")]
     quant = found.layer("w.DQ").quant
     assert quant is not None and quant.axis == axis
-
-
-def test_channels_stop_at_a_reshape() -> None:
     g = Graph()
     weights = g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w", [0.1] * 8, axis=0)
     assert step(g.model(g.op("Neg", g.reshape(weights, "r", 4, 8), "n")), VanillaSwapWithPreceedingDQ).rows == []

@@ -1,0 +1,368 @@
+"""Lines of a log by what they say: memory, performance, profile; the parse section; messages; nothing to keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from qdqtool.buildlog.types import (
+    MAX_DIMENSION,
+    Build,
+    Memory,
+    Message,
+    ParsedNode,
+    ParsedTensor,
+    ParseSection,
+    ProfileRow,
+    Shape,
+)
+from qdqtool.knowledge.tables import rows
+
+_LAYER_MEMORY = re.compile(
+    r"Layer: (.*) Host Persistent: (\d{1,15})(?: bytes)? Device Persistent: (\d{1,15})(?: bytes)? "
+    r"Scratch Memory: (\d{1,15})(?: bytes)?"
+)
+_TOTALS = ("host_persistent", "device_persistent", "scratch", "activation", "weights")
+_TOTAL = re.compile(r"(?:Total|Max(?= Scratch)) ([A-Z][a-z]+(?: [A-Z][a-z]+)?) Memory: (\d{1,19})(?: bytes)?")
+_PEAK = re.compile(
+    r"\[MemUsageStats\] Peak memory usage of TRT CPU/GPU memory allocators: CPU (\d{1,9}) MiB, GPU (\d{1,9}) MiB"
+)
+_ENGINE = re.compile(r"Loaded engine size: (\d{1,9}) MiB")
+_METRIC = re.compile(r"(Throughput|Total Host Walltime|Total GPU Compute Time): ([\d.e+-]{1,20}) (qps|s)")
+_LATENCY = re.compile(r"([\w-]{1,20}(?: [\w-]{1,20}){0,4}): (min = .*)")
+_PART = re.compile(r"([\w()%.]{1,30}) = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
+_MAX_ROWS = 100_000
+
+
+def read_memory(memory: Memory, text: str) -> bool:
+    """Takes a line about memory; False when it is none."""
+    if text.startswith("Layer: "):
+        match = _LAYER_MEMORY.fullmatch(text)
+        if match is None:
+            return False
+        if len(memory.layers) < _MAX_ROWS:
+            memory.layers[match[1]] = (int(match[2]), int(match[3]), int(match[4]))
+        return True
+    match = _TOTAL.fullmatch(text)
+    if match:
+        name = match[1].lower().replace(" ", "_")
+        if name in _TOTALS:  # printed before and after block assignment: the last one is the engine's
+            setattr(memory, name, int(match[2]))
+        return True
+    match = _PEAK.fullmatch(text)
+    if match:
+        memory.peak_cpu_mib, memory.peak_gpu_mib = int(match[1]), int(match[2])
+        return True
+    match = _ENGINE.fullmatch(text)
+    if match:
+        memory.engine_mib = int(match[1])
+        return True
+    return text.startswith(("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]"))
+
+
+def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
+    """Takes a line of the performance summary; False when it is none."""
+    match = _METRIC.fullmatch(text)
+    if match:
+        value = number(match[2])
+        if value is not None:
+            performance[match[1]] = {"value": value}
+        return value is not None
+    match = _LATENCY.match(text)
+    if match is None:
+        return False
+    values = {part[1]: number(part[2]) for part in _PART.finditer(match[2])}
+    if len(performance) < 50:
+        performance[match[1]] = {name: value for name, value in values.items() if value is not None}
+    return bool(values)
+
+
+def is_profile_head(text: str) -> bool:
+    """Whether a line is the head of the profile table, in the spelling to 8.5 or from 8.6 on."""
+    return "Layer" in text and ("Time (ms)" in text or "Time(ms)" in text) and "Avg" in text
+
+
+def read_profile_row(build: Build, text: str) -> bool:
+    """Takes a row of the profile table, name first (to 8.5) or last (from 8.6); False when it is none.
+
+    The columns are total, average, median (from 8.4) and percent; the heading says which.
+    """
+    columns = build.options.setdefault("Profile columns", {})
+    for order, word in (("first", "Time (ms)"), ("last", "Time(ms)")):
+        if word in text and "Layer" in text:
+            columns.update(order=order, median="yes" if "Median" in text else "")
+            return True
+    if not columns and not _guess_columns(columns, text):
+        return False
+    count = 4 if columns["median"] else 3
+    pieces = text.rsplit(None, count) if columns["order"] == "first" else text.split(None, count)
+    if len(pieces) != count + 1:
+        return False
+    name = pieces.pop(0 if columns["order"] == "first" else -1).strip()
+    values = [number(piece) for piece in pieces]
+    if any(value is None for value in values):
+        return False
+    total, average, *rest = [value for value in values if value is not None]
+    median = rest[0] if columns["median"] else None
+    if name == "Total":
+        build.profile_total_ms = average
+    elif len(build.profile_rows) < _MAX_ROWS:
+        build.profile_rows.append(ProfileRow(name, total, average, median, rest[-1]))
+    return True
+
+
+def _guess_columns(columns: dict[str, str], text: str) -> bool:
+    """The columns of a row without a head: three or four numbers behind the name, or in front of it."""
+    for count in (4, 3):
+        for order, pieces in (("first", text.rsplit(None, count)), ("last", text.split(None, count))):
+            numbers = pieces[1:] if order == "first" else pieces[:-1]
+            if len(pieces) == count + 1 and all("." in p and number(p) is not None for p in numbers):
+                columns.update(order=order, median="yes" if count == 4 else "")
+                return True
+    return False
+
+
+def number(text: str | bytes) -> float | None:
+    """The number that a short text is, None when it is none or not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value == value and abs(value) != float("inf") else None
+
+
+# The parse section: what the ONNX parser says of each node, enough to rebuild the graph ------------------------------
+
+_NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
+_INPUT = "Adding network input: "
+_MARKED = re.compile(r"Marking (.*) as output: (.*)")
+_LAYER = re.compile(r"Registering layer: (.*) for ONNX node: (.*)")
+_KERNEL = re.compile(r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})")
+_AXIS = re.compile(r"Using Gather axis: (-?\d{1,4})")
+_DETAILS = {  # printed on lines of their own, without a prefix, inside one message
+    "Transformation mode": "coordinate_transformation_mode",
+    "Resize mode": "mode",
+    "Padding mode": "padding_mode",
+    "Pre-padding": "prepadding",
+    "Post-padding": "postpadding",
+}
+_HEADER = {
+    "Input filename:": "onnx_file",
+    "Opset version:": "opset",
+    "Producer name:": "producer",
+    "Producer version:": "version",
+    **dict.fromkeys(("ONNX IR version:", "Domain:", "Model version:", "Doc string:", "IR version:"), ""),
+}
+_DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are ONNX's own
+
+
+class ParseReader:
+    """Fills a ParseSection, line by line."""
+
+    def __init__(self, section: ParseSection) -> None:
+        self.section = section
+        self._node: ParsedNode | None = None
+
+    def read(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
+        """Takes a line; False when it is not one of the parser's.
+
+        Args:
+            text: The message.
+            line: Its number.
+            keep: Whether there is room to keep another record.
+        """
+        section = self.section
+        first = text.split(" ", 1)[0]
+        if first in ("Searching", "Static"):
+            return text.startswith(("Searching for input: ", "Static check for parsing node: "))
+        if first == "Parsing":
+            match = _NODE.fullmatch(text)
+            if match:
+                self._node = ParsedNode(match[1].strip(), match[2], line=line)
+                if keep(text):
+                    section.nodes.append(self._node)
+            return match is not None or text.startswith("Parsing model")
+        if first == "Importing":
+            named = text.startswith("Importing initializer: ")
+            if named and keep(text):
+                section.initializers.append(text[len("Importing initializer: ") :])
+            return named
+        if first == "Registering":
+            match = _LAYER.fullmatch(text)
+            if match and keep(text):
+                section.layers[match[1]] = match[2]
+            return match is not None or text.startswith(("Registering tensor: ", "Registering layer: "))
+        if first == "Adding":
+            found = _network_input(text)
+            if found and keep(text):
+                section.inputs.append(found)
+            return found is not None
+        if first == "Marking":
+            match = _MARKED.fullmatch(text)
+            if match and keep(text):
+                section.outputs.append(match[2])
+            return match is not None
+        return self._edges(text, line, keep) or self._detail(text) or self._header(text)
+
+    def _edges(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
+        """``Conv_0 [Conv] inputs: [x -> (1, 3, 8, 8)[FLOAT]], [optional input, not set], ``"""
+        for word in ("inputs", "outputs"):
+            cut = text.find(f"] {word}:")
+            if cut < 0:
+                continue
+            head, body = text[:cut], text[cut + len(word) + 3 :]
+            name, _, op = head.rpartition("[")
+            name = name.strip()
+            node = self._node
+            if node is None or (node.name != name and name):
+                if not op or not op.replace("_", "").replace(".", "").isalnum():
+                    return False
+                node = self._node = ParsedNode(name, op, line=line)  # the log begins inside this node
+                if keep(text):
+                    self.section.nodes.append(node)
+            tensors = _tensors(body)
+            if keep(text):
+                setattr(node, word, tensors)
+            return True
+        return False
+
+    def _detail(self, text: str) -> bool:
+        details = self._node.details if self._node is not None else {}
+        if text.startswith("Using kernel: "):
+            for match in _KERNEL.finditer(text):
+                numbers = [int(n) for n in re.findall(r"-?\d{1,9}", match[2])]
+                details[match[1]] = numbers if match[2].startswith("(") else numbers[0]
+            return True
+        axis = _AXIS.fullmatch(text)
+        if axis is not None:
+            details["axis"] = int(axis[1])
+            return True
+        key, separator, value = text.partition(": ")
+        if not separator or key not in _DETAILS or len(text) > 200:
+            return False
+        numbers = [int(n) for n in re.findall(r"-?\d{1,9}", value)]
+        details[_DETAILS[key]] = numbers if value.startswith("(") else value.strip()
+        return True
+
+    def _header(self, text: str) -> bool:
+        for key, target in _HEADER.items():
+            if text.startswith(key):
+                value = text[len(key) :].strip()[:500]
+                if target in ("onnx_file", "producer"):
+                    setattr(self.section, target, value)
+                elif target == "opset" and value.isdecimal() and len(value) < 6:
+                    self.section.opset = int(value)
+                elif target == "version" and value:
+                    self.section.producer = f"{self.section.producer} {value}".strip()
+                return True
+        return False
+
+
+def _tensors(body: str) -> list[ParsedTensor | None]:
+    tensors: list[ParsedTensor | None] = []
+    stripped = body.strip().rstrip(",").strip()
+    if not stripped:
+        return tensors
+    for item in stripped.removeprefix("[").removesuffix("]").split("], [")[:20_000]:
+        name, arrow, rest = item.rpartition(" -> (")
+        dims, _, dtype = rest.rpartition(")[")
+        if item.startswith(("optional input", "optional output")) or not item:
+            tensors.append(None)
+        elif not arrow:
+            tensors.append(ParsedTensor(item, None, ""))
+        else:
+            tensors.append(ParsedTensor(name, _shape(dims), dtype.rstrip("]")) if name else None)
+    return tensors
+
+
+def _network_input(text: str) -> ParsedTensor | None:
+    """``Adding network input: NAME with dtype: float32, dimensions: (1, 3, 8, 8)``"""
+    if not text.startswith(_INPUT) or not text.endswith(")"):
+        return None
+    head, cut, dims = text[len(_INPUT) : -1].rpartition(", dimensions: (")
+    name, joint, dtype = head.rpartition(" with dtype: ")
+    if not cut or not joint or not dtype.isidentifier():
+        return None
+    return ParsedTensor(name, _shape(dims), _DTYPES.get(dtype.lower(), dtype.upper()))
+
+
+def _shape(text: str) -> Shape:
+    shape: list[int | None] = []
+    for piece in text.split(", ") if text.strip() else []:
+        stripped = piece.strip()
+        value = int(stripped) if stripped.isascii() and stripped.isdecimal() and len(stripped) < 19 else MAX_DIMENSION
+        shape.append(value if value < MAX_DIMENSION else None)
+    return tuple(shape)
+
+
+# Lines with nothing to keep, and messages ----------------------------------------------------------------------------
+
+_BEGINNINGS = tuple(row["beginning"] for row in rows(Path(__file__).with_name("chatter.tsv")))
+_UNMISTAKABLE = (
+    *(line for line in _BEGINNINGS if len(line.split()) > 2 or line.startswith("[")),
+    "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
+    "Graph construction and", "Graph optimization time", "Formats and tactics selection", "Total Host Persistent",
+    "Total Device Persistent", "Total Scratch Memory", "Total Activation Memory", "Total Weights Memory",
+    "Max Scratch Memory",
+    "Loaded engine size", "[MemUsage", "[BlockAssignment]",
+)
+
+
+def is_chatter(text: str) -> bool:
+    """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
+    return text.startswith(_BEGINNINGS) or text.endswith(" to plan file.") or _is_note(text)
+
+
+def is_unmistakable(text: str) -> bool:
+    """Whether a line of chatter could be TensorRT's only: most beginnings of three words or more are."""
+    return text.startswith(_UNMISTAKABLE)
+
+
+def _is_note(text: str) -> bool:
+    """TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment."""
+    return sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
+
+
+_EXCEPTION = re.compile(
+    r"(?:[\w.]*(?:Error|Exception): |Traceback \(most recent call last\)|trtexec: |Aborted|Segmentation)"
+)
+_MAX_MESSAGES = 2000
+_MAX_TEXT = 2000
+
+
+class Messages:
+    """Collects messages in ``build.messages``; ``keep`` says whether there is room for another record."""
+
+    def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
+        self._build = build
+        self._keep = keep
+        self._known: dict[tuple[str, str], Message] = {}
+        self._last: Message | None = None
+
+    def add(self, level: str, text: str, line: int) -> None:
+        """Takes a warning or error."""
+        key = (level, text[:500])
+        found = self._known.get(key)
+        if found is None:
+            found = Message(level, text[:_MAX_TEXT], line, 0)
+            if len(self._known) < _MAX_MESSAGES and self._keep(text[:_MAX_TEXT]):
+                self._known[key] = found
+                self._build.messages.append(found)
+        found.count += 1
+        self._last = found
+
+    def continued(self, text: str, line: int) -> bool:
+        """An unstamped line after a warning or error belongs to it; an exception is an error of its own."""
+        if _EXCEPTION.match(text):
+            self.add("E", text, line)
+            return True
+        if self._last is None:
+            return False
+        if len(self._last.text) < _MAX_TEXT:
+            self._last.text += "\n" + text[:500]
+        return True
+
+    def end(self) -> None:
+        """A stamped line of another kind: what follows belongs to no message."""
+        self._last = None

@@ -1,0 +1,219 @@
+"""Why a placement leaves nodes float: records of the same kind as the passes' refusals, and their words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from qdqtool.base.records import record
+from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.types import Json, Refusal
+
+PLACEMENT = "placement"  # who looked: no pass
+
+
+# What was asked for -----------------------------------------------------------------------------------------------
+
+
+class Excluded(Refusal):
+    """A node that an option names; ``value`` is the pattern or the operator."""
+
+    option: str
+    value: str
+
+
+class FloatForAccuracy(Refusal):
+    """A node that a search chose to leave float."""
+
+
+class Part(StrEnum):
+    """What a preset leaves float."""
+
+    BOX = "box"
+    DFL = "dfl"
+    PLACES = "places"
+    MLP = "mlp"
+    REFERENCE = "reference"
+    DETECTOR = "detector"
+    SCORES = "scores"
+    LAST = "last"
+    ATTENTION = "attention"
+
+
+class KeptByPreset(Refusal):
+    """A node that a preset leaves float."""
+
+    what: Part
+
+
+# What TensorRT cannot run ------------------------------------------------------------------------------------------
+
+
+class OtherDomain(Refusal):
+    """An operator of another domain than ONNX's."""
+
+    domain: str
+
+
+class Unfit(StrEnum):
+    """What is wrong with a node's inputs."""
+
+    CONSTANT = "its first input is a constant"
+    UNREADABLE = "its weights cannot be read"
+    EMPTY = "its weights are empty"
+    TRANSPOSED = "its data input is transposed (transA)"
+
+
+class UnfitInput(Refusal):
+    """A node with an input that no Q/DQ pair helps."""
+
+    what: Unfit
+
+
+class WeightsType(Refusal):
+    """Weights that are not float; ``kind`` names their type."""
+
+    kind: str
+
+
+class WeightsRank(Refusal):
+    """Weights of a matrix product with other than two dimensions."""
+
+    dimensions: int
+
+
+class SmallConvolution(Refusal):
+    """A convolution of so few channels that no fast INT8 kernel is expected.
+
+    Attributes:
+        inputs: Input channels of a group.
+        outputs: Output channels.
+        kernel: Its extent, one number for each spatial dimension.
+    """
+
+    inputs: int
+    outputs: int
+    kernel: tuple[int, ...]
+
+
+class InBody(Refusal):
+    """Layers with weights inside the body of an If, a Loop or a Scan; ``count`` of them."""
+
+    count: int
+
+
+# What would gain nothing -------------------------------------------------------------------------------------------
+
+
+class ResultFloat(Refusal):
+    """A residual Add whose result is written as float; ``quantized`` where a quantized node reads it as well."""
+
+    quantized: bool
+
+
+class ResidualLeft(Refusal):
+    """A residual Add that is left float; ``asked`` where an option says so, else the target gains nothing."""
+
+    asked: bool
+
+
+class NoNeighbour(Refusal):
+    """A pooling that averages with no quantized node in front of it."""
+
+
+class InputFloat(Refusal):
+    """A pooling that averages whose input a float node reads as well."""
+
+
+# What training cannot place ----------------------------------------------------------------------------------------
+
+
+class Hidden(StrEnum):
+    """Why no quantizer of a network in training can stand for a node's."""
+
+    WEIGHTED = ("a function call with weights (as F.linear), or a module called with keywords or "
+                "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with its input")
+    CALL = "no call of + or of an averaging pool that can be found again in the network's code"
+    OTHER_RUN = "another run of the same module has to stay float"
+
+
+class Unreachable(Refusal):
+    """A node that would be quantized where no module or call of the network can hold the quantizer."""
+
+    what: Hidden
+
+
+# Words -------------------------------------------------------------------------------------------------------------
+
+
+_HEAD = "(`head='none'` quantizes it)"
+_PRESETS = {
+    Part.BOX: f"box output of a YOLOv8-style head {_HEAD}",
+    Part.DFL: f"DFL: expected value over the box bins {_HEAD}",
+    Part.PLACES: f"makes boxes or sampling points {_HEAD}",
+    Part.MLP: f"MLP of a box output {_HEAD}",
+    Part.REFERENCE: f"reads reference points {_HEAD}",
+    Part.DETECTOR: f"last convolution of a detection head {_HEAD}",
+    Part.SCORES: "scores by which queries are selected (`head='float'`)",
+    Part.LAST: "last convolution before an output (`head='float'`)",
+    Part.ATTENTION: "attention is left float (`attention='int8'` quantizes it)",
+}
+_FAILED = "builds failed on such (`include` quantizes it)"
+_ASKED = {
+    True: "residual left float (`residual='none'`)",
+    False: "residual left float: this target gains nothing from it (`residual='skip'` or `residual='both'` quantizes "
+           "it)",
+}
+_READ = {
+    True: "its result is read as float as well, so that it is written as float anyway",
+    False: "its result is not quantized next",
+}
+WORDS: dict[type[Refusal], Callable[[Any], str]] = {
+    Excluded: lambda r: f"excluded by `{r.option}` {r.value}",
+    FloatForAccuracy: lambda r: "left float for accuracy",
+    KeptByPreset: lambda r: _PRESETS[r.what],
+    OtherDomain: lambda r: f"operator of the domain '{r.domain}'",
+    UnfitInput: lambda r: str(r.what),
+    WeightsNotConstant: lambda r: "its weights are computed, not constant",
+    WeightsType: lambda r: f"its weights are {r.kind}, not float",
+    WeightsRank: lambda r: f"its weights have {r.dimensions} dimensions; TensorRT takes constant INT8 weights of two",
+    DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
+    SmallConvolution: lambda r: (
+        f"small convolution ({r.inputs} to {r.outputs} channels, kernel {_extent(r.kernel)}): "
+        "no fast INT8 kernel expected (`include` quantizes it)"),
+    LargeKernel: lambda r: f"kernel {_extent(r.kernel)}: {_FAILED}",
+    DepthwiseAdd: lambda r: f"depthwise convolution into an Add: {_FAILED}",
+    DepthwiseSilu: lambda r: f"depthwise convolution with SiLU: {_FAILED}",
+    InBody: lambda r: f"the {r.count} convolutions or products inside its body are left float",
+    ResultFloat: lambda r: _READ[r.quantized],
+    ResidualLeft: lambda r: _ASKED[r.asked],
+    NoNeighbour: lambda r: "no quantized neighbour in front of it",
+    InputFloat: lambda r: "its input is read by a float node as well, so that its producer writes float anyway",
+    Unreachable: lambda r: str(r.what),
+}
+
+
+def _extent(kernel: tuple[int, ...]) -> str:
+    return "x".join(map(str, kernel))
+
+
+@record
+class SkippedNode:
+    """A node that could have been quantized and was left float, and why."""
+
+    refusal: Refusal
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self.refusal.node
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        return WORDS[type(self.refusal)](self.refusal)
+
+    def as_json(self) -> Json:
+        return {"node": self.node, "reason": self.reason}

@@ -1,0 +1,144 @@
+"""Wrong types end in one line that names the parameter, in everything that is public."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import calibration
+import qdqtool
+import qdqtool.testing
+from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
+from qdqtool.errors import QdqtoolError
+from qdqtool.fixing.api import fix
+from tests.comparing.networks import float_network, network
+
+_VALUES = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
+_STATS = TensorStatistics.of(_VALUES)
+_INPUTS = [InputSpec("x", (1, 1, 8, 8))]
+_DATA = open_data([{"x": _VALUES}], _INPUTS)
+_MODEL = network()
+#: An argument that is right, for each parameter that has no default.
+RIGHT: dict[str, Any] = {
+    "model": _MODEL, "source": _MODEL, "a": _MODEL, "b": _MODEL, "builds": "no such log", "data": [{"x": _VALUES}],
+    "stats": _STATS, "statistics": Statistics({"x": _STATS}), "amax": np.array([0.5]), "method": "max",
+    "parts": [_STATS],
+    "other": _STATS, "tensors": {"x": _STATS}, "path": "out", "array": _VALUES, "what": "it", "bits": 7, "number": 0,
+    "inputs": _INPUTS, "name": "x", "shape": (1, 2), "max_images": 1, "scores": ("x",), "outputs": {"x": _VALUES},
+    "masks": [np.ones((8, 8), bool)], "looks": _DATA.looks, "skipped": [], "change": None, "point": None,
+}
+_OWN: dict[str, dict[str, Any]] = {
+    "Statistics.merge": {"other": Statistics({})}, "Dataset": {"source": _DATA.source}, "collect": {"tensors": ["x"]},
+    "open_data": {"source": [{"x": _VALUES}]}, "TensorStatistics.add_focus": {"parts": [_VALUES]},
+    "TensorStatistics.coarse": {"bits": 3},
+    "tune": {"model": float_network(), "data": [{"x": _VALUES}] * 4}, "insert": {"model": float_network()},
+}
+OBJECTS: dict[type, Any] = {
+    TensorStatistics: _STATS, Statistics: Statistics({"x": _STATS}), InputSpec: _INPUTS[0], Dataset: _DATA,
+    Focus: Focus(("x",)), FocusMap: FocusMap(RIGHT["masks"]), Preprocess: Preprocess(),
+    qdqtool.Prediction: qdqtool.predict(_MODEL), qdqtool.Comparison: qdqtool.compare(_MODEL, _MODEL),
+    qdqtool.Extraction: qdqtool.extract(_MODEL, node=_MODEL.graph.node[0].name), qdqtool.Report: qdqtool.report(_MODEL),
+}
+#: They need calibration, or a log, and save as the others do.
+_NOT_MADE = (qdqtool.Insertion, qdqtool.Tuning, qdqtool.Verification)
+
+
+class Deceptive:
+    """Has a length, elements, a path and an array until one asks for them."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise RuntimeError("no")
+
+    __len__ = __iter__ = __getitem__ = __fspath__ = __array__ = __index__ = __float__ = __bool__ = __repr__ = _refuse
+    __contains__ = __eq__ = _refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+NEVER_RIGHT = (object(), 1j, Deceptive(), [object()], {1: object()})
+WRONG: tuple[Any, ...] = (
+    5, -1, 2.5, True, None, "no such thing", "", b"\x00", [], [1], [None], {}, {"a": 1}, (1, "a"), {3}, int,
+    float("nan"),
+    np.zeros((2, 2)), np.array(["a"]), np.array([object()]), np.float32(1), Path("no such file"), iter([1]), range(3),
+)
+
+
+def public() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Functions; classes of the calibration, whose objects users make; methods of all."""
+    yield "fix", fix
+    yield "assert_int8", qdqtool.testing.assert_int8
+    for module in (qdqtool, calibration):
+        for name in module.__all__:
+            entry = getattr(module, name)
+            if not callable(entry) or (inspect.isclass(entry) and issubclass(entry, str)):
+                continue
+            if not inspect.isclass(entry) or module is calibration:
+                yield name, entry
+            if not inspect.isclass(entry) or entry in _NOT_MADE:
+                continue
+            for method, found in inspect.getmembers(entry):
+                own = method in vars(entry) and not method.startswith("_") and callable(found)
+                if own and set(inspect.signature(found).parameters) - {"self"}:
+                    yield f"{name}.{method}", getattr(OBJECTS[entry], method)
+
+
+FUNCTIONS = dict(public())
+CASES = [(n, p) for n, function in FUNCTIONS.items() for p in inspect.signature(function).parameters]
+
+
+def call(name: str, parameter: str, value: object) -> str:
+    """What an argument among right ones is refused with; empty where it is taken."""
+    function = FUNCTIONS[name]
+    own = {**RIGHT, **_OWN.get(name, {})}
+    first, given = [], {}
+    for known in inspect.signature(function).parameters.values():
+        one = own.get(known.name) if known.default is known.empty else known.default
+        one = value if known.name == parameter else one
+        if known.kind is known.VAR_POSITIONAL:
+            first.extend([one] if known.name == parameter or name == "verify" else [])
+        elif known.kind is not known.KEYWORD_ONLY:
+            first.append(one)
+        elif known.name == parameter or known.default is known.empty:
+            given[known.name] = one
+    try:
+        result = function(*first, **given)
+        if inspect.isgenerator(result) or isinstance(result, Dataset):  # they look at what they read
+            next(iter(result), None)
+    except QdqtoolError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("name", "parameter"), CASES)
+def test_what_is_never_right_is_refused_with_the_name(
+    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    anything = parameter in ("data", "evaluation", "cluster") or (name, parameter) == ("open_data", "source")
+    for value in NEVER_RIGHT:
+        if anything and isinstance(value, Deceptive):
+            continue  # what a user's own data raises is the user's
+        said = call(name, parameter, value)
+        assert "\n" not in said
+        assert said if anything else said.startswith(f"`{parameter}="), (value.__class__, said)
+
+
+@pytest.mark.parametrize(("name", "parameter"), [c for c in CASES if FUNCTIONS[c[0]].__module__.startswith("calib")])
+def test_nothing_comes_from_inside(
+    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in WRONG:
+        with contextlib.suppress(ValueError, KeyError, IndexError):  # documented, of values of the right type
+            assert "\n" not in call(name, parameter, value)
+
+
+def test_results_that_take_a_model_and_a_log_to_make_look_at_arguments_as_the_others_do() -> None:
+    for result in _NOT_MADE:
+        methods = [m for n, m in inspect.getmembers(result, inspect.isfunction) if not n.startswith("_")]
+        assert all(hasattr(m, "__wrapped__") for m in methods if len(inspect.signature(m).parameters) > 1)

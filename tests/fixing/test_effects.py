@@ -1,0 +1,255 @@
+"""What fixes gain and cost, on the models that they are tried on."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from qdqtool.fixing import api, sandbox, weights
+from qdqtool.fixing.api import add_fixes, fix
+from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
+from qdqtool.fixing.sandbox import RunError, Sandbox, TooMuch
+from qdqtool.model.editor import Editor
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
+from qdqtool.model.qdq import read_params
+from qdqtool.model.view import View
+from qdqtool.prediction import predict
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.gpus import find
+from qdqtool.trt.targets import target_named
+from tests.fixing.steps import sites
+from tests.growth import Net, convolutions
+from tests.insertion.nets import run
+from tests.trt import evidence
+from tests.trt.builder import Graph
+
+# Which of several changes is at fault; and that the number of tries does not follow that of places.
+
+def removed(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
+    """A chain of quantized convolutions, and the same without the pairs in front of some of them."""
+    model = Model(convolutions(6 * count))
+    editor = Editor(model.copy())
+    touched = []
+    for place in places:
+        conv = [n for n in model.nodes if n.op == "Conv"][place]
+        dq = model.producer(conv.input(0))
+        editor.edited = set()
+        editor.bypass(model.producer(dq.input(0)), [dq])
+        touched.append(editor.edited)
+    return model, editor.finish(), touched
+
+
+@pytest.mark.parametrize(("places", "other"), [([2], 6), ([1, 6], 4), ([0, 3, 7], 5)])
+def test_each_lost_convolution_is_laid_to_the_change_beside_it(places: list[int], other: int) -> None:
+    model, candidate, touched = removed(9, places)
+    harmless = [n for n in model.nodes if n.op == "Conv"][other]
+    before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
+    assert after.summary()["int8"] == before.summary()["int8"] - len(places)
+    found = blamed(model, candidate, [*touched, {harmless.index}], before, after, ("SKIP-FLOAT",))
+    assert set(found) == set(range(len(places)))
+
+
+def test_changes_of_one_node_are_judged_together() -> None:
+    model, candidate, touched = removed(9, [4])
+    before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
+    assert set(blamed(model, candidate, [*touched, touched[0]], before, after, ("SKIP-FLOAT",))) == {0, 1}
+
+
+def test_the_same_is_no_gain() -> None:
+    prediction = predict(convolutions(12), "trt8.5")
+    assert no_better(prediction, prediction, ("SKIP-FLOAT",)) == NO_GAIN
+
+
+def joined(count: int, apart: set[int]):
+    """Concats of two scales; where these lie far apart, one scale would cost the smaller part its resolution."""
+    net = Net()
+    for name, value in (("w", np.eye(8)), ("w16", np.concatenate([np.eye(8), np.eye(8)], 1) / 2)):
+        net.weights[name] = numpy_helper.from_array(value.astype(np.float32)[:, :, None, None], name)
+    last = "x"
+    ends = []
+    for place in range(count):
+        parts = [net.pair(net.conv(last, 0.01), 0.01), net.pair(net.conv(last, 0.01), 2.0 if place in apart else 0.011)]
+        ends.append(net.add("Conv", net.pair(net.add("Concat", *parts, axis=1), 0.01), net.pair("w16", 0.25)))
+    return net.done(*ends)
+
+
+@pytest.mark.parametrize("apart", [set(), {5}, {1, 8, 14}, set(range(0, 16, 2))])
+def test_tries_grow_with_what_is_at_fault_not_with_the_places(apart: set[int], monkeypatch) -> None:
+    tries = []
+    attempt = api._Work._attempt
+
+    def counted(self, sites, step):
+        tries.append(len(sites))
+        return attempt(self, sites, step)
+
+    monkeypatch.setattr(api._Work, "_attempt", counted)
+    fixed = api.fix(joined(16, apart), "trt8.5", ["CONCAT-SCALE"])
+    assert len(fixed.applied) + len(fixed.refused) == 16
+    assert len(fixed.refused) == len(apart)
+    assert len(tries) <= 1 + 6 * len(apart)
+
+
+# What the automatic fixes save: the simulated figure is the difference of two whole estimates.
+
+TARGET = target_named("trt8.5")
+
+
+def test_the_skips_of_resnet_are_worth_a_third_of_its_time() -> None:
+    model = load(evidence.HOME / "resnet18-a100-qat" / "model.onnx.gz")
+    gpu = find("RTX 3060")
+    prediction = predict(model, TARGET)
+    time = estimate(model, prediction, gpu, TARGET)
+    add_fixes(model, prediction, time, TARGET)
+    (skips,) = time.fixes
+    assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
+    assert 0.2 * time.total_ms < skips.saves_ms < 0.6 * time.total_ms
+    assert time.as_json()["fixes"] == [skips.as_json()]
+    stem = max((f for f in prediction.findings if f.code == "POOL-MIXED"), key=lambda f: f.saves_ms or 0)
+    assert stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms  # the pooling behind the stem goes too
+
+
+def test_the_figure_is_that_of_the_fixed_model() -> None:
+    fixed = fix(evidence.HOME / "resnet18-qat-rtx2000-trt8510" / "model.onnx.gz", "trt8.5")
+    model = load(evidence.HOME / "resnet18-qat-rtx2000-trt8510" / "model.onnx.gz")
+    prediction = predict(model, TARGET)
+    time = estimate(model, prediction, find("RTX 3060"), TARGET)
+    add_fixes(model, prediction, time, TARGET)
+    after = estimate(load(fixed.proto), fixed.after, find("RTX 3060"), TARGET, compare=False)
+    if fixed.applied:
+        assert time.fixes and time.total_ms - sum(f.saves_ms for f in time.fixes) == pytest.approx(
+            after.total_ms, rel=0.05)
+    else:
+        assert after.total_ms == pytest.approx(time.total_ms)
+
+
+def test_nothing_to_fix_and_gpus_without_int8_have_no_fixes() -> None:
+    for case, gpu in (("resnet18-a100-qat-residual-qgap", "RTX 3060"), ("resnet18-a100-qat", "P100")):
+        model = load(evidence.HOME / case / "model.onnx.gz")
+        prediction = predict(model, TARGET)
+        time = estimate(model, prediction, find(gpu), TARGET)
+        add_fixes(model, prediction, time, TARGET)
+        assert time.fixes == []
+
+
+# ConvTranspose weights get one scale where no target is proven to take one for each output channel.
+
+TRT85 = target_named("trt8.5")
+
+
+def network(axis: int | None, form: str = "qdq", half: bool = False) -> Model:
+    g = Graph(opset=19 if half else 13, half=half)
+    data = g.pair(g.relu(g.input(1, 8, 6, 6), "r"), "in", 0.05)
+    kind = form if axis is not None else "tensor"
+    stored = g.weights("up", (8, 8, 2, 2), kind, axis or 0)
+    out = g.op("ConvTranspose", [data, stored], "up", kernel_shape=[2, 2], strides=[2, 2])
+    return Model(g.model(g.op("Neg", g.pair(out, "q", 0.05), "end")))
+
+
+def fixed(model: Model) -> Model:
+    (site,) = sites(weights.transposed, model)
+    assert (site.code, site.node) == ("CT-AXIS", "up")
+    editor = Editor(model.copy())
+    site.apply(editor)
+    return editor.finish()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("form", ["qdq", "int8"])
+@pytest.mark.parametrize("half", [False, True])
+def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> None:
+    model = network(axis, form, half)
+    view = View(model)
+    old = view.weights(model.node("up"))
+    value = model.constant(old.source)
+    assert value is not None and old.dq is not None
+    real = value.astype(np.float64)
+    if form == "int8":
+        scales = read_params(model, old.dq).scale
+        assert scales is not None
+        real = real * scales.reshape([-1 if i == axis else 1 for i in range(4)])
+    result = fixed(model)
+    new = View(result).weights(result.node("up"))
+    assert new.dq is not None
+    params = read_params(result, new.dq)
+    assert params.scale is not None and params.axis is None and params.scale_shape == ()
+    assert params.scale[0] == pytest.approx(np.abs(real).max() / 127, rel=1e-3)
+    x = np.random.default_rng(0).random((1, 8, 6, 6)).astype(np.float16 if half else np.float32)
+    (before,), (after,) = run(model.proto, {"x": x}), run(result.proto, {"x": x})
+    assert np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4  # a few steps of the output's quantizer
+    assert not np.array_equal(before, np.zeros_like(before))
+
+
+def test_per_tensor_weights_and_proven_targets_are_left_alone() -> None:
+    assert sites(weights.transposed, network(None)) == []
+    assert [s.code for s in sites(weights.transposed, network(0))] == ["CT-AXIS"]
+    proven = replace(TRT85, transposed_per_channel=True)
+    assert sites(weights.transposed, network(1), proven) == []
+    assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]
+
+
+# The process that runs models: what its limit of time counts, and what becomes of one that ends.
+
+REAL = sandbox.WORKER.read_text("utf-8")
+X = np.ones((1, 4, 8, 8), np.float32)
+
+
+def relu() -> bytes:
+    g = Graph()
+    return bytes(g.model(g.relu(g.input(1, 4, 8, 8), "r")).SerializeToString())
+
+
+def slow_to_start(folder: Path, seconds: float) -> Path:
+    worker = folder / "worker.py"
+    begin = 'if __name__ == "__main__":\n'
+    worker.write_text(REAL.replace(begin, f"{begin}    import time\n\n    time.sleep({seconds})\n"), "utf-8")
+    return worker
+
+
+def test_starting_it_is_none_of_a_models_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 3.0))
+    box = Sandbox()
+    began = time.monotonic()
+    found = box.run(relu(), {"x": X}, 2.5, 2**31)
+    box.close()
+    assert time.monotonic() - began > 3.0
+    assert np.array_equal(found["r:0"], X)
+
+
+def test_memory_that_earlier_runs_left_in_pieces_decides_nothing(tmp_path, monkeypatch) -> None:
+    asked = "        try:\n            arrays = _arrays("
+    assert asked in REAL
+    full = "        runs = globals()['runs'] = globals().get('runs', -1) + 1\n        try:\n"
+    full += "            if runs: raise RuntimeError('bfc_arena.cc:359 Failed to allocate memory')\n"
+    full += "            arrays = _arrays("
+    worker = tmp_path / "worker.py"
+    worker.write_text(REAL.replace(asked, full), "utf-8")
+    monkeypatch.setattr(sandbox, "WORKER", worker)
+    box = Sandbox()
+    for _ in range(3):
+        assert np.array_equal(box.run(relu(), {"x": X}, 60, 2**31)["r:0"], X)
+    box.close()
+
+
+def test_one_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "WORKER", tmp_path / "missing.py")
+    with pytest.raises(RunError, match="a process for onnxruntime does not start"):
+        Sandbox().run(relu(), {"x": X}, 60, 2**31)
+    monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 60))
+    monkeypatch.setattr(sandbox, "_STARTS_WITHIN", 0.2)
+    with pytest.raises(RunError, match="a process for onnxruntime does not start"):
+        Sandbox().run(relu(), {"x": X}, 60, 2**31)
+
+
+def test_a_model_that_takes_too_long_ends_it_and_the_next_run_starts_another(g: Graph) -> None:
+    x = g.input(1, 64, 160, 160)
+    for i in range(40):
+        x = g.conv(x, f"c{i}", 64, weights="float", scale=None)
+    box = Sandbox()
+    with pytest.raises(TooMuch, match=r"did not end within 0 s"):
+        box.run(g.model(x).SerializeToString(), {"x": np.ones((1, 64, 160, 160), np.float32)}, 0.05, 2**31)
+    assert np.array_equal(box.run(relu(), {"x": X}, 60, 2**31)["r:0"], X)
+    box.close()

@@ -1,0 +1,35 @@
+"""Type checkers and editors see the parameters that functions get from options."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools.make_stub import STUB, stub
+
+
+def test_it_is_current() -> None:
+    assert STUB.read_text(encoding="utf-8") == stub(), "run python -m tests.tools.make_stub"
+
+
+USER = """import qdqtool
+
+qdqtool.predict("m.onnx", "trt8.5", way="python").convolutions
+qdqtool.insert("m.onnx", method="max", target="trt8.5", size=(64, 64)).save("q.onnx")
+qdqtool.predict("m.onnx", tarket="trt8.5")
+qdqtool.insert("m.onnx", method=3)
+"""
+
+
+@pytest.mark.slow
+def test_mypy_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER)
+    arguments = ["--strict", "--config-file=", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")]
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", *arguments, "user.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={"MYPYPATH": str(STUB.parents[1])}, timeout=300,
+    )  # fmt: skip
+    errors = [line for line in found.stdout.splitlines() if ": error: " in line]
+    assert [line.split(":")[1] for line in errors] == ["5", "6"], found.stdout + found.stderr
+    assert 'Unexpected keyword argument "tarket"' in errors[0] and 'expected "str"' in errors[1]
