@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from importlib.machinery import ExtensionFileLoader
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -67,7 +67,8 @@ _LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before
 _AGAIN = 0.01  # seconds
 _own = False  # whether the process is the command line's
 _asked: list[int] = []
-_loading: list[tuple[Any, ...]] = []  # compiled modules, one inside the other
+_loading: list[Any] = []  # modules of libraries, one inside the other
+_OURS = ("__main__", "qdqtool", "calibration")
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -191,20 +192,23 @@ def _handler(code: int) -> signal._HANDLER:
 
 @functools.cache
 def _hold_while_loading() -> None:
-    """Lets signals wait while a compiled module is loaded: an exception in its C++ code would end the process.
+    """Lets signals wait while a library is loaded: an exception in its compiled code would end the process.
 
-    They are not blocked: the threads that libraries start would take them, and Python's handler runs in this one.
+    That code may call Python's, as protobuf's does while it makes onnx's classes, and some of it does not expect an
+    exception from there. Signals are not blocked: the threads that libraries start would take them, and Python's
+    handler runs in this one.
     """
 
     def held(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def load(*args: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():
-                return original(*args)
+        def load(loader: Any, *args: Any) -> Any:
+            ours = getattr(loader, "name", "").partition(".")[0] in _OURS
+            if ours or threading.current_thread() is not threading.main_thread():
+                return original(loader, *args)
             before = len(_asked)
-            _loading.append(args)
+            _loading.append(loader)
             try:
-                return original(*args)
+                return original(loader, *args)
             finally:
                 _loading.pop()
                 if not _loading and len(_asked) > before:
@@ -212,8 +216,9 @@ def _hold_while_loading() -> None:
 
         return load
 
-    for name in ("create_module", "exec_module"):
-        setattr(ExtensionFileLoader, name, held(getattr(ExtensionFileLoader, name)))
+    for kind, name in ((ExtensionFileLoader, "create_module"), (ExtensionFileLoader, "exec_module"),
+                       (SourceFileLoader, "exec_module")):
+        setattr(kind, name, held(getattr(kind, name)))
 
 
 def _lost(unraisable: sys.UnraisableHookArgs) -> None:
