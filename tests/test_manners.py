@@ -365,8 +365,10 @@ def test_a_signal_waits_for_a_compiled_module_whichever_thread_takes_it() -> Non
 
 def test_ctrl_c_while_a_library_of_python_modules_loads(tmp_path: Path) -> None:
     """Protobuf's compiled code calls Python's while onnx's classes are made, and does not bear an exception there."""
-    (tmp_path / "library.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('loaded whole')\n")
-    code = "from qdqtool import cli\ndef main(**_):\n    import library\n    print('went on')\ncli.cli.main = main\ncli.main()\n"
+    (tmp_path / "library.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('loaded whole')\n")
+    code = ("from qdqtool import cli\ndef main(**_):\n    import library\n    print('went on')\n"
+            "cli.cli.main = main\ncli.main()\n")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25,
                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
     assert (run.returncode, run.stdout) == (130, "loaded whole\n"), run.stderr
