@@ -60,7 +60,7 @@ class OtherDomain(Refusal):
 class Unfit(StrEnum):
     """What is wrong with a node's inputs."""
 
-    CONSTANT = "its first input is a constant"
+    CONSTANT = "its input depends on constants alone"
     UNREADABLE = "its weights cannot be read"
     EMPTY = "its weights are empty"
     TRANSPOSED = "its data input is transposed (transA)"

@@ -48,6 +48,7 @@ from qdqtool.model.heads import attentions, convolutions_above, find_coordinates
 from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.subgraphs import inner_graphs
+from qdqtool.model.view import View
 from qdqtool.options import Placing
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
@@ -210,6 +211,7 @@ class _Choice:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
                 raise QdqtoolError(f"`exclude_op` {op}: never quantized anyway; what could be is {kinds}")
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
+        self.varying = View(model).varying
         self.attention = {n.index for a in attentions(model) for n in (a.scores, a.values)}
 
     def refusal(self, node: Node) -> Refusal | None:
@@ -245,7 +247,7 @@ def _place_weighted(
     if node.index in chosen.attention:
         _place_attention(node, placement, chosen)
         return
-    refusal = chosen.refusal(node) or _impossible(model, node, chosen.rules)
+    refusal = chosen.refusal(node) or _impossible(model, node, chosen.rules, chosen.varying)
     if refusal is None and not chosen.is_included(node):
         kept = preset.get(node.index)
         refusal = KeptByPreset(PLACEMENT, node.name, kept) if kept is not None else (
@@ -278,12 +280,12 @@ def _place_attention(node: Node, placement: Placement, chosen: _Choice) -> None:
         placement.add(tensor, node, position)
 
 
-def _impossible(model: Model, node: Node, rules: Rules) -> Refusal | None:
+def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str]) -> Refusal | None:
     """Why TensorRT cannot run a node in INT8."""
     data, weight, name = node.input(0), node.input(1), node.name
     if node.domain not in DOMAINS:
         return OtherDomain(PLACEMENT, name, node.domain)
-    if model.is_constant(data):
+    if data not in varying:
         return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
     if not model.is_constant(weight):
         return WeightsNotConstant(PLACEMENT, name, weight)

@@ -58,6 +58,7 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     """
     walk = _Walk(model)
     walk.run()
+    view = View(model)
     prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target,
                             target_evidence="rules from builds with TensorRT-RTX 1.7.1.116")
     prediction.refusals = list(refusals(model, walk.constants, walk.types, walk.states, sm))
@@ -66,14 +67,13 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
             prediction.refusals.extend(half_shape1(model, walk.types, walk.states, node))
         if node.op in WEIGHTED:
             outcome, refusal = _outcome(model, walk, node, sm)
+            if not (outcome is not None and outcome.is_int8) and node.output not in view.varying:
+                continue  # computed from constants and shapes alone, while building
             if outcome is not None:
                 prediction.convolutions.append(outcome)
                 prediction.refusals.extend([] if refusal is None else [refusal])
             else:
                 prediction.float_products.append(node.name)
-    if prediction.float_products:  # not what depends on constants and shapes alone, which is computed while building
-        varying = View(model).varying
-        prediction.float_products = [n for n in prediction.float_products if model.node(n).output in varying]
     prediction.regions = _regions(model, prediction)
     return prediction
 

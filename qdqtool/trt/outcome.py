@@ -3,6 +3,7 @@
 ``simulate`` runs the passes; what comes out has no findings yet (:mod:`qdqtool.prediction` adds them).
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import is_dq, is_qdq
+from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import Layer, Tensor, float_precision
@@ -221,11 +223,15 @@ class Outcome:
 
     # Convolutions ---------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _varying(self) -> frozenset[str]:
+        return View(self._model).varying
+
     def _convolution(self, node: Node) -> ConvOutcome | None:
         constant = constant_behind(self._model, node.input(1))
         layer = self._by_node.get(node.name)
-        if layer is None or not layer.inputs:
-            return None  # dead: nothing reads it; or computed from constants alone
+        if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
+            return None  # dead: nothing reads it; or computed from constants alone, while building
         if node.op == "MatMul" and not constant and not self._dequantized(node):
             self.float_products.append(node.name)
             return None

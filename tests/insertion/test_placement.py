@@ -298,6 +298,7 @@ def test_what_no_tensorrt_can_run_in_int8_is_left_with_the_reason(net: Net) -> N
     """A user who includes it all the same gets no other answer."""
     constant = net.const("k", np.ones((1, 16, 8, 8)))
     net.output(net.op("Conv", "constant", constant, net.const("w1", np.ones((16, 16, 1, 1)))))
+    net.output(net.op("Conv", "computed", net.op("Relu", "r", constant), net.const("w0", np.ones((16, 16, 1, 1)))))
     net.output(net.op("Gemm", "ta", net.op("Flatten", "f", "x"), net.const("w2", np.ones((1, 16))), transA=1))
     net.output(net.op("Gemm", "right", "f.out", net.const("w3", np.ones((1024, 16))), transA=0))
     net.output(net.op("Conv", "other", "x", net.const("w4", np.ones((16, 16, 1, 1))), domain="example"))
@@ -310,8 +311,8 @@ def test_what_no_tensorrt_can_run_in_int8_is_left_with_the_reason(net: Net) -> N
     result = place(Model(proto), Rules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
-        "constant": (UnfitInput, Unfit.CONSTANT), "ta": (UnfitInput, Unfit.TRANSPOSED),
-        "other": (OtherDomain, "example"), "empty": (UnfitInput, Unfit.EMPTY),
+        "constant": (UnfitInput, Unfit.CONSTANT), "computed": (UnfitInput, Unfit.CONSTANT),
+        "ta": (UnfitInput, Unfit.TRANSPOSED), "other": (OtherDomain, "example"), "empty": (UnfitInput, Unfit.EMPTY),
         "missing": (UnfitInput, Unfit.UNREADABLE),
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The targets: their order, what they promise, and what they change in the answers."""
 
+import numpy as np
 import pytest
 
 from qdqtool.errors import QdqtoolError, VersionError
@@ -8,6 +9,7 @@ from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Trtexec, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
+from tests.fuzz.net import Net
 from tests.trt.builder import Graph
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
@@ -38,6 +40,18 @@ def test_every_target_answers(target: str) -> None:
         ("b", [INT8], INT8),
     ]
     assert prediction.conversion_nodes == ["a.in.Q"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_constants_alone_make_is_computed_while_building(target: str) -> None:
+    """Such as the table of positions in Swin V2: TensorRT-RTX lists no layer for it."""
+    net = Net(17)
+    table = net.op("MatMul", net.op("Relu", net.const(np.ones((16, 8)))), net.const(np.ones((8, 16))), name="table")
+    x = net.conv(net.qdq(net.input((1, 8, 16, 16))), 8, name="c")
+    prediction = predict(net.model(net.op("Add", x, table)), target)
+    assert [c.name for c in prediction.convolutions] == ["c"]
+    assert not prediction.float_products and prediction.summary()["matrix_products"] == 0
+    assert all("table" not in (f.node, *f.convolutions) for f in prediction.findings)
 
 
 # Each property came, or went, with one version and stayed so; rtx1.7 is a compiler of its own.
