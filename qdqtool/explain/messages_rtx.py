@@ -60,8 +60,8 @@ _FAULTS: dict[Fault, Words] = {
         '{node}: TensorRT-RTX refuses a constant of type {0}: "Failed to import initializer: {node}".',
         "Quantize to int8."),
     Fault.OPERATOR: (
-        '{node}: TensorRT-RTX has no {0}; the parser stops with "In function check{0}: [8] false".',
-        "Replace the operator by ones that TensorRT has, or cut it off the model."),
+        '{node}: TensorRT-RTX does not take {0}; the parser stops with "{1}".',
+        "Replace it by what TensorRT-RTX takes, or cut it off the model."),
     Fault.NMS: (
         '{node}: "NonMaxSuppression has no runners that implement the layer".',
         "Cut the NonMaxSuppression off the model and run it outside."),

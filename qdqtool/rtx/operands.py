@@ -65,7 +65,7 @@ class Fault(StrEnum):
     """What the compiler refuses or crashes on."""
 
     CONSTANT_TYPE = "a constant of a type that it does not import"
-    OPERATOR = "an operator that it does not have"
+    OPERATOR = "an operator, or a form of one, that it does not take"
     NMS = "NonMaxSuppression"
     ONE_VALUE = "an InstanceNormalization of one value"
     UINT8_INPUT = "a uint8 network input"

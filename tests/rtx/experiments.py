@@ -190,4 +190,42 @@ def sharing() -> Iterator[tuple[str, Make]]:
         yield f"equal pairs on one tensor, {order}", merged
 
 
+def forms() -> Iterator[tuple[str, Make]]:
+    """Operators, and forms of them, beside a convolution: does the parser take them?"""
+    index, update = np.zeros((1, 1), np.int64), np.ones((1, 8, 16, 16))
+    scales = np.asarray([1, 1, 2, 2], np.float32)
+    steps: dict[str, Step] = {
+        "NonZero": lambda net, x: net.op("Cast", net.op("NonZero", x), to=onnx.TensorProto.FLOAT),
+        "Det": ops.unary("Det"), "CumSum": lambda net, x: net.op("CumSum", x, net.const(np.int64(1))),
+        "RoiAlign": lambda net, x: net.op("RoiAlign", x, net.const(np.ones((2, 4))), ints(net, 0, 0)),
+        "dilated MaxPool": ops.unary("MaxPool", kernel_shape=[3, 3], dilations=[2, 2]),
+        "dilated AveragePool": ops.unary("AveragePool", kernel_shape=[3, 3], dilations=[2, 2]),
+        "AveragePool with dilations of 1": ops.unary("AveragePool", kernel_shape=[3, 3], dilations=[1, 1]),
+        "indices of MaxPool": lambda net, x: net.ops("MaxPool", x, outputs=2, kernel_shape=[2, 2])[0],
+        "LpPool of 2": ops.unary("LpPool", kernel_shape=[2, 2]),
+        "LpPool of 3": ops.unary("LpPool", kernel_shape=[2, 2], p=3),
+        **{f"ScatterND {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
+            "ScatterND", x, net.const(index), net.const(update), reduction=how) for how in ("none", "add")},
+        **{f"Einsum {how}": ops.unary("Einsum", equation=how) for how in ("abcd->abdc", "aBcd->aBdc", "a b c d->adcb")},
+        **{f"Resize {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
+            "Resize", x, "", net.const(scales), coordinate_transformation_mode=how, mode="linear")
+           for how in ("half_pixel", "half_pixel_symmetric", "align_corners")},
+        "Resize with antialiasing": lambda net, x: net.op(
+            "Resize", x, "", net.const(scales), mode="linear", antialias=1),
+        **{f"Mod of floats, fmod {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
+            "Mod", x, net.const(2.0), fmod=how) for how in (0, 1)},
+        **{f"Cast to {kind.lower()}": chain(
+            ops.unary("Cast", to=getattr(onnx.TensorProto, kind)), ops.unary("Cast", to=onnx.TensorProto.FLOAT))
+           for kind in ("INT16", "INT64", "UINT8", "UINT16", "UINT64", "BOOL", "DOUBLE")},
+    }
+    for name, step in steps.items():
+        yield f"form: {name}", lambda net, s=step: (
+            lambda x: (conv(net, net.qdq(x)), s(net, x)))(net.input(SHAPE))
+    for kind in ("INT16", "UINT16", "UINT32", "UINT64", "DOUBLE", "BOOL", "INT64"):
+        yield f"form: a network input of {kind.lower()}", lambda net, k=kind: (
+            conv(net, quantized(net)),
+            net.op("Cast", net.input((1, 4), getattr(onnx.TensorProto, k)), to=onnx.TensorProto.FLOAT))
+
+
+FORMS = dict(forms())
 EXPERIMENTS: dict[str, Make] = dict([*moves(), *integers(), *stored(), *joins(), *sharing()])

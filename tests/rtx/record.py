@@ -10,7 +10,7 @@ from qdqtool.io.outputs import write_text
 from qdqtool.types import Precision
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
-from tests.rtx.experiments import EXPERIMENTS, finish
+from tests.rtx.experiments import EXPERIMENTS, FORMS, finish
 from tests.rtx.experiments_scales import HALVES, SCALES
 
 TABLE = Path(__file__).parents[1] / "data" / "rtx" / "answers.json"
@@ -20,6 +20,7 @@ SEEDS = range(300)
 def models() -> dict[str, onnx.ModelProto]:
     """Every experiment's model, by its question."""
     made = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
+    made.update({name: finish(make, 19) for name, make in FORMS.items()})
     made.update({name: finish(make, 19, True) for name, make in HALVES.items()})
     return made
 
