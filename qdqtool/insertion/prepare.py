@@ -4,7 +4,7 @@
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
 * Weights computed from constants (Identity, Cast, Transpose, Reshape, ConstantOfShape) become constants, or TensorRT 8
   ends with "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
-* Nodes that share a name get names of their own.
+* Nodes that share a name get names of their own; equations of Einsum get lower case.
 * Weights that several nodes share are copied, one for each ("copy the weight for the convs who share the weight").
 * BatchNormalization behind a convolution is folded into its weights, so that the weights that are quantized are those
   that TensorRT computes with.
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections import Counter
 from typing import Any
 
@@ -208,8 +209,11 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in ("", "ai.onnx") and len(n.inputs) == 2]
     for node in sums:
         editor.proto_of(node).op_type = "Add"
-    if renamed or sums:
+    lowered = sum(_lower_letters(editor.proto_of(n)) for n in model.nodes if n.op == "Einsum" and n.domain in DOMAINS)
+    if renamed or sums or lowered:
         editor.finish()
+    if lowered:
+        notes.append(f"the equations of {lowered} Einsum nodes were written in lower case, as TensorRT's parser wants")
     if sums:
         notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
     for step, what in (
@@ -221,6 +225,19 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
         if count:
             notes.append(f"{count} {what}")
     return notes
+
+
+def _lower_letters(node: onnx.NodeProto) -> bool:
+    """Writes an Einsum's equation without capitals, which ONNX does not have and exporters write; whether it did."""
+    for attribute in node.attribute:
+        equation = attribute.s.decode("utf-8", "replace")
+        letters = dict.fromkeys(c for c in equation if c.isalpha())
+        free = [c for c in string.ascii_lowercase if c not in letters]
+        changed = {ord(c): free.pop(0) for c in letters if c.isupper() and len(free)}
+        if attribute.name == "equation" and changed and "->" in equation:  # without, letters are sorted
+            attribute.s = equation.translate(changed).encode()
+            return True
+    return False
 
 
 def _inline(model: Model) -> None:

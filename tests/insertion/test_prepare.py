@@ -35,6 +35,21 @@ def test_batch_normalization_is_folded_into_a_convolution(net: Net, bias: bool) 
     same(before, after)
 
 
+@pytest.mark.parametrize(("equation", "written"), [
+    ("NCHw,NCHv->NHCwv", True), ("nChw,cChv->ncChwv", True), ("nchw,nchv->nhcwv", False), ("nchw,nchv", False),
+])
+def test_equations_of_einsum_get_lower_case(net: Net, equation: str, written: bool) -> None:
+    """TensorRT's parser says "Invalid character(s) in Einsum equation" of capitals, which exporters write."""
+    x = net.conv("c", "x")
+    net.output(net.op("Einsum", "e", x, x, equation=equation))
+    before = net.model()
+    after, notes = prepared(before)
+    result = onnx.helper.get_attribute_value(nodes_of(after, "Einsum")[0].attribute[0]).decode()
+    assert result == equation if not written else result.islower()
+    assert len(notes) == bool(written)
+    same(before, after)
+
+
 def test_batch_normalization_that_cannot_be_folded_stays(net: Net) -> None:
     shared = net.conv("c", "x")
     net.output(net.norm("n1", shared), net.op("Relu", "other", shared), net.norm("n2", net.op("Relu", "r", "x")))
