@@ -36,10 +36,13 @@ from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.options import Kept, On, Output, Placing, Ranges, Workers
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import Json, QuantizedTensor
+from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
 if TYPE_CHECKING:
     from calibration import Preprocess, Statistics
+
+# The finished model's error is FP16's where it is so large, and so many times that of INT8 activations alone.
+_DIFFERS, _TIMES = 0.1, 5.0
 
 
 @watched
@@ -162,6 +165,9 @@ def insert(
                 agreement = compare(
                     floats, first, readable, samples=losses, preprocess=images.preprocess, size=images.size
                 )
+                if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
+                    warnings.append(f"INT8 activations change the outputs by {measured.error:.1%}, with FP16 it is "
+                                    f"{agreement.error:.0%}: compare with `high_precision='fp32'`")
             except ModelError as error:
                 warnings.append(f"agreement with the float model was not measured: {error}")
     if made.input_type != "float":
@@ -184,9 +190,21 @@ def insert(
                 result.losses = with_predictions(
                     measured, work, result.activations, result.prediction, lambda p: prediction.outcome(p, chosen)
                 )
+            result.warnings.extend(_refused(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is good without it
             result.warnings.append(f"not predicted: {error}")
     return result
+
+
+def _refused(prediction: Prediction) -> list[str]:
+    """What ends the build, a sentence for each code: operators beside the quantized ones that the target lacks."""
+    first: dict[str, Finding] = {}
+    for finding in prediction.findings:
+        if finding.severity == Severity.ERROR:
+            first.setdefault(finding.code, finding)
+    counts = prediction.findings_by_code()
+    more = {code: f" (and {counts[code] - 1} more)" if counts[code] > 1 else "" for code in first}
+    return [f"{code}: {f.message}{more[code]} {f.fix}" for code, f in first.items()]
 
 
 def _said_of_outliers(

@@ -347,6 +347,24 @@ def test_values_that_half_cannot_hold_stay_float32_and_are_named(net: Net, large
     assert made.prediction is not None and "FLOAT-FP32" not in {f.code for f in made.prediction.findings}
 
 
+@pytest.mark.parametrize(("offset", "warned"), [(12000.0, True), (8.0, False)])
+def test_an_error_that_fp16_makes_is_a_warning(net: Net, offset: float, warned: bool) -> None:
+    """FP16 holds nothing between 12000 and 12008, so that both constants become one."""
+    moved = net.op("Add", "away", net.conv("a", "x", kernel=1), net.const("o", offset + 3))
+    net.output(net.conv("b", net.op("Sub", "back", moved, net.const("p", offset - 3)), kernel=1))
+    made = insert(net.model(), images(2), target="rtx1.7", method="max", losses=1)
+    assert made.losses is not None and made.losses.error < 0.1
+    assert any("high_precision='fp32'" in w for w in made.warnings) == warned
+
+
+@pytest.mark.parametrize(("mode", "refused"), [("half_pixel_symmetric", True), ("half_pixel", False)])
+def test_what_ends_the_build_is_a_warning_of_insert(net: Net, mode: str, refused: bool) -> None:
+    scales = net.const("s", np.asarray([1, 1, 2, 2]), np.float32)
+    net.output(net.op("Resize", "r", net.conv("a", "x"), "", scales, coordinate_transformation_mode=mode))
+    made = insert(net.model(), images(2), target="rtx1.7", method="max")
+    assert [w.split(":")[0] for w in made.warnings if w.startswith("BUILD")] == ["BUILD-FAILS"] * refused
+
+
 def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float32(net: Net) -> None:
     big = net.op("Mul", "big", net.conv("a", "x"), net.const("k", 40000.0))
     net.output(net.conv("b", big), net.conv("c", "x"))
