@@ -99,7 +99,7 @@ TARGET = target_named("trt8.5")
 
 
 def test_the_skips_of_resnet_are_worth_a_third_of_its_time() -> None:
-    model = load(evidence.HOME / "resnet18-a100-qat" / "model.onnx.gz")
+    model = evidence.model("resnet18-a100-qat")
     gpu = find("RTX 3060")
     prediction = predict(model, TARGET)
     time = estimate(model, prediction, gpu, TARGET)
@@ -113,8 +113,8 @@ def test_the_skips_of_resnet_are_worth_a_third_of_its_time() -> None:
 
 
 def test_the_figure_is_that_of_the_fixed_model() -> None:
-    fixed = fix(evidence.HOME / "resnet18-qat-rtx2000-trt8510" / "model.onnx.gz", "trt8.5")
-    model = load(evidence.HOME / "resnet18-qat-rtx2000-trt8510" / "model.onnx.gz")
+    fixed = fix(evidence.model("resnet18-qat-rtx2000-trt8510"), "trt8.5")
+    model = evidence.model("resnet18-qat-rtx2000-trt8510")
     prediction = predict(model, TARGET)
     time = estimate(model, prediction, find("RTX 3060"), TARGET)
     add_fixes(model, prediction, time, TARGET)
@@ -128,7 +128,7 @@ def test_the_figure_is_that_of_the_fixed_model() -> None:
 
 def test_nothing_to_fix_and_gpus_without_int8_have_no_fixes() -> None:
     for case, gpu in (("resnet18-a100-qat-residual-qgap", "RTX 3060"), ("resnet18-a100-qat", "P100")):
-        model = load(evidence.HOME / case / "model.onnx.gz")
+        model = evidence.model(case)
         prediction = predict(model, TARGET)
         time = estimate(model, prediction, find(gpu), TARGET)
         add_fixes(model, prediction, time, TARGET)
