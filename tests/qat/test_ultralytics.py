@@ -17,12 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from tests.qat.torchvision_ops import usable_torchvision
-
-if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
-    pytest.skip("needs ultralytics and torchvision (pip install ultralytics)", allow_module_level=True)
-
 import torch
 import yaml
 from PIL import Image
@@ -34,6 +28,7 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.qat.modules import quantizers_of
 from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
 from tests.qat import nets
+from tests.qat.torchvision_ops import usable_torchvision
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
 os.environ.setdefault("YOLO_OFFLINE", "True")
@@ -55,6 +50,13 @@ CONFIG = {
         [[7, 4], 1, "Detect", ["nc"]],
     ],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Importing torchvision takes as long as torch: not where these tests are only collected."""
+    if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
+        pytest.skip("needs ultralytics and torchvision (pip install ultralytics)")
 
 
 @pytest.fixture(scope="module")
