@@ -27,7 +27,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 20), ("all", 60)):
+for name, examples in (("quick", 20), ("all", 40)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
