@@ -1,10 +1,13 @@
 """Settings of all tests: quick by default; ``--all`` adds the slow ones and more examples of the properties."""
 
+import functools
 import gc
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +27,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 20), ("all", 60)):
+for name, examples in (("quick", 20), ("all", 40)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def published_models_are_unpacked_once() -> Iterator[None]:
+    """They are megabytes of zeros behind kilobytes; the last two are kept."""
+    from qdqtool.model import modelfile
+
+    home, read = Path(__file__).parent / "data" / "evidence", modelfile._read
+    kept = functools.lru_cache(2)(read)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modelfile, "_read", lambda path: (kept if path.is_relative_to(home) else read)(path))
+        yield
 
 
 @pytest.fixture

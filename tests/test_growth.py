@@ -32,11 +32,14 @@ def _seconds(work, model) -> float:
     return time.process_time() - begin
 
 
+def _grows(seconds, size: int, ratio: float = RATIO) -> None:
+    """Of work on an input of a size; measured once more where the machine may have been busy."""
+    assert any(seconds(4 * size) < ratio * max(seconds(size), LEAST) for _ in range(2))
+
+
 def _grows_with_the_input(work, family: str, size: int) -> None:
     work(FAMILIES["Relu"](1))
-    small, large = FAMILIES[family](size), FAMILIES[family](4 * size)
-    before = max(min(_seconds(work, small) for _ in range(2)), LEAST)
-    assert min(_seconds(work, large) for _ in range(2)) < RATIO * before
+    _grows(lambda size: _seconds(work, FAMILIES[family](size)), size)
 
 
 @pytest.mark.parametrize("family", _families(FAMILIES))
@@ -72,10 +75,7 @@ def test_what_many_quantizers_share_costs_no_more_to_leave():
             editor.bypass(node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"])
         editor.finish()
 
-    def seconds(size):
-        return min(_seconds(work, Model(FAMILIES["fan-out, equal"](size))) for _ in range(2))
-
-    assert seconds(16_000) < 8 * max(seconds(4000), LEAST)
+    _grows(lambda size: _seconds(work, Model(FAMILIES["fan-out, equal"](size))), 4000, 8)
 
 
 def test_graph_from_a_log():
@@ -88,6 +88,6 @@ def test_graph_from_a_log():
         lines = [stamp + line for _ in range(size) for line in ("Parsing node: q [QuantizeLinear]", *node)]
         text = "\n".join([f"{stamp}Trace of TensorRT version: 8.5.2", *lines]) + "\n"
         build = read_build(io.BytesIO(text.encode()))
-        return min(_seconds(graph_from_log, build) for _ in range(2))
+        return _seconds(graph_from_log, build)
 
-    assert seconds(1600) < RATIO * max(seconds(400), LEAST)
+    _grows(seconds, 400)

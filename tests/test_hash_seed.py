@@ -12,9 +12,8 @@ from tests import growth
 COMMANDS = (
     ("predict", "m.onnx", "--format", "json"),
     ("fix", "m.onnx", "-o", "out.onnx", "--format", "json"),
-    ("extract", "m.onnx", "--finding", "CODE", "--minimize", "--limit", "40", "-o", "out-part.onnx"),
+    ("extract", "m.onnx", "--finding", "CODE", "--minimize", "--limit", "20", "-o", "out-part.onnx"),
     ("report", "m.onnx", "-o", "out.html"),
-    ("report", "m.onnx", "-o", "out.json", "--format", "json"),
 )
 
 
@@ -43,7 +42,7 @@ def test_the_seed_changes_nothing(tmp_path: Path) -> None:
                               env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
                               check=True)
         outs = sorted(tmp_path.glob("out*"))
-        assert len(outs) == 4
+        assert len(outs) == 3
         seen.add((done.stdout, done.stderr, *(out.read_bytes() for out in outs)))
         for out in outs:
             out.unlink()

@@ -9,14 +9,17 @@ from PIL import Image
 
 from qdqtool.cli import run
 from qdqtool.demo.run import write_images, yolov8n
-from tests.insertion.nets import check
+from tests.insertion.nets import Net, check
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model m.onnx and a folder of images."""
+    """A YOLOv8n m.onnx, two convolutions small.onnx, and a folder of images."""
     path = tmp_path_factory.mktemp("insert")
     onnx.save(yolov8n(64, classes=3), path / "m.onnx")
+    net = Net(3, 64)
+    net.output(net.op("Softmax", "end", net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))))
+    onnx.save(net.model(), path / "small.onnx")
     (path / "images").mkdir()
     write_images(path / "images", 6, 64)
     return path
@@ -54,7 +57,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_the_next_command_names_the_target_as_it_was_given(
     folder: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
-    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--target", target, "--losses",
+    assert run(["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "--target", target, "--losses",
                 "0", "--no-predict", "--method", "max", "--max-images", "1"]) == 0
     assert capsys.readouterr().out.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
 
@@ -144,7 +147,7 @@ def test_a_broken_image_is_skipped_and_counted(
     for i in range(3):
         Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(tmp_path / f"{i}.png")
     (tmp_path / "bad.png").write_bytes(b"not a png")
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(tmp_path), "-o", str(tmp_path / "q.onnx")]
+    args = ["insert", str(folder / "small.onnx"), "--calib", str(tmp_path), "-o", str(tmp_path / "q.onnx")]
     assert run([*args, "--method", "max", "--no-predict"]) == 0
     assert "1 of 4 images could not be read and were skipped" in " ".join(capsys.readouterr().out.split())
 
@@ -156,7 +159,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("qdqtool.io.files.os.replace", interrupted)
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    args = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*args, "--method", "max"]) == 130
     assert "interrupted" in line(capsys)
     assert list(tmp_path.iterdir()) == []
@@ -175,7 +178,7 @@ def test_two_options_do_not_write_one_file(
 
 
 def test_a_reader_that_stops_is_no_answer(folder: Path, tmp_path: Path) -> None:
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    args = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     started = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert started.stdout is not None and started.stderr is not None
     started.stdout.close()
@@ -187,7 +190,7 @@ def test_a_reader_that_stops_is_no_answer(folder: Path, tmp_path: Path) -> None:
 
 def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A small picture on a large GPU gains less than 1.02 where the estimate says so, and then names what costs."""
-    common = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    common = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*common, "--gpu", "RTX 4090", "--losses", "0"]) == 0
     text = capsys.readouterr().out
     assert "INT8 as placed: " in text
@@ -203,7 +206,7 @@ def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.Capture
 def test_what_a_gpu_makes_of_a_small_network(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], said: str
 ) -> None:
-    common = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    common = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*common, *options, "--losses", "0"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
 

@@ -131,13 +131,12 @@ def test_gpus(capsys, monkeypatch):
 
 def profile_of(case, tmp_path, factor=1.0):
     """A profile with the layers of a prediction, as if it had been measured."""
-    from qdqtool.model.modelfile import load
     from qdqtool.prediction import predict
     from qdqtool.timing.estimate import estimate
     from qdqtool.timing.gpus import find
     from qdqtool.trt.targets import target_named
 
-    index = load(evidence.HOME / case / "model.onnx.gz")
+    index = evidence.model(case)
     target = target_named("trt8.4")
     prediction = predict(index, target)
     times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers

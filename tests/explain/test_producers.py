@@ -1,6 +1,5 @@
 """Each finding code is made in one place: by a check of the model, or of what the simulation refused."""
 
-import gzip
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ import onnx
 import pytest
 
 from qdqtool.explain.report import Report
+from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import CHECK
 from qdqtool.types import Cause, FindingCode, Refusal
@@ -38,8 +38,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[FindingCode, set[bool]]:
 
 
 def networks() -> Iterator[onnx.ModelProto]:
-    yield from (onnx.ModelProto.FromString(gzip.decompress((HOME / case / "model.onnx.gz").read_bytes()))
-                for case in QUICK_FIRST[:3])
+    yield from (load(HOME / case / "model.onnx.gz").proto for case in QUICK_FIRST[:3])
     yield from (make() for make in OF_REFUSALS.values())
     yield from map(model_of, OF_CASES)
 

@@ -5,8 +5,10 @@ import sys
 import time
 from collections import Counter
 
+from onnx.printer import to_text
+
 from qdqtool.builders.child import is_installed
-from tests.fuzz.driver import Lab, as_case, run
+from tests.fuzz.driver import Lab, run
 from tests.fuzz.grammar import network
 from tests.fuzz.shrink import shrink_answer
 
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
                 break
         if not options.no_shrink:
             for seed in list(dict.fromkeys(s for s, _ in wrong))[:MOST_SHRUNK]:
-                print(as_case(shrink_answer(network(seed), lab.answer), f"case_{seed}", f"Seed {seed}."), flush=True)
+                print(f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(network(seed), lab.answer))}", flush=True)
     agreed = (told - len(wrong)) / told if told else 1.0
     print(f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {told} "
           f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "

@@ -1,11 +1,10 @@
 """The differential fuzzer in small: thirty networks, and the tools around it without a compiler."""
 
-import numpy as np
 import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from tests.fuzz.driver import Answer, Lab, as_case, run
+from tests.fuzz.driver import Answer, Lab, run
 from tests.fuzz.grammar import network
 from tests.fuzz.net import Net
 from tests.fuzz.shrink import shrink, shrink_answer
@@ -66,14 +65,3 @@ def test_shrinking_asks_for_the_same_kind_of_disagreement() -> None:
 
     small = shrink_answer(_deep(), answer)
     assert [n.op_type for n in small.graph.node].count("Conv") == 2
-
-
-def test_a_case_makes_the_network_again() -> None:
-    model = network(3)
-    source = as_case(model, "case", "A note.")
-    space = {"Net": Net, "np": np, "onnx": onnx, "TensorProto": onnx.TensorProto}
-    exec(source, space)
-    again = space["case"]()  # type: ignore[operator]
-    onnx.checker.check_model(again, full_check=True)
-    wanted = [n.op_type for n in model.graph.node if n.op_type != "Constant"]
-    assert [n.op_type for n in again.graph.node if n.op_type != "Constant"] == wanted

@@ -20,6 +20,7 @@ from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction, Refusal
 from tests.insertion.nets import Net, images, run
 from tests.insertion.transformers import detr, samples, vit
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
@@ -175,7 +176,7 @@ def test_a_calibration_table_needs_no_softmax(tmp_path: Any) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("attention", ["float", "int8"])
+@pytest.mark.parametrize("attention", slow_after(1, ["int8", "float"]))
 def test_tensorrt_rtx_makes_one_kernel_of_each_attention(attention: str) -> None:
     """It reads INT8 where the products' inputs are quantized: all 14 or 18 layers are as predicted."""
     from tests.fuzz.driver import Lab
@@ -330,7 +331,7 @@ def test_a_flow_by_convolutions_stays_float_at_its_end() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after(1, KINDS))
 def test_tensorrt_rtx_builds_a_detr_as_predicted(kind: str) -> None:
     """Values that GridSample reads come from an INT8 Linear and are float: no Q passes it."""
     from tests.fuzz.driver import Lab

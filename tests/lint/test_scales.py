@@ -15,6 +15,7 @@ from qdqtool.demo.run import yolov8n
 from qdqtool.lint.activation_scales import one_factor
 from qdqtool.prediction import check_activations
 from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales, WeightScales, WeightScalesCause
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 RNG = np.random.default_rng(0)
@@ -216,7 +217,8 @@ def test_one_layer_amid_the_drift_of_training(placed: onnx.ModelProto, seed: int
     assert found is not None and (found.cause, len(found.layers)) == (WeightScalesCause.EXCEPTION, 1)
 
 
-def test_onnxruntime_is_not_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("per_channel", slow_after(1, [True, False]))
+def test_onnxruntime_is_not_reported(per_channel: bool, tmp_path: Path) -> None:
     quantization = pytest.importorskip("onnxruntime.quantization")
     onnx.save(yolov8n(size=64), tmp_path / "float.onnx")
 
@@ -227,13 +229,12 @@ def test_onnxruntime_is_not_reported(tmp_path: Path) -> None:
         def get_next(self) -> dict[str, npt.NDArray[np.float32]] | None:
             return self.left.pop() if self.left else None
 
-    for per_channel in (True, False):
-        quantization.quantize_static(
-            tmp_path / "float.onnx", tmp_path / "q.onnx", Reader(), per_channel=per_channel,
-            weight_type=quantization.QuantType.QInt8, activation_type=quantization.QuantType.QInt8,
-            extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
-        )
-        assert named(onnx.load(tmp_path / "q.onnx")) is None
+    quantization.quantize_static(
+        tmp_path / "float.onnx", tmp_path / "q.onnx", Reader(), per_channel=per_channel,
+        weight_type=quantization.QuantType.QInt8, activation_type=quantization.QuantType.QInt8,
+        extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
+    )
+    assert named(onnx.load(tmp_path / "q.onnx")) is None
 
 
 def test_a_hundredth_of_the_weights_clipped_on_purpose_is_not_reported(placed: onnx.ModelProto) -> None:

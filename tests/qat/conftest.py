@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qat.torchvision_ops import usable_torchvision
-
 MISSING = [n for n in ("torch", "absl", "pytorch_quantization") if importlib.util.find_spec(n) is None]
-usable_torchvision()  # before any test is imported: Lightning and Ultralytics import it where it is installed
 
 
 class _SkippedModule(pytest.Module):

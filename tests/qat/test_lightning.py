@@ -1,52 +1,59 @@
+import importlib
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("lightning") is None:
-    pytest.skip("needs lightning (pip install lightning)", allow_module_level=True)
-
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader
 
 from qdqtool import predict
-from qdqtool.qat.lightning import QATCallback
 from qdqtool.qat.modules import quantizers_of
-from tests.qat.lightning_module import DATA, SAMPLE, Module, trainer_in
+from tests.qat.torchvision_ops import usable_torchvision
 
 
-def test_fit_export_and_resume(tmp_path: Path) -> None:
-    loader = DataLoader(DATA, 16)
-    callback = QATCallback(SAMPLE, network="net", path=tmp_path / "q.onnx")
-    trainer = trainer_in(tmp_path, callback, 1)
-    module = Module()
+@pytest.fixture(scope="module")
+def own() -> Any:
+    """The module of our network, data and trainer, which imports Lightning and with it torchvision."""
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("needs lightning (pip install lightning)")
+    usable_torchvision()
+    return importlib.import_module("tests.qat.lightning_module")
+
+
+def test_fit_export_and_resume(own: Any, tmp_path: Path) -> None:
+    loader = DataLoader(own.DATA, 16)
+    callback = own.QATCallback(own.SAMPLE, network="net", path=tmp_path / "q.onnx")
+    trainer = own.trainer_in(tmp_path, callback, 1)
+    module = own.Module()
     trainer.fit(module, loader)
     assert callback.exported is not None and callback.exported.summary["int8"] == 2
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    again = QATCallback(SAMPLE, network="net")
-    other = Module()
-    trainer_in(tmp_path, again, 2).fit(other, loader, ckpt_path=tmp_path / "last.ckpt")
+    again = own.QATCallback(own.SAMPLE, network="net")
+    other = own.Module()
+    own.trainer_in(tmp_path, again, 2).fit(other, loader, ckpt_path=tmp_path / "last.ckpt")
     assert len(list(quantizers_of(other.net))) == 4
     assert torch.equal(other.net[0]._input_quantizer._amax, module.net[0]._input_quantizer._amax)
     torch.load(tmp_path / "last.ckpt", weights_only=True)
 
 
 @pytest.mark.parametrize("frozen", [None, False, True])
-def test_batch_normalization_goes_on_unless_it_is_frozen(frozen: bool | None, tmp_path: Path) -> None:
+def test_batch_normalization_goes_on_unless_it_is_frozen(own: Any, frozen: bool | None, tmp_path: Path) -> None:
     chosen = {} if frozen is None else {"freeze_norms": frozen}
-    module = Module()
+    module = own.Module()
     before = module.net[1].running_mean.clone()
-    trainer_in(tmp_path, QATCallback(SAMPLE, network="net", **chosen), 2).fit(module, DataLoader(DATA, 16))
+    callback = own.QATCallback(own.SAMPLE, network="net", **chosen)
+    own.trainer_in(tmp_path, callback, 2).fit(module, DataLoader(own.DATA, 16))
     assert set(module.learned) == {not frozen}
     assert torch.equal(before, module.net[1].running_mean) is bool(frozen)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
-def test_two_processes(tmp_path: Path) -> None:
+def test_two_processes(own: Any, tmp_path: Path) -> None:
     """Lightning starts them; the same ranges (of everybody's data), weights and quantizers in both, one export."""
     command = [sys.executable, "-m", "tests.qat.lightning_processes", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -54,5 +61,5 @@ def test_two_processes(tmp_path: Path) -> None:
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
-    assert float(first["0._input_quantizer._amax"]) == pytest.approx(float(DATA[:][0].abs().max()), rel=1e-5)
+    assert float(first["0._input_quantizer._amax"]) == pytest.approx(float(own.DATA[:][0].abs().max()), rel=1e-5)
     assert predict(tmp_path / "q.onnx", "trt8.5").summary()["int8"] == 2

@@ -17,12 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from tests.qat.torchvision_ops import usable_torchvision
-
-if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
-    pytest.skip("needs ultralytics and torchvision (pip install ultralytics)", allow_module_level=True)
-
 import torch
 import yaml
 from PIL import Image
@@ -34,6 +28,7 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.qat.modules import quantizers_of
 from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
 from tests.qat import nets
+from tests.qat.torchvision_ops import usable_torchvision
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
 os.environ.setdefault("YOLO_OFFLINE", "True")
@@ -55,6 +50,13 @@ CONFIG = {
         [[7, 4], 1, "Detect", ["nc"]],
     ],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Importing torchvision takes as long as torch: not where these tests are only collected."""
+    if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
+        pytest.skip("needs ultralytics and torchvision (pip install ultralytics)")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def _options(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
-    """The folder of the checkpoints of two epochs."""
+    """The folder of the checkpoints of an epoch."""
     from ultralytics import YOLO
 
     from qdqtool.qat.ultralytics import Trainer
@@ -118,7 +120,7 @@ def trained(folder: Path) -> Path:
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(Trainer, "_images", watching)
     with pytest.warns(UserWarning, match="calibrated with 6 images"):
-        yolo.train(trainer=Trainer.with_options(freeze_norms=True), **_options(folder, name="first"))
+        yolo.train(trainer=Trainer.with_options(freeze_norms=True), **_options(folder, name="first", epochs=1))
     monkeypatch.undo()
     assert shapes == [(2, 3, SIZE, SIZE)] * 3  # squares of the size of training
     assert seen["model"] == seen["ema"] == _count(yolo.model) > 20 and seen["frozen"] == 0
@@ -167,10 +169,17 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
     assert ranges and all(torch.equal(resumed[k], v) for k, v in ranges.items())
 
 
-def test_val_and_predict_run_and_the_export_is_as_planned(folder: Path, trained: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fresh(trained: Path) -> qat.Export:
+    """The best checkpoint as a file."""
+    return qat.export(_yolo(trained / "best.pt"), trained / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE))
+
+
+def test_val_and_predict_run_and_the_export_is_as_planned(
+    folder: Path, trained: Path, fresh: qat.Export, tmp_path: Path
+) -> None:
     yolo = _yolo(trained / "best.pt")
     plan = qat.preparation.plan_of(yolo.model)
-    fresh = qat.export(yolo, tmp_path / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE))
     assert fresh.summary["int8"] == len(plan.convolutions) and fresh.summary["conversions"] == 1
     assert fresh.check.worst < 2e-3 and fresh.noise == fresh.noise
     yolo.val(data=str(folder / "data.yaml"), imgsz=SIZE, device="cpu", plots=False, project=str(tmp_path), workers=0)
@@ -179,18 +188,16 @@ def test_val_and_predict_run_and_the_export_is_as_planned(folder: Path, trained:
     assert yolo.model.is_fused() and _count(yolo.model) == 2 * len(plan.convolutions) + 2
     fused = qat.export(yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE))  # folded by Ultralytics
     assert fused.summary == fresh.summary
-    ours = _yolo(tmp_path / "fresh.onnx")  # reads names, stride and task from the model
+    ours = _yolo(trained / "fresh.onnx")  # reads names, stride and task from the model
     result = ours.predict(str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False)
     assert result[0].names == {0: "a", 1: "b"}
 
 
-def test_the_compiler_builds_it_as_predicted(trained: Path, tmp_path: Path) -> None:
+def test_the_compiler_builds_it_as_predicted(fresh: qat.Export) -> None:
     from qdqtool.verification.api import verify_with_builder
 
-    path = tmp_path / "q.onnx"
-    qat.export(_yolo(trained / "best.pt"), path, torch.zeros(1, 3, SIZE, SIZE))
     try:
-        found = verify_with_builder(path, "tensorrt-rtx")
+        found = verify_with_builder(fresh.path, "tensorrt-rtx")
     except BuilderError as error:
         pytest.skip(f"TensorRT-RTX is not installed: {error}")
     assert found.convolutions["agree"] == found.convolutions["total"] > 10
@@ -239,23 +246,22 @@ def test_options_and_tasks(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["segment", "detect"])
-def test_the_trainer_is_found_in_the_processes_of_other_gpus(task: str, tmp_path: Path) -> None:
+def test_the_trainer_is_found_in_the_processes_of_other_gpus(tmp_path: Path) -> None:
     from ultralytics.models import yolo
 
     from qdqtool.qat import ultralytics as room
 
-    made = room._made(yolo.segment.SegmentationTrainer) if task == "segment" else room.Trainer
+    made = [room._made(yolo.segment.SegmentationTrainer), room.Trainer]
     (tmp_path / "trainer.pkl").write_bytes(pickle.dumps(made))
     code = (
         "import pickle, sys; from tests.qat.torchvision_ops import usable_torchvision; usable_torchvision();"
-        "from pathlib import Path; print(pickle.loads(Path(sys.argv[1]).read_bytes()).__name__)"
+        "from pathlib import Path; print(*(t.__name__ for t in pickle.loads(Path(sys.argv[1]).read_bytes())))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "trainer.pkl")], check=True, capture_output=True,
         text=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert done.stdout.split()[-1] == made.__name__
+    assert done.stdout.split()[-2:] == [t.__name__ for t in made]
     with pytest.raises(AttributeError, match="QuantizedNothing"):
         room.QuantizedNothing  # noqa: B018
 

@@ -32,6 +32,7 @@ from tests.insertion.nets import Net
 from tests.reporting.conftest import Made
 from tests.reporting.networks import CONVOLUTIONS, yolov8x_qdq
 from tests.trt.evidence import HOME, QUICK_FIRST, truth
+from tests.trt.evidence import model as published
 
 
 @functools.cache
@@ -42,7 +43,7 @@ def page_of(case: str) -> data.Page:
 
 @pytest.mark.parametrize("case", QUICK_FIRST)
 def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> None:
-    prediction = qdqtool.predict(HOME / case / "model.onnx.gz", truth(case)["target"])
+    prediction = qdqtool.predict(published(case), truth(case)["target"])
     model = page_of(case).model
     assert [(c.name, c.precision, c.inputs, c.output, c.evidence) for c in model.convs] == [
         (c.name, c.precision, [str(p) for p in c.inputs], c.output, c.evidence) for c in prediction.convolutions
@@ -62,7 +63,7 @@ def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> 
 @pytest.mark.parametrize("case", QUICK_FIRST)
 def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
     page = page_of(case)
-    index = load(HOME / case / "model.onnx.gz")
+    index = published(case)
     onnx_graph, engine = page.model.onnx, page.model.engine
     assert sorted(n for box in onnx_graph.boxes for n in box.rows) == list(range(len(page.model.nodes)))
     assert links_drawn(page.model) == links_of(index, {n.name for n in page.model.nodes})
@@ -134,7 +135,7 @@ def test_boxes_do_not_overlap_and_edges_go_down(case: str) -> None:
 
 def test_log_lines_belong_to_the_nodes_that_they_name() -> None:
     case = "yolo-resnet18-orin-trt8502"
-    prediction = qdqtool.predict(HOME / case / "model.onnx.gz", truth(case)["target"])
+    prediction = qdqtool.predict(published(case), truth(case)["target"])
     told = {render(e) for e in prediction.trace} | {f"{e.pass_name}: {render(e)}" for e in prediction.trace}
     model = page_of(case).model
     for conv in model.convs:

@@ -341,7 +341,7 @@ def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
     profile = SHARED / case / "profile.json"
     if not profile.exists():
         pytest.skip("the published profiles are not available")
-    _, time = timed(evidence.HOME / case / "model.onnx.gz", find(gpu), calibrate=str(profile))
+    _, time = timed(evidence.model(case), find(gpu), calibrate=str(profile))
     assert time.total_ms == pytest.approx(measured, rel=0.07)
     assert time.low_ms <= 1.02 * measured and measured <= time.high_ms
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
 from qdqtool.timing.gpus import find, gpus
@@ -86,7 +85,7 @@ def test_every_layout_has_tensorrts_name():
     ("bevfusion-camera-rtx3080ti-trt8600", 2),
 ])  # fmt: skip
 def test_published_engines_have_about_as_many(case, built):
-    model = load(evidence.HOME / case / "model.onnx.gz")
+    model = evidence.model(case)
     found = workload_of(model, predict(model, "trt8.6", advice=False))
     assert abs(sum(e.reformat is not None for e in found.extras) - built) <= 2
 
@@ -121,7 +120,7 @@ def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout
 
 
 def float_resnet() -> Model:
-    return twin.float_twin(load(evidence.HOME / "resnet18-a100-qat" / "model.onnx.gz"))
+    return twin.float_twin(evidence.model("resnet18-a100-qat"))
 
 
 def test_fp32_is_linear_on_a_gpu_without_tf32():
@@ -152,7 +151,7 @@ def test_arithmetic_on_shapes_is_no_kernel(g):
 
 
 def test_layouts_never_count_as_conversions():
-    model = load(evidence.HOME / "resnet18-a100-qat" / "model.onnx.gz")
+    model = evidence.model("resnet18-a100-qat")
     prediction = predict(model, "trt8.6", advice=False)
     found = workload_of(model, prediction)
     assert all(e.work.kind == work.REFORMAT and e.work.precision == e.work.written_as

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Event, Prediction
@@ -29,6 +30,12 @@ def built_trace(case: str) -> list[Event]:
         return [Event(*row) for row in json.load(file)]
 
 
+@functools.lru_cache(3)
+def model(case: str) -> Model:
+    """The graph that was built; nobody changes it."""
+    return load(HOME / case / "model.onnx.gz")
+
+
 @functools.cache
 def prediction(case: str) -> Prediction:
-    return predict(load(HOME / case / "model.onnx.gz"), target=truth(case)["target"], advice=False)
+    return predict(model(case), target=truth(case)["target"], advice=False)

@@ -22,7 +22,8 @@ from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME, QUICK_FIRST
+from tests.trt.evidence import QUICK_FIRST
+from tests.trt.evidence import model as published
 from tests.trt.random_graphs import FORKS, models
 from tests.trt.test_spellings import FLOAT, INT8, conv_names, outcomes
 
@@ -165,7 +166,7 @@ def test_every_pass_leaves_one_graph(model: onnx.ModelProto, target: str) -> Non
 
 @pytest.mark.parametrize("case", QUICK_FIRST)
 def test_every_pass_leaves_one_graph_of_a_built_network(case: str) -> None:
-    run_checked(load(HOME / case / "model.onnx.gz").proto, "trt8.5")
+    run_checked(published(case).proto, "trt8.5")
 
 
 @pytest.mark.parametrize("target", CLASSIC)

@@ -33,13 +33,13 @@ from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.lines import agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME
+from tests.trt.evidence import model as published
 from tests.verification.synthetic import log_of
 from tests.verification.transcribed import layers_of, outcomes
 
 
 def proto(case: str) -> onnx.ModelProto:
-    return load(HOME / case / "model.onnx.gz").proto
+    return published(case).proto
 
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])
