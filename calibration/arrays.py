@@ -33,7 +33,7 @@ from qdqtool.base.options import Preprocess
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import open_input, read_input
+from qdqtool.io.files import NO_NAME, open_input, read_input
 from qdqtool.io.packed import Archive, Header, read_values
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -52,7 +52,7 @@ class StackedArray:
         self.lock = threading.Lock()
         self.file: IO[bytes]
         if archive is None:
-            self.file = open_input(path, pipes=False, error=DataError)
+            self.file = open_input(path, error=DataError)
             size = os.fstat(self.file.fileno()).st_size
         else:
             self.file = archive.open(member)
@@ -185,7 +185,7 @@ class SampleFilesSource(FilesSource):
             with Archive(path, budgets.SAMPLE) as archive:
                 arrays = {name: archive.read(name) for name in archive.members}
         else:
-            with open_input(path, pipes=False, error=DataError) as file:
+            with open_input(path, error=DataError) as file:
                 header = Header(file, os.fstat(file.fileno()).st_size, str(path))
                 budgets.require(header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError)
                 arrays = {self.inputs[0].name: read_values(file, header, str(path))}
@@ -363,7 +363,7 @@ def _listed(path: Path) -> list[Path]:
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if "\0" in text:
-            raise DataError(f"{path}: line {number}: no file name can hold a NUL")
+            raise DataError(f"{path}: line {number}: {NO_NAME}")
         if text and not text.startswith("#"):
             beside = path.parent / text
             result.append(beside if beside.exists() or not Path(text).exists() else Path(text))

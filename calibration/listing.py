@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from qdqtool.errors import DataError
-from qdqtool.io.files import Key, note_files
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.io.files import Key, note_files, open_input
 
 
 class Folder(Sequence[Path]):
@@ -145,19 +144,14 @@ def file_digest(path: Path) -> bytes:
     """Size and up to 16 evenly spread blocks of a file, hashed: quick on any size, and blind to time stamps."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        # Opened without waiting: a pipe that nobody writes to would be waited for, and a device has no end.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                return UNREADABLE
-            size = found.st_size
+        with open_input(path, note=False) as file:
+            size = os.fstat(file.fileno()).st_size
             digest.update(str(size).encode())
             step = max(_DIGEST_BLOCK, (size - _DIGEST_BLOCK) // (_DIGEST_BLOCKS - 1))
             for position in range(0, size, step):
                 file.seek(position)
                 digest.update(file.read(_DIGEST_BLOCK))
-    except OSError:
+    except (OSError, QdqtoolError):
         return UNREADABLE
     return digest.digest()
 

@@ -29,7 +29,7 @@ from qdqtool.base import budgets
 from qdqtool.base.options import Preprocess
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import note_read
+from qdqtool.io.files import note_read, unreadable
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
@@ -70,8 +70,9 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
     """
     with contextlib.ExitStack() as stack:
         try:
-            if isinstance(source, str | os.PathLike) and not Path(source).is_file():
-                raise DataError("no regular file" if Path(source).exists() else "No such file or directory")
+            reason = unreadable(source) if isinstance(source, str | os.PathLike) else ""
+            if reason:
+                raise DataError(reason)
             with Image.open(source, formats=_FORMATS) as picture:
                 count = picture.width * picture.height
                 times = _COPIES.get(picture.format or "", 1)
@@ -451,7 +452,7 @@ class UrlSource(ImageSource):
                 details = getattr(file, "details", None)
                 data = file.read(budgets.PICTURE_FILE + 1)
         except FileNotFoundError:
-            raise DataError("No such file or directory") from None
+            raise DataError("no such file") from None
         except Exception as error:
             raise DataError(reason_of(error)) from None
         budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)

@@ -1,27 +1,29 @@
 """Writing files whole or not at all."""
 
 import ast
+import contextlib
 import hashlib
 import os
 import pickle
 import shutil
-import stat
-import threading
+import signal
+import socket
 import zipfile
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 import qdqtool
 from qdqtool import insert
-from qdqtool.cli import run
+from qdqtool.cli import cli, run
+from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.io import files, outputs
 from qdqtool.io.outputs import atomic_write, write_text
-from qdqtool.prediction import predict
 from tests.comparing.networks import network
-from tests.fuzz_inputs.seeds import write_seeds
+from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
 
 
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
@@ -39,33 +41,29 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    got: list[str] = []
-    reader = threading.Thread(target=lambda: got.append(path.read_text()))
-    reader.start()
-    write_text(path, "whole")
-    reader.join(10)
-    assert got == ["whole"]
-    assert stat.S_ISFIFO(path.stat().st_mode)
-    assert os.listdir(tmp_path) == ["pipe"]
-
-
-@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="this system has no /dev/zero")
-def test_a_device_without_end_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    link = tmp_path / "z.onnx"
-    link.symlink_to("/dev/zero")
-    for path in (Path("/dev/zero"), link):
-        with pytest.raises(QdqtoolError, match=rf"^{path}: is a device; give a file$"):
-            predict(path)
+def test_a_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:
+    """Never renamed over: the names of descriptors are links in /dev."""
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"before ")
+        file.flush()
+        for name in (f"/dev/fd/{file.fileno()}", f"/proc/self/fd/{file.fileno()}"):
+            write_text(name, "whole ")
+    assert (tmp_path / "file").read_text() == "before whole whole "
+    read, write = os.pipe()
+    write_text(f"/dev/fd/{write}", "whole")
+    assert os.read(read, 100) == b"whole"
+    os.close(read)
+    os.close(write)
+    with pytest.raises(QdqtoolError, match=rf"^/dev/fd/{write}: cannot be written: Bad file descriptor$"):
+        write_text(f"/dev/fd/{write}", "whole")
+    write_text(os.devnull, "whole")
+    assert Path(os.devnull).is_char_device() and os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
-def test_a_full_device_is_one_line_and_stays() -> None:
-    with pytest.raises(QdqtoolError, match=r"^/dev/full: cannot be written: No space left on device$"):
-        write_text("/dev/full", "text")
-    assert Path("/dev/full").is_char_device()
+def test_a_full_device_is_one_line() -> None:
+    with open("/dev/full", "wb") as full, pytest.raises(QdqtoolError, match=r"cannot be written: No space left on"):
+        write_text(f"/dev/fd/{full.fileno()}", "text")
 
 
 def test_text_with_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
@@ -180,6 +178,96 @@ def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str)
     args = ["insert", str(folder / "float.onnx"), "--include", "conv", "--calib", str(folder / "images")]
     assert run([*args, "-o", str(folder / "out"), option, str(folder / "images" / "a.png")]) == 2
     assert state(folder) == before
+
+
+def _lines_with_paths() -> list[tuple[str, list[str], int]]:
+    """Command lines, and the place in each of a path, so that every option and argument that takes one comes once."""
+    lines = [*(words for some in COMMANDS.values() for words in some),
+             ("build", "qdq.onnx", "--builder", "trtexec", "-o", "OUT"), ("demo", "-o", "OUT", "--images", "1")]
+    places: dict[str, tuple[str, list[str], int]] = {}
+    for words in lines:
+        given = command(words[0]).make_context(words[0], list(words[1:]), resilient_parsing=True).params
+        for parameter in command(words[0]).params:
+            value = given[str(parameter.name)]
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(parameter.type, click.Path) and one in words:
+                    option = f"{words[0]} {parameter.opts[-1]}"
+                    places.setdefault(option, (option, list(words), words.index(one)))
+    return list(places.values())
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def test_a_command_line_is_known_for_every_path() -> None:
+    wanted = {f"{name} {p.opts[-1]}" for name in NAMES for p in command(name).params if isinstance(p.type, click.Path)}
+    assert wanted == {option for option, _, _ in _lines_with_paths()}
+    texts = {str(p.metavar) for name in NAMES for p in command(name).params if not isinstance(p.type, click.Path)}
+    assert not texts & {"FILE", "DIR", "MODEL", "IMAGES", "HTML"}  # what these stand for is a path
+
+
+ODD = ("pipe", "link to a pipe", "socket", "folder", "loop", "dangling", "/dev/zero", "/dev/stdin", "long",
+       "behind a file")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize(("option", "words", "place"), _lines_with_paths(),
+                         ids=lambda value: value if isinstance(value, str) else "")
+def test_only_regular_files_are_read_and_written(
+    tmp_path: Path, seeds: Path, capsys: pytest.CaptureFixture[str], option: str, words: list[str], place: int
+) -> None:
+    """At once and in one line, whatever else a path names; a pipe that nobody uses would be waited for."""
+    shutil.copytree(seeds, tmp_path / "work", symlinks=True, ignore=shutil.ignore_patterns("pipe"))
+    (tmp_path / "odd").mkdir()
+    names = {name: str(tmp_path / "odd" / f"{name}.txt") for name in ODD if name[0] != "/"}
+    os.mkfifo(names["pipe"])
+    os.symlink(names["pipe"], names["link to a pipe"])
+    os.mkdir(names["folder"])
+    os.symlink("loop.txt", names["loop"])
+    os.symlink("nothing", names["dangling"])
+    names["long"] += "x" * 5000
+    (tmp_path / "odd" / "file").touch()
+    names["behind a file"] = str(tmp_path / "odd" / "file" / "x.txt")
+    kind = next((k for k, lines in COMMANDS.items() if tuple(words) in lines), "")
+    known = {"OUT": "out", "MORE": "more", "FILE": kind}
+    args = [str(tmp_path / "work" / known.get(w, w)) if w in known or (seeds / w).is_file() else w for w in words]
+    args = [(seeds / kind).read_text() if w == "TEXT" else w for w in args]
+    before = state(tmp_path)
+    read, write = os.pipe()
+    stdin = os.dup(0)
+    os.dup2(read, 0)  # nobody writes to it
+    signal.signal(signal.SIGALRM, _too_late)
+    try:
+        with socket.socket(socket.AF_UNIX) as held, contextlib.chdir(tmp_path / "odd"):
+            held.bind("socket.txt")
+            for kind in ODD:
+                if kind == "folder" and option in FOLDERS:
+                    continue
+                args[place] = names.get(kind, kind)
+                signal.alarm(20)
+                code = run(args)
+                signal.alarm(0)
+                said = capsys.readouterr()
+                what = f"{kind}: {' '.join(args)[:500]}: {code}: {said.err[:1000]} {said.out[:200]}"
+                assert code == 2 and len(said.err.splitlines()) == 1, what
+                assert args[place] in said.err or (kind in ("long", "behind a file") and option in FOLDERS), what
+                assert state(tmp_path) == before, what
+    finally:
+        signal.alarm(0)
+        os.dup2(stdin, 0)
+        for one in (read, write, stdin):
+            os.close(one)
+
+
+FOLDERS = ("build --output", "demo --output", *(f"{name} {option}" for name in ("insert", "tune", "predict")
+                                                for option in ("--calib", "--eval")))
+
+
+def _too_late(*_: object) -> None:
+    raise AssertionError("it waits")
 
 
 def test_every_file_is_read_through_the_guard() -> None:

@@ -1,16 +1,19 @@
 """What a process does with closed streams, signals, and control characters."""
 
 import base64
+import contextlib
 import gzip
 import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +111,43 @@ def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, caps
     assert "interrupted" not in capsys.readouterr().err
 
 
-def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("qdqtool.base.budgets.PIPE_SECONDS", 0.2)
-    begun = time.monotonic()
-    assert run(["log", str(tmp_path / "pipe")]) == 2
-    assert run(["predict", str(tmp_path / "pipe")]) == 2
-    assert time.monotonic() - begun < 30
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes there are")
+@pytest.mark.parametrize("words", [
+    "extract own.onnx --node c3 -o out --check METRIC", "tune float.onnx --include conv --no-state --workers 1 "
+    "--calib samples.npy -o out --metric long:metric",
+])  # fmt: skip
+def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str) -> None:
+    """Nor what left its group and its parents."""
+    write_seeds(tmp_path)
+    number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
+    shell_line = f"setsid sleep {number} & (sleep {number} &) ; touch begun; sleep {number}"
+    (tmp_path / "long.py").write_text(
+        f"import subprocess\ndef metric(*_):\n    subprocess.call({shell_line!r}, shell=True)\n")
+    args = [f'sh -c "{shell_line}"' if w == "METRIC" else w for w in words.split()]
+    run = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], cwd=tmp_path, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        _until(lambda: (tmp_path / "begun").exists() and len(_processes(number)) >= 3)
+    finally:
+        run.kill()
+        run.wait()
+    _until(lambda: not _processes(number))
+
+
+def _processes(mark: str) -> list[Path]:
+    """The processes that have this text in their command."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [path] if mark.encode() in path.read_bytes() else []
+    return found
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def _odd_model(path: Path) -> None:

@@ -76,8 +76,6 @@ REPORT = 48 * MB  # a page that a browser still opens; YOLOv8x takes a fortieth
 # The user's own commands and functions.
 USER_SECONDS = 600.0  # one run of `--check` or one call of `--metric`, unless `--check-timeout` says otherwise
 
-PIPE_SECONDS = 10.0  # until the first byte of a named pipe
-
 
 def seconds(given: float | None, name: str) -> float:
     """A limit on the user's own commands and functions.

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType, ModuleType
@@ -373,6 +373,56 @@ def descendants(process: int | str, thread: int | None = None) -> list[int]:
     except (OSError, ValueError):  # it has ended meanwhile
         return found
     return found
+
+
+_MARK = "QDQTOOL_STARTED_BY"
+_ENDS = """
+import os, select, sys
+parent, mark = int(sys.argv[1]), sys.argv[2].encode()
+while os.getppid() == parent and not select.select([0], [], [], 1)[0]:
+    pass
+found = True
+while found:
+    found = False
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(bytes(1)):
+                    os.kill(int(name), 9)
+                    found = True
+        except OSError:
+            pass
+"""
+
+
+def marked(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process that is not to live on without this one, however this one ends, and of all that it
+    starts; on Linux, as far as they keep it.
+
+    Args:
+        environment: What else it holds; this process's own by default.
+    """
+    return {**(os.environ if environment is None else environment), **_watched(os.getpid())}
+
+
+def mark_all() -> None:
+    """Marks all that is started from now on so, where the process is the command line's."""
+    if _own:
+        os.environ.update(marked({}))
+
+
+@functools.cache
+def _watched(process: int) -> dict[str, str]:
+    """Starts what ends the marked processes when this one has ended, and returns the mark."""
+    if sys.platform != "linux" or not sys.executable:
+        return {}
+    mark = f"{process}-{os.urandom(8).hex()}"
+    read, _held = os.pipe()  # which is closed when this process ends, if only by being killed
+    nothing = ((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2))
+    command = [sys.executable, "-I", "-S", "-c", _ENDS, str(process), f"{_MARK}={mark}"]
+    os.posix_spawn(sys.executable, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0), *nothing], setsid=True)
+    os.close(read)
+    return {_MARK: mark}
 
 
 # Progress on stderr: a bar on a terminal, else one line a minute, as logs expect -------------------------------------

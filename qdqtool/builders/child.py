@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qdqtool.base.process import marked
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.io.outputs import write_text
 
@@ -116,7 +117,7 @@ class Child:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), self._package], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL)
+                stderr=subprocess.DEVNULL, env=marked())
         return self._process
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base.process import descendants
+from qdqtool.base.process import descendants, marked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.io.outputs import atomic_write
@@ -331,7 +331,8 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
         OSError: It cannot be started.
     """
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        env=marked(),
     )
     try:
         return process.wait(timeout)

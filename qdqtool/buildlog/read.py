@@ -78,8 +78,12 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
         yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, budgets.UNPACKED_LOG, whole=False,
                                  error=BuildLogError)
     else:
-        yield from filter(None, [head])
-        yield from iter(lambda: _read_file(stream, BLOCK), b"")
+        total = 0
+        while head:
+            total += len(head)
+            budgets.require(total, budgets.UNPACKED_LOG, f"{name}: the log has", BuildLogError)
+            yield head
+            head = _read_file(stream, BLOCK)
 
 
 def _read_file(stream: BinaryIO, size: int) -> bytes:

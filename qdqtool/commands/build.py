@@ -19,11 +19,12 @@ _LONGEST = 7 * 86_400.0
 
 
 @click.command("build", cls=inputs.Command)
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.option("--builder", type=click.Choice(BUILDERS), default="tensorrt-rtx",
               show_default=True, help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
 @click.option("--sm", multiple=True, metavar="CC", help="Compute capability, as 86 (tensorrt-rtx; may be repeated).")
-@click.option("-o", "--output", metavar="DIR", help="Folder for build.log, layers.json and the engine.")
+@click.option("-o", "--output", type=click.Path(), metavar="DIR",
+              help="Folder for build.log, layers.json and the engine.")
 @click.option("--engine", is_flag=True, help="Keep the engine (engine.plan).")
 @click.option("--shapes", multiple=True, metavar="INPUT:MIN,OPT,MAX",
               help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from qdqtool.options import On, Selection, Shrinking
 
 if TYPE_CHECKING:
     from qdqtool.extraction.result import Extraction
-    from qdqtool.model.graph import Model
 
 
 @click.command("extract", cls=inputs.Command)
@@ -52,10 +50,8 @@ def command(
     if verification is not None and report is None:
         raise click.UsageError("--verification is for --report; give that as well")
     index = load(model)
-    _refuse_overwriting(index, [p for p in (model, verification) if p], [p for p in (output, report) if p])
     claim(output, "-o")
-    if report is not None:
-        claim(report, "--report")
+    claim(report, "--report")
     seen = read_verification(verification) if verification is not None else None
     if shrinking.builder == "tensorrt-rtx":
         from qdqtool.builders.child import print_once
@@ -74,29 +70,6 @@ def command(
     else:
         emit(_text(result, output, report, terminal_width()), None)
     return INTERRUPTED if result.interrupted else 0
-
-
-def _refuse_overwriting(model: Model, read: list[str], written: list[str]) -> None:
-    """Looks, before any work, whether what is written is something that is read, and whether it can be written.
-
-    Raises:
-        QdqtoolError: It is, or its folder is not there.
-    """
-    from qdqtool.io.files import same_file
-    from qdqtool.model.external import all_tensors, location_of
-
-    external = {location_of(t) for t in all_tensors(model.proto.graph)} - {""}
-    sources = [*read, *(str(Path(model.base_dir) / name) for name in sorted(external) if "\0" not in name)]
-    for path in written:
-        for source in sources:
-            if same_file(source, path):
-                raise QdqtoolError(f"{path}: is an input; choose another output name")
-        if not Path(path).parent.is_dir():
-            raise QdqtoolError(f"{path}: the folder {Path(path).parent} does not exist; create it first")
-        if Path(path).is_dir():
-            raise QdqtoolError(f"{path}: is a folder; give a file name")
-    if len(written) == 2 and (os.path.abspath(written[0]) == os.path.abspath(written[1]) or same_file(*written)):
-        raise QdqtoolError(f"{written[1]}: is the model's output already; give the report another name")
 
 
 def _issue(result: Extraction, model: str, output: str, seen: dict[str, Any] | None) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
+from qdqtool.base.process import marked
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
@@ -103,7 +104,7 @@ class Sandbox:
             RunError: It does not start.
         """
         if self._process is None or self._process.poll() is not None:
-            environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+            environment = marked({**os.environ, "MALLOC_ARENA_MAX": "2"})
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,

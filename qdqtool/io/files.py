@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -98,7 +99,7 @@ class Guard:
         """
         target = Path(path)
         check_place(target, option)
-        if is_device(target):
+        if is_stream(target):
             return
         self.check(path, option)
         key = file_key(path)
@@ -196,35 +197,51 @@ def note_files(files: FileSet) -> None:
         guard.note_set(files)
 
 
-def open_input(
-    path: StrPath, *, pipes: bool = True, error: type[QdqtoolError] = QdqtoolError, note: bool = True
-) -> IO[bytes]:
-    """Opens a file for reading and notes it. Reading is unbounded: see :func:`read_input`.
+def unreadable(path: StrPath) -> str:
+    """Why a path is not read, as all that is read are regular files; empty where it names one.
+
+    What a pipe, a socket or a device gives may never come, or never end. A log is also read from standard input, as
+    ``-`` (:func:`qdqtool.buildlog.read.blocks`); nothing else is.
+    """
+    try:
+        what = _special(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return "no such file"
+    except ValueError:
+        return NO_NAME
+    except OSError as found:
+        return f"cannot be read: {found.strerror or found}"
+    return f"is {what}; {_INSTEAD.get(what, 'give a file')}" if what else ""
+
+
+NO_NAME = "no file name can hold a NUL or half a character"
+_INSTEAD = {"a pipe": "write what it gives to a file first (a log may come on standard input, as -)"}
+
+
+def _special(mode: int) -> str:
+    """What there is in place of a regular file; empty for one."""
+    if stat.S_ISREG(mode):
+        return ""
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((what for test, what in kinds if test(mode)), "a device")
+
+
+def open_input(path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note: bool = True) -> IO[bytes]:
+    """Opens a regular file for reading and notes it. Reading is unbounded: see :func:`read_input`.
 
     Args:
         path: The file.
-        pipes: Whether it may be a pipe or a device; else only a regular file.
         error: Class of the errors.
         note: Whether it becomes one of the files that were read.
 
     Raises:
-        QdqtoolError: It is missing, a folder, not readable, a pipe that nobody writes to, or is to be written.
+        QdqtoolError: It is missing, no regular file (see :func:`unreadable`), not readable, or is to be written.
     """
+    reason = unreadable(path)
+    if reason:
+        raise error(f"{path}: {reason}")
     try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise error(f"{path}: is a folder; give a file")
-        if not stat.S_ISREG(mode) and not pipes:
-            raise error(f"{path}: is not a regular file")
-        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and os.path.realpath(path) in _ENDLESS):
-            raise error(f"{path}: is a device; give a file")
-        if stat.S_ISFIFO(mode):
-            return _open_pipe(Path(path), error)
-        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
-    except FileNotFoundError:
-        raise error(f"{path}: no such file") from None
-    except ValueError:
-        raise error(f"{path!r}: no file name can hold a NUL") from None
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
     except OSError as found:
         raise error(f"{path}: cannot be read: {found.strerror or found}") from found
     try:
@@ -236,32 +253,18 @@ def open_input(
     return file
 
 
-_ENDLESS = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+def _without_waiting(path: str, flags: int) -> int:
+    """Some files of the kernel's look like regular ones and wait for what happens."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _open_pipe(path: Path, error: type[QdqtoolError]) -> IO[bytes]:
-    """A named pipe is waited for only so long; one of the shell's, ``<(command)``, as long as it takes."""
-    if os.path.realpath(path).startswith(("/proc/", "/dev/")):
-        return open(path, "rb")
-    import select
-
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    if not poll.poll(budgets.PIPE_SECONDS * 1000):
-        os.close(handle)
-        raise error(f"{path}: nothing came from this pipe within {budgets.PIPE_SECONDS:g} s")
-    os.set_blocking(handle, True)
-    return os.fdopen(handle, "rb")
-
-
-def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = QdqtoolError, pipes: bool = True) -> bytes:
+def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = QdqtoolError) -> bytes:
     """All bytes of a file; see :func:`open_input`.
 
     Raises:
         QdqtoolError: As for open_input; also when there are more than ``limit`` bytes.
     """
-    with open_input(path, pipes=pipes, error=error) as file:
+    with open_input(path, error=error) as file:
         try:
             size = os.fstat(file.fileno()).st_size
             budgets.require(size, limit, f"{path}: the file has", error)
@@ -341,23 +344,51 @@ def temporary_beside(target: Path, suffix: str) -> tuple[int, str]:
     return tempfile.mkstemp(prefix=f".{name}.", suffix=suffix, dir=target.parent)
 
 
-def is_device(target: Path) -> bool:
+_DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTOR = re.compile(r"(?:/dev|/proc/self)/fd/(\d{1,9})")
+
+
+def descriptor_of(target: Path) -> int | None:
+    """The open descriptor that a path names, such as /dev/stdout; the shell's ``>(command)`` is one."""
+    name = os.path.abspath(target)
+    found = _DESCRIPTOR.fullmatch(name)
+    return int(found[1]) if found else _DESCRIPTORS.get(name)
+
+
+def is_stream(target: Path) -> bool:
+    """Whether what is written there goes on somewhere, so that no file may take its place; see :func:`check_place`."""
     try:
-        mode = os.stat(target).st_mode
+        return descriptor_of(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
     except (OSError, ValueError):
         return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def check_place(target: Path, option: str = "") -> None:
+    """Looks whether a file can be written: a regular or new one, an open descriptor, or /dev/null.
+
+    Raises:
+        QdqtoolError: It cannot.
+    """
     where = f"{option} {target}".strip()
-    if "\0" in str(target):
-        raise QdqtoolError(f"{where!r}: no file name can hold a NUL")
-    if not target.parent.is_dir():
-        raise QdqtoolError(f"{where}: the folder {target.parent} does not exist; create it first")
-    if target.is_dir():
-        raise QdqtoolError(f"{where}: is a folder; give a file name")
-    if not is_device(target) and not os.access(target.parent, os.W_OK):
+    descriptor = descriptor_of(target)
+    try:
+        found = os.stat(target if descriptor is None else descriptor)
+        if descriptor is not None:
+            os.write(descriptor, b"")  # fails where it is open for reading only
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(target):
+            raise QdqtoolError(f"{where}: is a link to nothing; remove it, or name another file") from None
+        if not target.parent.is_dir():
+            raise QdqtoolError(f"{where}: the folder {target.parent} does not exist; create it first") from None
+    except ValueError:
+        raise QdqtoolError(f"{where!r}: {NO_NAME}") from None
+    except OSError as error:
+        raise QdqtoolError(f"{where}: cannot be written: {error.strerror or error}") from None
+    else:
+        what = "" if descriptor is not None else _special(found.st_mode)
+        if what and not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev):
+            raise QdqtoolError(f"{where}: is {what}; give a file name")
+    if not is_stream(target) and not os.access(target.parent, os.W_OK):
         raise QdqtoolError(f"{where}: the folder {target.parent} cannot be written to; name another one")
 
 

@@ -9,6 +9,7 @@ import contextlib
 import io
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from qdqtool.io.files import (
     StrPath,
     check_place,
     current_guard,
+    descriptor_of,
     file_key,
-    is_device,
+    is_stream,
     not_over,
     one_name,
     temporary_beside,
@@ -34,7 +36,7 @@ from qdqtool.io.files import (
 
 @dataclass(slots=True)
 class _Staged:
-    """A file that is written and waits for its name: a temporary file beside it, or the bytes for a device."""
+    """A file that is written and waits for its name: a temporary file beside it, or the bytes for a stream."""
 
     target: Path
     temporary: str = ""
@@ -67,8 +69,8 @@ class _Outputs:
         try:
             for current in files:
                 if current.content is not None:
-                    with current.target.open("wb") as device:
-                        device.write(current.content.getbuffer())
+                    with _opened(current.target) as stream:
+                        stream.write(current.content.getbuffer())
                     continue
                 if len(files) > 1:
                     current.backup = _set_aside(current.target)
@@ -88,6 +90,16 @@ class _Outputs:
     def discard(self) -> None:
         files, self.staged = self.staged, []
         _put_back(files)
+
+
+def _opened(target: Path) -> IO[bytes]:
+    """A descriptor goes on where it is: opened by its name, a file behind it would be begun anew."""
+    descriptor = descriptor_of(target)
+    if descriptor is None:
+        return target.open("wb")
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return os.fdopen(os.dup(descriptor), "wb")
 
 
 def _set_aside(target: Path) -> str:
@@ -153,8 +165,8 @@ def commit() -> None:
 def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside ``path`` and renames it to ``path`` when the block ends without an error.
 
-    On any error, Ctrl-C included, the temporary file is removed and ``path`` is left as it was. A device or a pipe
-    (/dev/stdout, /dev/null) is written to: renaming a file over it would take it away.
+    On any error, Ctrl-C included, the temporary file is removed and ``path`` is left as it was. /dev/null and
+    open descriptors (/dev/stdout) are written to: renaming a file over them would take them away.
 
     Args:
         path: The file to write; a file that is there is replaced.
@@ -168,7 +180,7 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
     check_place(target)
     waiting = None if at_once else _outputs.get()
     outputs = waiting if waiting is not None else _Outputs()
-    if is_device(target):
+    if is_stream(target):
         content = io.BytesIO()
         yield content
         outputs.add(_Staged(target, content=content))

@@ -216,7 +216,7 @@ class Archive:
             DataError: It is missing, no npz, encrypted, packed in a way that numpy does not, or too large.
         """
         self.path = path
-        file = open_input(path, pipes=False, error=DataError, note=note)
+        file = open_input(path, error=DataError, note=note)
         try:
             size = os.fstat(file.fileno()).st_size
             if not size:
@@ -314,7 +314,7 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     Raises:
         DataError: It is missing, or no npz of plain numbers; together they are too large.
     """
-    with open_input(path, pipes=False, error=DataError) as file:
+    with open_input(path, error=DataError) as file:
         if file.read(6) == _MAGIC:
             raise DataError(f"{path}: is one array (npy); give an npz with an array for each input of the model")
     with Archive(path) as archive:

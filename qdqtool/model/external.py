@@ -19,7 +19,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.io.files import note_read
+from qdqtool.io.files import NO_NAME, note_read
 from qdqtool.model.subgraphs import held
 
 _LARGE = 1 << 14  # elements
@@ -106,7 +106,7 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
         return None
     location = location_of(tensor)
     if "\0" in location:
-        raise ModelError(f"{model}: weight file {location!r} of tensor '{tensor.name}': no file name can hold a NUL")
+        raise ModelError(f"{model}: weight file {location!r} of tensor '{tensor.name}': {NO_NAME}")
     base = Path(os.path.realpath(base_dir))
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):

@@ -122,7 +122,7 @@ _WORDS = {"model": "model", "images": "set of images",
 
 
 def _unpacked(path: Path) -> bytes:
-    with open_input(path, pipes=False, error=DataError, note=False) as file:
+    with open_input(path, error=DataError, note=False) as file:
         head = file.read(HEAD)
         if not kind_of(head):
             raise DataError(f"{path}: is no file of an earlier `qdqtool tune`; give another name with `state`")

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from qdqtool.base import budgets
 from qdqtool.base.parameters import require
-from qdqtool.base.process import descendants
+from qdqtool.base.process import descendants, mark_all
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import class_outputs
@@ -466,6 +466,7 @@ def metric_for(
     """
     require("metric", wanted, str | Callable | None, __name__)
     if isinstance(wanted, str):
+        mark_all()
         imported(wanted)
         return UserMetric(wanted, tuple(model.outputs), seconds=seconds)
     if wanted is not None:

@@ -20,6 +20,7 @@ from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, re
 from qdqtool.base import budgets
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.io import files
+from qdqtool.io.files import NO_NAME
 from tests.calibration.nets import write_pictures
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
@@ -349,7 +350,7 @@ def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     listing.write_text("# nothing\n \n")
     assert refusal(listing) == f"{listing}: lists no images"
     listing.write_bytes(b"a.png\n\nb\0.png\n")
-    assert refusal(listing) == f"{listing}: line 3: no file name can hold a NUL"
+    assert refusal(listing) == f"{listing}: line 3: {NO_NAME}"
     listing.write_bytes(b"\xff\n")
     assert refusal(listing).startswith(f"{listing}: cannot be read as a list of images: 'utf-8'")
     monkeypatch.setattr(budgets, "LIST_FILE", 8)
