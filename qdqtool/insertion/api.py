@@ -106,6 +106,7 @@ def insert(
             preprocess=images.preprocess, size=images.size,
         )  # fmt: skip
         notes.append(done)
+    if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
         placement = place(work, rules)
     if not placement.readers:
