@@ -1,16 +1,18 @@
-"""A small vision transformer and a small detector with queries, trained here, in float and in INT8: docs/attention.md.
+"""A small vision transformer and a small detector with queries, in float and in INT8: docs/attention.md.
 
-    python benchmarks/attention.py [--docs docs/attention.md] [--network vit|detector]
+    python benchmarks/attention.py [--docs docs/attention.md] [--table vit|detector|outliers|random]
 
 Both learn from generated pictures, which takes a quarter of a minute each. Some channels of their tokens begin far
 from zero and some gains of their normalizations are large, as in published transformers; training goes on from there.
-The last 64 of 4,096 training pictures calibrate, pictures of another seed judge.
+The last 64 of 4,096 training pictures calibrate, pictures of another seed judge. ``outliers`` trains the first with
+several shares of such channels and seeds; ``random`` leaves its weights as they were drawn, and these channels are 1 to
+10 times as large as there, each by a factor of its own (one over a uniform number).
 """
 
 import argparse
 import copy
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,10 @@ SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512
 OUTLIERS, OFFSET, GAIN = 3, 8.0, 20.0  # channels, where their tokens begin, and the gain of normalizations there
 QUERIES = {"vit": 0, "detector": 4}
+COUNTS, SEEDS = (0, 1, 3, 7, 14), 3  # outlier channels of 48; networks of each, without training three times as many
+VARIANTS = ("Linears INT8", "the same, --smooth", "residual sums INT8 too", "attention INT8 too")
 Images = npt.NDArray[np.float32]
+Made = tuple[onnx.ModelProto, set[str]]
 
 
 def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int64]]:
@@ -72,7 +77,7 @@ class Block(nn.Module):  # type: ignore[misc]
 class Network(nn.Module):  # type: ignore[misc]
     """The direction of the stripes by the mean of the tokens, and with ``queries`` also a box by a decoder."""
 
-    def __init__(self, queries: int) -> None:
+    def __init__(self, queries: int, outliers: int = OUTLIERS, heavy: bool = False) -> None:
         super().__init__()
         tokens = (SIDE // PATCH) ** 2
         self.embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
@@ -83,14 +88,15 @@ class Network(nn.Module):  # type: ignore[misc]
         self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.kind, self.box = nn.Linear(WIDTH, KINDS), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(),
                                                                      nn.Linear(WIDTH, 4))
-        outlying = torch.arange(OUTLIERS) * 13 + 5
+        outlying = (torch.arange(outliers) * 13 + 5) % WIDTH
+        times = 1 / (torch.rand(outliers) * 0.9 + 0.1) if heavy else torch.ones(outliers)
         with torch.no_grad():
-            self.places[..., outlying] += OFFSET * torch.tensor([1.0, -1.0, 1.5])
+            self.places[..., outlying] += OFFSET * times * torch.tensor([1.0, -1.0, 1.5]).repeat(WIDTH)[:outliers]
             for norm in (m for m in self.modules() if isinstance(m, nn.LayerNorm)):
-                norm.weight[outlying] = GAIN
+                norm.weight[outlying] = GAIN * times
             for block in (m for m in self.modules() if isinstance(m, Block)):
                 for linear in (block.q, block.kv, block.up):
-                    linear.weight[:, outlying] /= GAIN
+                    linear.weight[:, outlying] /= GAIN * times
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         x = self.embed(x).flatten(2).transpose(1, 2) + self.places
@@ -106,10 +112,10 @@ class Network(nn.Module):  # type: ignore[misc]
         return self.kind(y).mean(1), self.box(y).sigmoid().mean(1)
 
 
-def trained(queries: int, steps: int) -> nn.Module:
-    torch.manual_seed(0)
+def trained(queries: int, steps: int, seed: int = 0, outliers: int = OUTLIERS) -> nn.Module:
+    torch.manual_seed(seed)
     images, boxes, kinds = (torch.from_numpy(a) for a in pictures(TRAINING, 1))
-    network = Network(queries)
+    network = Network(queries, outliers)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
     for _ in range(steps):
@@ -155,11 +161,16 @@ def with_stream(model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[
     return made
 
 
+def outputs(model: onnx.ModelProto, images: Images) -> list[list[Images]]:
+    """The results for each picture."""
+    session = open_session(model.SerializeToString(), 1, optimize="none", fold_qdq=False)
+    return [session.run(None, {"x": image[None]}) for image in images]
+
+
 def judged(model: onnx.ModelProto) -> tuple[float, float]:
     """Share of right directions, and the mean overlap (IoU) of the boxes (NaN without), on pictures of another seed."""
     images, boxes, kinds = pictures(JUDGED, 2)
-    session = open_session(model.SerializeToString(), 1, optimize="none", fold_qdq=False)
-    found = [session.run(None, {"x": image[None]}) for image in images]
+    found = outputs(model, images)
     right = float(np.mean([f[0][0].argmax() == k for f, k in zip(found, kinds, strict=True)]))
     if len(found[0]) == 1:
         return right, float("nan")
@@ -169,15 +180,53 @@ def judged(model: onnx.ModelProto) -> tuple[float, float]:
     return right, float(np.mean(both / (given[:, 2:].prod(1) + boxes[:, 2:].prod(1) - both)))
 
 
-def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
-    """What is float, what INT8, how good each is, and what was warned of."""
-    floats = exported(trained(queries, steps))
-    data = [{"x": image[None]} for image in pictures(TRAINING, 1)[0][-CALIBRATING:]]
+def calibrating() -> list[dict[str, Images]]:
+    return [{"x": image[None]} for image in pictures(TRAINING, 1)[0][-CALIBRATING:]]
 
-    def inserted(**options: Any) -> tuple[onnx.ModelProto, set[str]]:
+
+def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Callable[..., Made]:
+    """What makes a Q/DQ model with options of ``insert``, and names the warnings of outliers."""
+
+    def inserted(**options: Any) -> Made:
         result = qdqtool.insert(floats, data, losses=0, predict=False, **options)
         return result.model, {w.split(":")[0] for w in result.warnings if w.startswith("ACT-")}
 
+    return inserted
+
+
+def by_outliers(steps: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of what INT8 costs by the share of outlier channels, the mean of all seeds (least and most).
+
+    With 0 steps of training the error of the results, root mean square over their standard deviation; else the share of
+    right directions.
+    """
+    found, head = [], ("outlier channels", *(("float",) if steps else ()), *VARIANTS, "ACT-OUTLIER")
+    for count in COUNTS:
+        columns: list[list[float]] = []
+        warned = 0
+        for seed in range(SEEDS if steps else 3 * SEEDS):
+            torch.manual_seed(seed)
+            network = trained(0, steps, seed, count) if steps else Network(0, count, heavy=True).eval()
+            floats, data = exported(network), calibrating()
+            inserted = inserter(floats, data)
+            plain, said = inserted()
+            models = (plain, inserted(smooth=0.5)[0], with_stream(plain, floats, data), inserted(attention="int8")[0])
+            warned += bool(said)
+            if steps:
+                columns.append([judged(m)[0] for m in (floats, *models)])
+            else:
+                images = pictures(CALIBRATING, 2)[0]
+                first, *others = (np.concatenate([o[0] for o in outputs(m, images)]) for m in (floats, *models))
+                columns.append([float(np.sqrt(np.mean((o - first) ** 2)) / first.std()) for o in others])
+        cells = [f"{np.mean(c):.1%} ({np.min(c):.1%} to {np.max(c):.1%})" for c in zip(*columns, strict=True)]
+        found.append((f"{count} of {WIDTH}", *cells, f"{warned} of {len(columns)}"))
+    return head, found
+
+
+def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
+    """What is float, what INT8, how good each is, and what was warned of."""
+    floats, data = exported(trained(queries, steps)), calibrating()
+    inserted = inserter(floats, data)
     plain, said = inserted()
     made = {
         "float": (floats, set[str]()),
@@ -199,13 +248,17 @@ def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, help="write the table into this page")
-    parser.add_argument("--network", choices=tuple(QUERIES), action="append", help="only this one")
+    parser.add_argument("--table", choices=(*QUERIES, "outliers", "random"), action="append", help="only this one")
     parser.add_argument("--steps", type=int, default=350, help="of training, for each network")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for name in given.network or QUERIES:
-        found = rows(QUERIES[name], given.steps)
-        publish(name, table(("what is INT8", "direction right", "overlap of boxes", "warned of"), found), given.docs)
+    for name in given.table or (*QUERIES, "outliers", "random"):
+        head: tuple[str, ...] = ("what is INT8", "direction right", "overlap of boxes", "warned of")
+        if name in QUERIES:
+            found = rows(QUERIES[name], given.steps)
+        else:
+            head, found = by_outliers(given.steps if name == "outliers" else 0)
+        publish(name, table(head, found), given.docs)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ class Placing:
         "slower: 800 us for 200 on an Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms for 43 of a UNet of Stable "
         "Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each attention of ViT-B/16 and Swin-T in "
         "either type, and several of those of YOLO11.",
-        "INT8 attention: slower where users measured it (TensorRT issues 3243, 2905), so measure.",
+        "INT8 attention: slower where users measured it (800 us for 200 on an Orin with 8.6, NVIDIA/TensorRT#3243; 111 "
+        "ms for 43 of Stable Diffusion's UNet on an A10, #2905), so measure.",
         choices=("float", "int8"))
     unify: bool = option(
         True, "Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share one scale.",

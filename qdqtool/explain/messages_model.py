@@ -290,10 +290,11 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
 
 
 @words(lint.NormInPieces)
-def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> str:
-    text = f"{r.node} squares in a layer normalization in pieces: in FP16 the square of 256 is infinite already."
+def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str:
+    text = f"{r.node} squares in a normalization in pieces: in FP16 the square of 256 is infinite already."
     if r.exact:
-        text += f" A LayerNormalization computes the same{f' (opset {r.opset} to 17)' if r.opset < 17 else ''}."
+        raised = f", raising opset {r.opset} to 17" if r.opset < 17 else ""
+        return text, f"qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the same{raised}."
     return text
 
 

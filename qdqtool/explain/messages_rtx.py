@@ -6,6 +6,9 @@ from qdqtool.explain.messages import Words, words
 from qdqtool.rtx.operands import CompilerFault, Fault, IntegersLost, Why
 from qdqtool.types import Cause, Finding
 
+_ACTIVATION = ("Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "
+               "--smooth first moves what differs into the weights that read them.")
+
 # {conv}, {node}, {op} and {dq} are filled in.
 _LOST: dict[Why, Words] = {
     Why.OPERATOR: (
@@ -30,7 +33,7 @@ _LOST: dict[Why, Words] = {
         "Put Q/DQ between {node} and {conv}, or write the padding into the convolution's pads."),
     Why.AXIS: (
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
-        "Use one scale for the whole tensor."),
+        _ACTIVATION),
     Why.INPUT_AXIS: (
         "{conv}: the scale of its input ({dq}) varies along an axis; TensorRT-RTX takes one scale for a whole tensor.",
         "Quantize the input with one scalar scale."),
@@ -42,7 +45,7 @@ _LOST: dict[Why, Words] = {
         "Quantize the weights along axis 0."),
     Why.SUM_AXIS: (
         "{conv}: the scales of {dq} vary along the axis that is summed up, or by batch.",
-        "Quantize along the output columns, or with one scale."),
+        "Quantize along the output columns, or with one scale."),  # of weights
     Why.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and it.",
         "Let the DQ make the wider type: give it scales of that type."),
@@ -101,9 +104,12 @@ _FAULTS: dict[Fault, Words] = {
 }
 
 
+
 @words(IntegersLost)
 def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
     message, fix = _LOST[Why.WEIGHTS_AXIS if r.weights and r.why == Why.AXIS else r.why]
+    if not r.weights and r.why == Why.SUM_AXIS:
+        fix = _ACTIVATION
     filled = {
         "conv": r.node, "node": r.at.node if r.at else r.node, "op": r.at.op if r.at else "", "dq": r.dq or "the DQ",
     }

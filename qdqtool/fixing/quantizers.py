@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from onnx import helper
 
 from qdqtool.explain.messages import number
 from qdqtool.fixing.site import Site, along, named
@@ -16,7 +15,7 @@ from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.half import HALF_OPSET
-from qdqtool.model.layernorm import NORM_OPSET, as_one, layer_norms
+from qdqtool.model.layernorm import NORM_OPSET, write_layer_norms
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
@@ -213,9 +212,7 @@ def to_float(model: Model, target: Target) -> Model | None:
 
 
 def to_layer_norm(model: Model, target: Target) -> Model | None:
-    """NORM-PIECES: each layer normalization in pieces that a LayerNormalization computes exactly, as one.
-
-    Its last node becomes the LayerNormalization, so that name and output stay.
+    """NORM-PIECES: each normalization in pieces that a LayerNormalization computes exactly, as one.
 
     Raises:
         ModelError: The opset cannot be raised to 17.
@@ -225,16 +222,4 @@ def to_layer_norm(model: Model, target: Target) -> Model | None:
     copy = model.copy()
     if copy.opset < NORM_OPSET:
         raise_opset(copy, NORM_OPSET)
-    editor = Editor(copy)
-    found = [(p, values) for p in layer_norms(copy) if (values := as_one(copy, p)) is not None]
-    for pieces, (scale, bias) in found:
-        assert pieces.axes is not None and pieces.epsilon is not None
-        last = pieces.nodes[-1]
-        inputs = [pieces.tensor, editor.constant(f"{last.name}/scale", scale)]
-        if bias is not None:
-            inputs.append(editor.constant(f"{last.name}/bias", bias))
-        proto = editor.proto_of(last)
-        proto.CopyFrom(helper.make_node(
-            "LayerNormalization", inputs, last.outputs, last.proto.name, axis=pieces.axes[0], epsilon=pieces.epsilon,
-        ))  # fmt: skip
-    return editor.finish() if found else None
+    return copy if write_layer_norms(copy) else None

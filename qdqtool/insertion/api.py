@@ -30,10 +30,13 @@ from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_sc
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.io.files import watched
 from qdqtool.lint.activation_scales import outliers, spread
+from qdqtool.lint.operators import norms
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
+from qdqtool.model.layernorm import as_one, in_half, layer_norms
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
+from qdqtool.model.view import View
 from qdqtool.options import Kept, On, Output, Placing, Ranges, Workers
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
@@ -106,6 +109,7 @@ def insert(
             preprocess=images.preprocess, size=images.size,
         )  # fmt: skip
         notes.append(done)
+    if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
         placement = place(work, rules)
     if not placement.readers:
@@ -156,7 +160,7 @@ def insert(
     if half:
         readable = data if calib_table is None else None
         wide = too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
-        notes.extend(said_of_half(chosen, wide, made.high_precision is None))
+        notes.extend(said_of_half(work, chosen, wide, made.high_precision is None))
         first = work if made.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
         if losses and readable is not None:
@@ -174,6 +178,7 @@ def insert(
         notes.extend(change_inputs(work, made.input_type, _scaling(images.preprocess)))
         if half:
             halfprecision.to_half(work, wide)
+    warnings.extend(_said_of_norms(work, chosen))
     if half:
         tied, raised = halfprecision.scales_of_file(work, quantized, tied)
         notes.extend(raised)
@@ -224,6 +229,14 @@ def _said_of_outliers(
     return [f"{f.code}: {f.message} {f.fix}" for f in report.findings]
 
 
+def _said_of_norms(model: Model, target: Target) -> list[str]:
+    """The words of NORM-PIECES for the finished model, those of the first for all."""
+    report = Report(target.name)
+    norms(View(model), report)
+    more = f" So do {len(report.findings) - 1} more." if len(report.findings) > 1 else ""
+    return [f"{f.code}: {f.message}{more} {f.fix}" for f in report.findings[:1]]
+
+
 def too_large(
     model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
     preprocess: Preprocess | None, size: tuple[int, int] | None, warnings: list[str],
@@ -252,8 +265,8 @@ def too_large(
     return found
 
 
-def said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) -> list[str]:
-    """The notes on an FP16 remainder: that it is one by default, and which tensors (largest values given) stay FP32."""
+def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_default: bool) -> list[str]:
+    """The notes on an FP16 remainder to come: that it is one by default, and what stays FP32 (largest values given)."""
     notes = []
     if by_default:
         notes.append(f"what is not quantized is FP16, inputs and outputs apart: {target.name} computes in the types of "
@@ -262,6 +275,14 @@ def said_of_half(target: Target, kept: Mapping[str, float], by_default: bool) ->
         named = ", ".join(f"{tensor} ({amax:.4g})" for tensor, amax in kept.items())
         notes.append(f"{len(kept)} tensors stay FP32, with what writes and reads them, because their largest value "
                      f"nears FP16's 65504: {named}")
+    pieces = layer_norms(model)
+    left = [p for p in pieces if as_one(model, p) is None and not in_half(model, p)]
+    if len(pieces) > len(left):
+        notes.append(f"{len(pieces) - len(left)} normalizations in pieces were written as LayerNormalization: FP16 "
+                     "cannot hold their squares")
+    if left:
+        notes.append(f"{len(left)} normalizations in pieces stay FP32 ({left[0].square.name} first): FP16 cannot hold "
+                     "their squares, and no LayerNormalization computes the same")
     return notes
 
 

@@ -22,6 +22,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.external import array_of
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.half import half_nodes, stays_float
+from qdqtool.model.layernorm import write_layer_norms
 from qdqtool.model.subgraphs import inner_graphs
 from qdqtool.types import QuantizedTensor
 
@@ -33,7 +34,8 @@ def to_half(model: Model, wide: Collection[str] = ()) -> int:
     """Turns the float remainder of a Q/DQ model into FP16, in place; graph inputs and outputs keep their types.
 
     What is behind the last convolutions, the DFL included, stays FP32: it is little work, and FP16 resolves pixel
-    coordinates above 512 to half a pixel only.
+    coordinates above 512 to half a pixel only. A normalization in pieces becomes a LayerNormalization, which takes FP32
+    for its sums, or stays FP32 where none computes the same.
 
     Args:
         model: Opset 19 or newer.
@@ -42,6 +44,7 @@ def to_half(model: Model, wide: Collection[str] = ()) -> int:
     Returns:
         The number of nodes that can compute in FP16, and now do.
     """
+    write_layer_norms(model)
     return _Halver(model, wide).run()
 
 

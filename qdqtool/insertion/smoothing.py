@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import channel_maxima
 from qdqtool.insertion.placement import Placement
@@ -241,11 +241,11 @@ def smooth(
         size: As for the calibration.
 
     Returns:
-        What was done, and that in a sentence.
+        What was done, nothing where nothing could be, and that in a sentence.
 
     Raises:
         QdqtoolError: ``alpha`` is none, or the data can be read only once.
-        ModelError: There is nothing that could be smoothed.
+        ModelError: onnxruntime cannot run the model.
     """
     if not 0.0 <= alpha <= 1.0:
         raise QdqtoolError(f"`smooth={alpha:g}`: give 0 (all stays in the activations) to 1, mostly 0.5")
@@ -264,7 +264,7 @@ def smooth(
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not fit:
         what = f"of {len(found)} tensors that quantized Linears read, {reasons}" if found else "no Linear is quantized"
-        raise ModelError(f"{model.path or 'model'}: `smooth`: nothing can be smoothed; {what}")
+        return [], f"`smooth={alpha:g}` changes nothing: {what}"
     read = [[n for n in region.linears if n.index in quantized] for region in fit]
     largest = channel_maxima(model, {n.input(0): _channels(model, n) for linears in read for n in linears}, data,
                              preprocess=preprocess, size=size, samples=SAMPLES)
@@ -282,8 +282,7 @@ def smooth(
                                  tuple(n.name for n in region.makers), tuple(n.name for n in linears),
                                  _spread(seen), _spread(seen / factors)))
     if not done:
-        raise ModelError(f"{model.path or 'model'}: `smooth`: nothing can be smoothed; values or constants are not "
-                         "finite, or too large for FP16")
+        return [], f"`smooth={alpha:g}` changes nothing: values or constants are not finite, or too large for FP16"
     _write(model, values)
     left_float = f"; not of {reasons}" if left else ""
     count = sum(len(s.linears) for s in done)

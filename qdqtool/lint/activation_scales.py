@@ -32,8 +32,8 @@ _FEW = 1000  # values of a tensor that say nothing of its range: what pooling le
 _ALIKE = 1 / 3  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
 _NAMED = 5
 _ONE, _MOST, _SEVERAL = 1.4, 0.8, 3  # other images move ranges by so much; share and number of quantizers that agree
-_OUTLIER = 100.0  # largest value held over the typical one; at most 70 in four trained detectors and readers of text
-_TOP = 0.01  # of the values: outliers, which the typical magnitude leaves out
+_OUTLIER = 100.0  # largest value held over the typical one; docs/scales.md says what networks have
+_TYPICAL = 2 / 3  # of the magnitudes stay below the typical one
 
 
 def quantized(view: View) -> list[Node]:
@@ -97,15 +97,14 @@ def _read_by_product(model: Model, quantizer: str) -> bool:
 def spread(seen: TensorStatistics, scale: float) -> float:
     """The largest magnitude that a scale holds and the tensor has, over the typical one.
 
-    Typical is the mean magnitude of what is not zero, the largest hundredth left out.
+    Typical is what two thirds of the magnitudes above zero stay below, so that outliers may be up to a third of them.
     """
     histogram = seen.histogram
     middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
-    counts = np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0)
-    above = np.cumsum(counts[::-1])[::-1]
-    counts = np.where(above > _TOP * above[0], counts, 0.0)
-    total = float(np.sum(counts))
-    return min(seen.absmax, _STEPS * scale) * total / float(np.sum(counts * middles)) if total else 1.0
+    below = np.cumsum(np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0))
+    if not below[-1]:
+        return 1.0
+    return min(seen.absmax, _STEPS * scale) / float(middles[np.searchsorted(below, _TYPICAL * below[-1])])
 
 
 def _bad(fits: list[ActivationFit]) -> list[ActivationFit]:

@@ -9,7 +9,7 @@ from qdqtool.explain.report import Report
 from qdqtool.lint.structure import is_quantized
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.layernorm import as_one, layer_norms
+from qdqtool.model.layernorm import as_one, in_half, layer_norms
 from qdqtool.model.operators import DOMAINS, LayerKind, of
 from qdqtool.model.view import View
 from qdqtool.trt.faults import (
@@ -123,16 +123,16 @@ def half(view: View, report: Report) -> None:
     """Adds findings for a Q/DQ model; where types are those of the file, only for what is FP16 in it."""
     if not qdq.is_quantized(view.model):
         return
-    _norms(view, report)
+    norms(view, report)
     if not target_named(report.target).strongly_typed:
         _constants(view, report)
 
 
-def _norms(view: View, report: Report) -> None:
+def norms(view: View, report: Report) -> None:
+    """Adds a finding for each normalization in pieces whose squares are FP16, or are where the builder likes it."""
     target = target_named(report.target)
-    half = onnx.TensorProto.FLOAT16
     for pieces in layer_norms(view.model):
-        if not target.strongly_typed or view.model.elem_type(pieces.square.output) == half:
+        if not target.strongly_typed or in_half(view.model, pieces):
             exact = target.layer_normalization and as_one(view.model, pieces) is not None
             report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
 

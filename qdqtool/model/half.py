@@ -1,7 +1,8 @@
 """Which nodes of a Q/DQ model can compute in FP16: the one answer for what converts a model and what advises it.
 
 Left in FP32 is what is behind the last convolutions (little work, and pixel coordinates above 512 need more than
-FP16), what ONNX gives no FP16 form, and what holds or meets values that FP16 cannot: its largest is 65,504.
+FP16), what ONNX gives no FP16 form, and what holds or meets values that FP16 cannot: its largest is 65,504, and the
+squares of a normalization in pieces pass that from 256 on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnx import TensorProto
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import feeding_weighted, find_head
+from qdqtool.model.layernorm import layer_norms
 from qdqtool.model.operators import DOMAINS, WEIGHTED, inputs_behind_q
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
@@ -72,9 +74,10 @@ def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
     """
     tail = _tail(model)
     apart = {*wide, *out_of_range(model)}
+    kept = tail | {n.index for pieces in layer_norms(model) for n in pieces.wide}
     half = {
         n.index for n in model.nodes
-        if n.index not in tail and apart.isdisjoint((*n.inputs, *n.outputs)) and _can_be_half(model, n)
+        if n.index not in kept and apart.isdisjoint((*n.inputs, *n.outputs)) and _can_be_half(model, n)
     }
     half -= _held_back(model, half | tail)
     return half - {n.index for n in model.nodes if n.index in half and qdq.is_q(n) and _follows(model, n, half)}

@@ -1,4 +1,4 @@
-"""Layer normalization in pieces, as below opset 17: ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div."""
+"""Normalization in pieces, as below opset 17: ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div, and its other forms."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import DOMAINS, is_run_time, reduced_axes
 
 NORM_OPSET = 17  # the first with LayerNormalization
 NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",
               "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")  # between the mean of squares and its root
+_DEEPEST = 4  # nodes of it
+_Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """A layer normalization in pieces.
+    """A normalization in pieces: of a layer, or of its root mean square alone.
 
     Attributes:
-        tensor: What is normalized.
-        nodes: Its nodes, the first ReduceMean first and the Div last, with scale and bias behind it where there are
-            some.
-        square: The node that squares, whose result FP16 may not hold.
+        tensor: What is normalized, in front of Casts.
+        nodes: Its nodes, Casts between them too; the one that makes its result last.
+        wide: Those to compute in FP32: squares, their mean and the root, and what leads to and divides by these.
+        square: The node that squares.
         mean: The ReduceMean over the squares.
-        axes: The axes that it works on, from the end (-1 is the last), ascending; None where they are not known.
-        epsilon: What is added to the variance; None where that is no constant number.
+        axes: The axes that it works on, from the end (-1 is the last), ascending; None where they are not known, or
+            where it is of a form that no LayerNormalization computes.
+        epsilon: What is added to the variance, and nothing else done to it; None where that is no constant number.
         scale: The constant that the result is multiplied with; empty for none.
         bias: The constant that is added then; empty for none.
     """
 
     tensor: str
     nodes: tuple[Node, ...]
+    wide: tuple[Node, ...]
     square: Node
     mean: Node
     axes: tuple[int, ...] | None
@@ -49,22 +56,12 @@ class Pieces:
 
 
 def layer_norms(model: Model) -> list[Pieces]:
-    """Every layer normalization in pieces, in graph order.
-
-    The mean, the difference, the square and the root are recognised by what reads what; a Cast between them, as
-    exporters of FP16 write, is none of these.
-    """
-    found = []
-    for div in model.ordered:
-        if _is(div, "Div"):
-            pieces = _pieces(model, div)
-            if pieces is not None:
-                found.append(pieces)
-    return found
+    """Every normalization in pieces, in graph order, recognised by what reads what past Casts between float types."""
+    return [found for root in model.ordered if (found := _pieces(model, root)) is not None]
 
 
-def as_one(model: Model, pieces: Pieces) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None] | None:
-    """Scale and bias of the LayerNormalization that computes the same; None where none does.
+def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | None:
+    """What the LayerNormalization that computes the same reads, its scale and its bias; None where none does.
 
     It normalizes the last axes, with a scale and a bias of their shape, and nothing else reads what is between.
     """
@@ -75,18 +72,53 @@ def as_one(model: Model, pieces: Pieces) -> tuple[npt.NDArray[Any], npt.NDArray[
     for node in pieces.nodes[:-1]:
         if model.is_output(node.output) or any(r.index not in inside for r in model.readers(node.output)):
             return None
-    given = [model.constant(constant_behind(model, name)) if name else None for name in (pieces.scale, pieces.bias)]
+    given = [_number(model, name) if name else None for name in (pieces.scale, pieces.bias)]
     sizes = _sizes(model, pieces.tensor, len(axes), given[0])
     if sizes is None or any(name and not _fits(v, sizes)
                             for name, v in zip((pieces.scale, pieces.bias), given, strict=True)):
         return None
-    values = [None if v is None else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).copy()
+    # Of a tensor and what a Cast makes of it, that of the result's type is read.
+    kind, tensors = model.elem_type(pieces.output), [pieces.nodes[0].input(0), pieces.tensor]
+    tensor = next((t for t in tensors if kind in (0, model.elem_type(t))), None)
+    if tensor is None:
+        return None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind or onnx.TensorProto.FLOAT)
+    values = [None if v is None else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).astype(dtype)
               for v in given]
-    kind = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(pieces.tensor) or onnx.TensorProto.FLOAT)
-    return values[0] if values[0] is not None else np.ones(sizes, kind), values[1]
+    return tensor, values[0] if values[0] is not None else np.ones(sizes, dtype), values[1]
 
 
-def _sizes(model: Model, tensor: str, count: int, scale: npt.NDArray[Any] | None) -> list[int] | None:
+def in_half(model: Model, pieces: Pieces) -> bool:
+    """Whether the file states FP16 for the squares or their mean."""
+    return onnx.TensorProto.FLOAT16 in {model.elem_type(n.output) for n in (pieces.square, pieces.mean)}
+
+
+def write_layer_norms(model: Model) -> int:
+    """Writes those that a LayerNormalization computes exactly as one, in place, and returns how many they are.
+
+    The last node of each becomes the LayerNormalization, so that name and output stay.
+
+    Args:
+        model: Opset 17 or newer.
+    """
+    editor = Editor(model)
+    found = [(p, made) for p in layer_norms(model) if (made := as_one(model, p)) is not None]
+    for pieces, (tensor, scale, bias) in found:
+        assert pieces.axes is not None and pieces.epsilon is not None
+        last = pieces.nodes[-1]
+        inputs = [tensor, editor.constant(f"{last.name}/scale", scale)]
+        if bias is not None:
+            inputs.append(editor.constant(f"{last.name}/bias", bias))
+        proto = editor.proto_of(last)
+        proto.CopyFrom(onnx.helper.make_node(
+            "LayerNormalization", inputs, last.outputs, last.proto.name, axis=pieces.axes[0], epsilon=pieces.epsilon,
+        ))  # fmt: skip
+    if found:
+        editor.finish()
+    return len(found)
+
+
+def _sizes(model: Model, tensor: str, count: int, scale: _Array | None) -> list[int] | None:
     """The last dimensions of a tensor; where they are not known those of the scale, which fits nothing else."""
     shape = model.shape(tensor)
     last = [d for d in shape[-count:] if d is not None] if shape is not None else []
@@ -95,7 +127,7 @@ def _sizes(model: Model, tensor: str, count: int, scale: npt.NDArray[Any] | None
     return list(scale.shape) if scale is not None and scale.ndim == count and scale.size > 1 else None
 
 
-def _fits(value: npt.NDArray[Any] | None, sizes: list[int]) -> bool:
+def _fits(value: _Array | None, sizes: list[int]) -> bool:
     """Whether a constant is one number, or one for each place of the dimensions."""
     if value is None or value.size == 1:
         return value is not None
@@ -109,63 +141,152 @@ def constant_behind(model: Model, tensor: str) -> str:
     return tensor
 
 
-def _pieces(model: Model, div: Node) -> Pieces | None:
-    centered, root = _maker(model, div.input(0), "Sub"), _maker(model, div.input(1), "Sqrt")
-    added = _maker(model, root.input(0), "Add") if root is not None else None
-    if centered is None or root is None or added is None:
+def _pieces(model: Model, root: Node) -> Pieces | None:
+    """The normalization of which a node takes the root."""
+    inner = _squares(model, root.input(0)) if abs(_power(model, root) or 0.0) == 0.5 else []
+    if not inner:
         return None
-    mean = _maker(model, centered.input(1), "ReduceMean")
-    variances = [(1 - i, found) for i in (0, 1) if (found := _maker(model, added.input(i), "ReduceMean")) is not None]
-    if mean is None or not variances or mean.input(0) != centered.input(0):
+    square, reduced, *behind = inner
+    base = _maker(model, square.input(0), "Sub")
+    mean = _mean(model, base)
+    tensor = _source(model, (square if mean is None or base is None else base).input(0))
+    powers, products = _divided(model, root)
+    first = next((p for p in products if p.op == "Div" or powers[-1].output in _sources(model, p)), None)
+    read = [t for p in products for t in _sources(model, p) if t not in {n.output for n in powers}]
+    subs = [sub for t in read if (sub := _maker(model, t, "Sub")) is not None]
+    if first is None or tensor not in {*read, *(_source(model, n.input(0)) for n in subs)}:
         return None
-    other, variance = variances[0]
-    square = model.producer(variance.input(0))
-    difference = _squared(model, square) if square is not None else None
-    again = _maker(model, difference, "Sub") if difference is not None else None  # older exporters subtract twice
-    if square is None or again is None or again.inputs != centered.inputs:
-        return None
-    epsilon = model.constant(added.input(other))
-    nodes = [mean, centered, *([again] if again is not centered else []), square, variance, added, root, div]
-    scaled, scale = _applied(model, div, "Mul")
-    bias = ""
-    if scaled is not None:
-        nodes.append(scaled)
-        shifted, bias = _applied(model, scaled, "Add")
-        nodes += [shifted] if shifted is not None else []
-    axes = _axes(model, mean)
+    plain = [n.op for n in behind] == ["Add"]
+    epsilon = [e for t in (behind[0].inputs if plain else ()) if (e := _number(model, t)) is not None and e.size == 1]
+    before = [*dict.fromkeys(n for n in (mean, base, *(_mean(model, b) for b in subs), *subs)
+                             if mean is not None and n is not None)]
+    wide = [*before, *inner, *powers, *products]
+    nodes, scale, bias = list(wide), "", ""
+    if len(products) == 1:
+        scaled, scale = _applied(model, first, "Mul")
+        shifted, bias = _applied(model, scaled, "Add") if scaled is not None else (None, "")
+        nodes += [n for n in (scaled, shifted) if n is not None]
+    axes = {_axes(model, n) for n in before + [reduced] if n.op != "Sub"}
+    exact = (mean is not None and reduced.op == "ReduceMean" and plain and len(subs) == len(products) == len(axes) == 1
+             and _inverts(model, first, powers)
+             and {_source(model, n.input(0)) for n in before if n.op != "Sub"} == {tensor}
+             and _source(model, subs[0].input(0)) == tensor)
     return Pieces(
-        centered.input(0), tuple(nodes), square, variance, axes if axes == _axes(model, variance) else None,
-        float(epsilon.reshape(-1)[0]) if epsilon is not None and epsilon.size == 1 else None, scale, bias,
+        tensor, _with_casts(model, nodes), tuple(wide), square, reduced, axes.pop() if exact else None,
+        float(epsilon[0].reshape(-1)[0]) if len(epsilon) == 1 else None, scale, bias,
     )  # fmt: skip
 
 
-def _is(node: Node | None, op: str) -> bool:
-    return node is not None and node.op == op and node.domain in DOMAINS
+def _mean(model: Model, sub: Node | None) -> Node | None:
+    """The mean that is taken off the tensor that it is the mean of."""
+    mean = _maker(model, sub.input(1), "ReduceMean") if sub is not None else None
+    same = mean is not None and sub is not None and _sources(model, mean)[0] == _sources(model, sub)[0]
+    return mean if same else None
 
 
-def _maker(model: Model, tensor: str, op: str) -> Node | None:
-    """What makes a tensor, where it is this operator."""
-    node = model.producer(tensor)
-    return node if _is(node, op) else None
+def _squares(model: Model, tensor: str, depth: int = _DEEPEST) -> list[Node]:
+    """What squares, the mean or sum of the squares, and the arithmetic behind it; empty for another tensor."""
+    node = _maker(model, tensor, "ReduceMean", "ReduceSum", *_ARITHMETIC)
+    if node is None:
+        return []
+    if node.op not in _ARITHMETIC:
+        square = model.producer(_source(model, node.input(0)))
+        return [square, node] if square is not None and _power(model, square) == 2 else []
+    found = (_squares(model, t, depth - 1) for t in node.inputs if depth)
+    return next(([*f, node] for f in found if f), [])
 
 
-def _squared(model: Model, node: Node) -> str | None:
-    """The tensor of which a node gives the square."""
-    if _is(node, "Mul") and node.input(0) == node.input(1):
-        return node.input(0)
-    if _is(node, "Pow"):
-        exponent = model.constant(node.input(1))
-        if exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) == 2.0:
-            return node.input(0)
-    return None
+def _divided(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
+    """The root and what it becomes with constants alone (its inverse), and the nodes that multiply or divide by it."""
+    powers, products = [root], list[Node]()
+    for node in powers:
+        for reader in _readers(model, node):
+            others = [t for t in _sources(model, reader) if t != node.output]
+            fixed = all(not is_run_time(model, t) for t in others)
+            if reader.op == "Reciprocal" or (_is(reader, *_ARITHMETIC) and others and fixed):
+                powers.append(reader)
+            elif _is(reader, "Mul", "Div") and others and reader not in products:
+                products.append(reader)
+    return powers, products
+
+
+def _inverts(model: Model, product: Node, powers: list[Node]) -> bool:
+    """Whether a product is that of the difference and of one over the root, and nothing else."""
+    inverted = (_power(model, powers[0]) or 0.0) < 0.0
+    for node in powers[1:]:
+        one = _number(model, node.input(0)) if node.op == "Div" else None
+        if inverted or not (node.op == "Reciprocal" or (one is not None and bool(np.all(one == 1.0)))):
+            return False
+        inverted = True
+    return product.op == "Mul" if inverted else _sources(model, product)[1] == powers[0].output and product.op == "Div"
+
+
+def _is(node: Node | None, *ops: str) -> bool:
+    return node is not None and node.op in ops and node.domain in DOMAINS
+
+
+def _is_cast(model: Model, node: Node | None) -> bool:
+    return node is not None and _is(node, "Cast") and {
+        node.integer("to", 0), model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT} <= _FLOATS
+
+
+def _source(model: Model, tensor: str) -> str:
+    """A tensor, or the one in front of Casts."""
+    while (node := model.producer(tensor)) is not None and _is_cast(model, node):
+        tensor = node.input(0)
+    return tensor
+
+
+def _sources(model: Model, node: Node) -> list[str]:
+    return [_source(model, t) for t in node.inputs]
+
+
+def _maker(model: Model, tensor: str, *ops: str) -> Node | None:
+    """What makes a tensor, where it is one of these operators."""
+    node = model.producer(_source(model, tensor))
+    return node if _is(node, *ops) else None
+
+
+def _readers(model: Model, node: Node) -> list[Node]:
+    """What reads a node's result, also behind Casts."""
+    return [r for n in model.readers(node.output) for r in (_readers(model, n) if _is_cast(model, n) else [n])]
+
+
+def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
+    """Nodes, with the Casts between them in front of their last."""
+    made = {n.output for n in nodes[:-1]}
+    casts: dict[int, Node] = {}
+    for tensor in (t for n in nodes for t in n.inputs if _source(model, t) in made):
+        while tensor not in made:
+            cast = model.producers[tensor]
+            casts[cast.index], tensor = cast, cast.input(0)
+    return (*nodes[:-1], *casts.values(), nodes[-1])
+
+
+def _number(model: Model, tensor: str) -> _Array | None:
+    """The value of a constant, also behind Casts and Identity nodes."""
+    behind = ""
+    while behind != tensor:
+        behind, tensor = tensor, constant_behind(model, _source(model, tensor))
+    return model.constant(tensor)
+
+
+def _power(model: Model, node: Node) -> float | None:
+    """The exponent that a node raises its input to; None for other operators and where it is not known."""
+    if _is(node, "Sqrt"):
+        return 0.5
+    if _is(node, "Mul") and len(set(_sources(model, node))) == 1:
+        return 2.0
+    exponent = _number(model, node.input(1)) if _is(node, "Pow") else None
+    return float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
 
 
 def _applied(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
     """The node that alone reads another's result and multiplies it with (adds to it) a constant vector."""
-    readers = model.readers(node.output)
-    if len(readers) != 1 or not _is(readers[0], op) or model.is_output(node.output):
+    readers = _readers(model, node)
+    if len(readers) != 1 or not _is(readers[0], op):
         return None, ""
-    other = next((t for t in readers[0].inputs if t != node.output), "")
+    other = next((t for t in readers[0].inputs if _source(model, t) != node.output), "")
     return (readers[0], other) if other and not is_run_time(model, other) else (None, "")
 
 

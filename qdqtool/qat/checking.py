@@ -116,9 +116,8 @@ def reference(twin: nn.Module, call: Call) -> Reference:
     except QdqtoolError:
         raise
     except Exception as error:  # of the network's own code, or of torch
-        given = ", ".join("x".join(map(str, t.shape)) or "a number" for t in call.tensors) or "no tensor"
         reason = reason_of(error, first_line=True)
-        raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({given}): {reason}; give what the "
+        raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give what the "
                          "network was prepared with") from error
     return found
 

@@ -116,7 +116,7 @@ def export(
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
         ModelError: torch cannot export it, or it does not compute what the network computes; nothing is written.
     """
-    wrapper, call = model, as_call(sample_for(model, sample)).on_device("cpu")
+    wrapper, call = model, _call_for(model, sample)
     model = unwrapped(model)
     plan = plan_of(model)
     if opset < 13:
@@ -162,7 +162,7 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
     """
     from qdqtool.model.modelfile import load
 
-    call = as_call(sample_for(model, sample)).on_device("cpu")
+    call = _call_for(model, sample)
     file = load(path).proto
     opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
     with _exported(unwrapped(model), call, opset, lambda outputs: {}) as (_, compared):
@@ -170,6 +170,12 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
             return compared(file, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
+
+
+def _call_for(model: nn.Module, sample: Any) -> Call:
+    """What to call a prepared network with, on the CPU, floats in FP32 as its twin there is."""
+    call = as_call(sample_for(model, sample), plan_of(unwrapped(model)).sample)
+    return call.on_device("cpu").mapped(lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v)
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class Plan:
         arguments: How many arguments the sample had.
         keywords: Its keyword arguments.
         dimensions: Dimensions of its first tensor.
+        sample: Its tensors, as :attr:`qdqtool.qat.trace.Call.described` says them.
     """
 
     target: str
@@ -91,6 +92,7 @@ class Plan:
     arguments: int = 1
     keywords: tuple[str, ...] = ()
     dimensions: int = 4
+    sample: list[tuple[str, str, list[int]]] = field(default_factory=list)
 
     @property
     def convolutions(self) -> list[str]:
@@ -207,7 +209,7 @@ def plan(
     _refuse_computed(decided, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
     decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
-    decided.dimensions = next((t.ndim for t in call.tensors), 0)
+    decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.described
     return decided
 
 

@@ -264,6 +264,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     data["skipped"] = [list(s) for s in plan.skipped]
     data["calls"] = [[m, k, n] for (m, k), n in plan.calls.items()]
     data["keywords"] = list(plan.keywords)
+    data["sample"] = [list(s) for s in plan.sample]
     return data
 
 
@@ -282,6 +283,7 @@ def plan_from(data: Mapping[str, Any]) -> Plan:
         known["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
         known["calls"] = {(m, k): n for m, k, n in data["calls"]}
         known["keywords"] = tuple(data["keywords"])
+        known["sample"] = [(place, kind, list(shape)) for place, kind, shape in data.get("sample", ())]
         return Plan(**known)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise QdqtoolError(f"the checkpoint's plan cannot be read ({error})") from error

@@ -161,6 +161,8 @@ def _look(
             if max_batches is not None and batches >= max_batches:
                 break
             call = call_for(batch, plan, model, fn)
+            if not all(t.numel() for t in call.tensors):
+                raise DataError(f"batch {batches}: {call} hold no value; leave empty batches out")
             seen.images = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
             try:
                 call.on(model, device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +83,16 @@ class Call:
         """The tensors, in the order of the exported model's inputs."""
         return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
 
+    @property
+    def described(self) -> list[tuple[str, str, list[int]]]:
+        """Of each tensor how the sample holds it, ``floats``, ``integers`` or ``booleans``, and its dimensions."""
+        places = [*((f"argument {i + 1}", v) for i, v in enumerate(self.args)),
+                  *((f"'{k}'", v) for k, v in self.kwargs.items())]
+        return [(p, _kind(v), list(v.shape)) for p, v in places if isinstance(v, Tensor)]
+
+    def __str__(self) -> str:
+        return ", ".join(shown(*d[1:]) for d in self.described) or "no tensor"
+
     def mapped(self, change: Callable[[Any], Any]) -> Call:
         """The same with every argument changed."""
         return Call(tuple(map(change, self.args)), {k: change(v) for k, v in self.kwargs.items()})
@@ -103,18 +113,49 @@ class Call:
         return module(*given.args, **given.kwargs)
 
 
-def as_call(sample: Any) -> Call:
-    """What a network is called with, from a tensor, a tuple of arguments or a dict of keyword arguments."""
+def shown(kind: str, shape: Sequence[int]) -> str:
+    """Kind and dimensions of a tensor, in words."""
+    return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a number of {kind}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return "floats" if tensor.is_floating_point() else "booleans" if tensor.dtype == torch.bool else "integers"
+
+
+def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> Call:
+    """What a network is called with, from a tensor, a tuple of arguments or a dict of keyword arguments.
+
+    Args:
+        sample: Any of these.
+        wanted: What :attr:`Call.described` said of the sample that the network was prepared with.
+
+    Raises:
+        QdqtoolError: It is none of these, or a tensor has no values, other than plain ones, or not the wanted ones.
+    """
     if isinstance(sample, Tensor):
-        return Call((sample,))
-    if isinstance(sample, list | tuple):
-        return Call(tuple(sample))
-    if isinstance(sample, dict):
-        return Call((), dict(sample))
-    raise QdqtoolError(
-        f"sample: give a tensor, a tuple of the network's arguments or a dict of its keyword arguments, "
-        f"not {type(sample).__name__}"
-    )
+        call = Call((sample,))
+    elif isinstance(sample, list | tuple):
+        call = Call(tuple(sample))
+    elif isinstance(sample, dict):
+        call = Call((), dict(sample))
+    else:
+        raise QdqtoolError(
+            f"sample: give a tensor, a tuple of the network's arguments or a dict of its keyword arguments, "
+            f"not {type(sample).__name__}"
+        )
+    known = {place: (kind, shape) for place, kind, shape in wanted}
+    for (place, kind, shape), tensor in zip(call.described, call.tensors, strict=True):
+        told = f"sample, {place}: {shown(kind, shape)}"
+        if tensor.is_meta or tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
+            raise QdqtoolError(f"{told} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a plain tensor, dense "
+                               "and of real numbers, on the CPU or a GPU")
+        if not tensor.numel():
+            raise QdqtoolError(f"{told} hold no value: give at least one of each dimension, also in the batch")
+        if bool(torch.isnan(tensor).any()):
+            raise QdqtoolError(f"{told} are not all numbers: give values as the network gets them")
+        if place in known and (kind, len(shape)) != (known[place][0], len(known[place][1])):
+            raise QdqtoolError(f"{told}: the network was prepared with {shown(*known[place])}; give such a tensor")
+    return call
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -157,7 +198,8 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
     except Exception as error:  # torch raises what its passes and the network's own code raise
         reason = reason_of(error, first_line=True)
-        raise ModelError(f"{type(model).__name__}: torch cannot export it to ONNX: {reason}") from error
+        raise ModelError(
+            f"{type(model).__name__}: torch cannot export it to ONNX with the sample ({call}): {reason}") from error
     proto: onnx.ModelProto = onnx.load_model_from_string(file.getvalue())
     return proto
 

@@ -119,7 +119,7 @@ def tune(
         notes.extend(base.placement.notes)
         if half:
             planner.wide = _wide(planner, sets, warnings)
-            notes.extend(said_of_half(chosen, planner.wide, remainder.high_precision is None))
+            notes.extend(said_of_half(work, chosen, planner.wide, remainder.high_precision is None))
         job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
                   scores if set(scores) <= set(compared(work)) else (), measure)
         count = effort.workers or (default_workers() if opened is None else opened.threads())

@@ -1,7 +1,7 @@
 """SmoothQuant: the same network in float, with activations whose channels are alike."""
 
-import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,11 @@ from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.cli import run as command
-from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import Model
-from tests.insertion.nets import run
+from tests.insertion.nets import Net, images, run
 from tests.insertion.test_transformers import needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
 
@@ -244,17 +244,28 @@ def twice(net: Tokens, x: str) -> str:
 ])
 def test_nothing_is_moved_where_something_would_change(build: Callable[[Tokens, str], str]) -> None:
     model = chain(build)
-    done: list[Smoothed] = []
-    with contextlib.suppress(ModelError):  # nothing at all could be
-        made, done = smoothed(model)
-        same(model, made)
+    made, done = smoothed(model)
+    same(model, made)
     assert "last0" not in {n for s in done for n in s.linears}
 
 
-def test_a_network_without_any_such_linear_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["the input", "no Linear"])
+def test_a_network_without_anything_to_smooth_is_told_so(kind: str, tmp_path: Path) -> None:
+    """As the other options say it that change nothing: a note, and the same model."""
     model = chain(lambda net, x: x)
-    with pytest.raises(ModelError, match="smooth"):
-        qdqtool.insert(model, samples(model), smooth=0.5)
+    if kind == "no Linear":
+        net = Net()
+        net.output(net.conv("c", "x"))
+        model = net.model()
+    data = images(2) if kind == "no Linear" else samples(model)
+    result = qdqtool.insert(model, data, smooth=0.5, losses=0, predict=False)
+    assert [n for n in result.notes if "`smooth=0.5` changes nothing" in n] and not result.smoothed
+    plain = qdqtool.insert(model, data, losses=0, predict=False)
+    assert result.model.SerializeToString() == plain.model.SerializeToString()
+    onnx.save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.concatenate([next(iter(d.values())) for d in data]))
+    assert command(["insert", str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npy"), "--losses", "0", "--smooth",
+                    "0.5"]) == 0
 
 
 def test_wrong_wishes_end_in_one_line(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.fixing.api import fix
+from qdqtool.model.graph import Model
 from qdqtool.model.layernorm import as_one, layer_norms
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render
@@ -98,6 +99,82 @@ def norms(model: onnx.ModelProto, target: str) -> list[NormInPieces]:
     return [r for r in found if isinstance(r, NormInPieces)]
 
 
+# How a normalization is written in pieces, and which of them a LayerNormalization computes.
+EXACT = ("Pow", "Mul", "Sub twice", "Reciprocal", "one over", "power of -0.5", "Cast in front", "Casts around the Add",
+         "Casts of constants", "another mean", "axes as an input", "Cast behind Div", "no gain or bias")  # fmt: skip
+FORMS = (*EXACT, "root mean square", "squares less the mean's", "factors of both", "other axes",
+         "root of the sum", "unbiased")  # fmt: skip
+
+
+def normalized(form: str, eps: float) -> onnx.ModelProto:
+    """A Linear, a normalization in pieces (opset 18, or 17 with axes as attributes) and a Linear; x [1, 3, 8, 8]."""
+    net = Tokens(3, 8)
+    opset = 18 if form == "axes as an input" else 17
+    types = {"to": int(TensorProto.FLOAT)}
+
+    def cast(name: str, x: str, wanted: str) -> str:
+        return net.op("Cast", name, x, **types) if form == wanted else x
+
+    def mean(name: str, x: str) -> str:
+        axes = [2] if form == "other axes" else [-1]
+        if opset == 17:
+            return net.op("ReduceMean", name, x, axes=axes)
+        return net.op("ReduceMean", name, x, net.const(f"{name}.axes", axes, np.int64))
+
+    x = net.linear("first", "x", 8, 16)
+    data = cast("wide", x, "Cast in front")
+    middle = mean("mean", data)
+    centered = base = net.op("Sub", "sub", data, middle)
+    if form in ("root mean square", "squares less the mean's"):
+        base = data
+    if form in ("Sub twice", "another mean"):
+        base = net.op("Sub", "again", data, mean("another", data) if form == "another mean" else middle)
+    two = cast("two.cast", net.const("two", 2.0), "Casts of constants")
+    square = net.op("Mul", "square", base, base) if form == "Mul" else net.op("Pow", "square", base, two)
+    if form == "root of the sum":
+        variance = net.op("ReduceSum", "var", square, net.const("sum.axes", [-1], np.int64))
+    else:
+        variance = mean("var", square)
+    if form == "unbiased":
+        variance = net.op("Div", "less", net.op("Mul", "more", variance, net.const("n", 16.0)), net.const("n-1", 15.0))
+    if form == "squares less the mean's":
+        variance = net.op("Relu", "positive", net.op("Sub", "less", variance, net.op("Mul", "of mean", middle, middle)))
+    epsilon = cast("eps.cast", net.const("epsilon", eps), "Casts of constants")
+    added = net.op("Add", "eps", cast("before", variance, "Casts around the Add"), epsilon)
+    added = cast("after", added, "Casts around the Add")
+    gain, bias = net.const("gamma", net.rng.uniform(0.5, 1.5, 16)), net.const("beta", net.rng.normal(0, 0.1, 16))
+    if form == "power of -0.5":
+        out = net.op("Mul", "div", centered, net.op("Pow", "inverse", added, net.const("minus half", -0.5)))
+    else:
+        root = net.op("Sqrt", "root", added)
+        if form == "factors of both":  # as Keras writes it
+            factor = net.op("Mul", "factor", net.op("Reciprocal", "inverse", root), gain)
+            rest = net.op("Sub", "rest", bias, net.op("Mul", "of mean", middle, factor))
+            out = net.op("Add", "shift", net.op("Mul", "div", data, factor), rest)
+        elif form == "Reciprocal":
+            out = net.op("Mul", "div", net.op("Reciprocal", "inverse", root), centered)
+        elif form == "one over":
+            out = net.op("Mul", "div", centered, net.op("Div", "inverse", net.const("one", 1.0), root))
+        else:
+            out = net.op("Div", "div", data if form == "root mean square" else centered, root)
+    out = cast("narrow", out, "Cast behind Div")
+    if form not in ("no gain or bias", "factors of both"):
+        out = net.op("Add", "shift", net.op("Mul", "scale", out, gain), bias)
+    net.output(net.linear("second", out, 16, 8))
+    return net.model(opset)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_norm_in_pieces_is_known(form: str) -> None:
+    model = Model(normalized(form, 1e-5))
+    (pieces,) = layer_norms(model)
+    assert (pieces.tensor, pieces.square.name) == ("first.add.out", "square")
+    assert pieces.epsilon == (None if form in ("squares less the mean's", "unbiased") else pytest.approx(1e-5))
+    assert {"square", "var", "eps", "div"} <= {n.name for n in pieces.wide}
+    assert (as_one(model, pieces) is not None) is (form in EXACT)
+    assert "div" in {n.name for n in pieces.nodes}
+
+
 @pytest.mark.parametrize(("target", "exact"), [
     ("trt8.0", False), ("trt8.5", False), ("trt8.6", True), ("trt10", True),
 ])  # fmt: skip
@@ -114,9 +191,62 @@ def test_norms_in_pieces_are_named_where_the_builder_may_use_fp16(target: str, e
 def test_where_the_file_decides_fp32_squares_are_no_matter(target: str) -> None:
     model = quantized(vit(pieces=True), target=target, high_precision="fp32")
     assert norms(model, target) == []
-    half = onnx.ModelProto()
-    half.CopyFrom(quantized(vit(pieces=True), target=target, high_precision="fp16"))
+    half = quantized(in_half(vit(pieces=True)), target=target, high_precision="fp32")
     assert len(norms(half, target)) == 5
+
+
+def in_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in FP16, inputs and outputs too."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for attribute in (a for n in made.graph.node for a in n.attribute if a.name == "to"):
+        attribute.i = TensorProto.FLOAT16
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    del made.graph.value_info[:]
+    return made
+
+
+@pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
+@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-5])
+@pytest.mark.parametrize("form", FORMS)
+def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
+    """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""
+    floats = normalized(form, eps)
+    result = qdqtool.insert(floats, samples(floats), target=target, losses=0)
+    index = Model(result.model)
+    ops = [n.op for n in index.nodes]
+    squares = [n for n in index.nodes if n.op in ("Pow", "Mul") and n.name.endswith("square")]
+    exact = form in EXACT
+    assert ops.count("LayerNormalization") == exact and bool(squares) is not exact
+    assert all(index.elem_type(n.output) == TensorProto.FLOAT for n in squares)
+    assert any("normalizations in pieces" in note for note in result.notes)
+    assert not any(w.startswith("NORM-PIECES") for w in result.warnings)
+    assert result.prediction is not None and "NORM-PIECES" not in result.prediction.findings_by_code()
+    if target == "rtx1.7":
+        (region,) = result.prediction.regions
+        assert region.norms == 1
+    feeds = samples(floats, 1)[0]
+    given, found = run(floats, feeds)[0], run(result.model, feeds)[0]
+    assert np.sqrt(np.mean((found - given) ** 2)) < 0.1 * given.std()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
+    """Where the builder may choose FP16, or the file has it; with the command, where a LayerNormalization is exact."""
+    floats = normalized(form, 1e-5)
+    result = qdqtool.insert(in_half(floats) if target == "trt11" else floats, samples(floats), target=target, losses=0,
+                            high_precision="fp32" if target == "trt11" else None, predict=False)
+    (warning,) = [w for w in result.warnings if w.startswith("NORM-PIECES")]
+    assert ("fix --only NORM-PIECES" in warning) is (form in EXACT and target != "trt8.5")
+    if target != "trt8.5":
+        fixed = fix(result.model, target, ["NORM-PIECES"])
+        assert [c.code for c in fixed.applied] == (["NORM-PIECES"] if form in EXACT else []) and not fixed.refused
+        assert (norms(fixed.proto, target) == []) is (form in EXACT)
 
 
 @pytest.mark.parametrize("opset", [13, 16, 17])
@@ -157,6 +287,8 @@ def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     (pieces,) = layer_norms(model)
     found = as_one(model, pieces)
     assert found is not None and pieces.epsilon is not None
+    assert found[0] == "flat.out"
+    found = found[1:]
     made = helper.make_model(helper.make_graph(
         [helper.make_node("LayerNormalization", ["x", "s", *(["b"] if found[1] is not None else [])], ["y"],
                           axis=-len(axes), epsilon=pieces.epsilon)], "one",

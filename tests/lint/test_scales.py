@@ -83,19 +83,25 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"{name} (scale" in capsys.readouterr().out.replace("\n     ", "")
 
 
-def outlying(share: float, factor: float) -> list[dict[str, np.ndarray]]:
-    """Normal values, a share of them many times as large."""
+def outlying(share: float, factor: float, *, channels: int = 0) -> list[dict[str, np.ndarray]]:
+    """Normal values [1, 8, 16, 16], a share of them (or of so many channels behind one another) many times as large."""
     rng = np.random.default_rng(5)
     found = []
     for _ in range(4):
         x = rng.normal(0, 1, (1, 8, 16, 16)).astype(np.float32)
-        found.append({"x": np.where(rng.random(x.shape) < share, x * np.float32(factor), x)})
+        large = rng.random(x.shape) < share
+        if channels:
+            large = np.resize(np.arange(channels) < round(share * channels), x.size).reshape(x.shape)
+        found.append({"x": np.where(large, x * np.float32(factor), x)})
     return found
 
 
-@pytest.mark.parametrize(("share", "factor", "named"), [(0.005, 300.0, True), (0.005, 10.0, False), (0.0, 1.0, False)])
+@pytest.mark.parametrize(("share", "factor", "named"), [
+    (0.005, 300.0, True), (0.02, 300.0, True), (0.1, 200.0, True), (0.3, 150.0, True), (0.005, 10.0, False),
+    (0.3, 10.0, False), (0.0, 1.0, False),
+])  # fmt: skip
 def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) -> None:
-    """At insert and at predict alike; the ratio is that of the values, the largest hundredth aside."""
+    """At insert and at predict alike; the ratio is that of the values, to the one that two thirds are below."""
     data = outlying(share, factor)
     inserted = qdqtool.insert(float_network(), data, method="max", predict=False)
     assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
@@ -110,8 +116,18 @@ def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) 
         ratios = {q: ratio for q, _, ratio in found.worst}
         q = next(n.name for n in inserted.model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
         values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
-        typical = values[: int(len(values) * 0.99)].mean()
-        assert ratios[q] == pytest.approx(values[-1] / typical, rel=0.02)
+        assert ratios[q] == pytest.approx(values[-1] / np.quantile(values, 2 / 3), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [1 / 64, 0.05, 0.1, 0.2, 0.3])
+def test_outlier_channels_of_any_share_are_seen(g: Graph, share: float) -> None:
+    """From one of 64 channels to almost a third of them."""
+    weights = g.const("w", RNG.normal(0, 1, (64, 16)), np.float32)
+    model = g.model(g.op("MatMul", [g.input(1, 32, 64), weights], "fc"))
+    for factor, named in ((100.0, True), (5.0, False)):
+        data = [{"x": d["x"].reshape(1, 32, 64)} for d in outlying(share, factor, channels=64)]
+        inserted = qdqtool.insert(model, data, method="max", predict=False)
+        assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
 
 
 def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) -> None:

@@ -204,6 +204,7 @@ def test_fn_says_what_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
+        ([torch.rand(0, 3, 8, 8)], r"batch 0: 0x3x8x8 floats hold no value"),
         ([torch.rand(1, 3, 8, 8)], r"batch 0: the network cannot be called with it \(.*\); say with fn="),
         ([{"a": 1, "b": 2}], "a batch is a dict with a, b; say with fn="),
         ([3], "a batch is a int; say with fn="),

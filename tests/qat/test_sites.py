@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_what_torch_cannot_export_is_told_in_one_line() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("no such thing\nsecond line")
 
-    with pytest.raises(ModelError, match=r"^Broken: torch cannot export it to ONNX: no such thing$"):
+    with pytest.raises(ModelError, match=r"^Broken: torch cannot export it to ONNX with the sample \(.*\): no such"):
         trace(Broken(), torch.zeros(1))
 
 
@@ -394,12 +395,47 @@ def test_an_encoder_layer_does_not_pass_its_quantizers_by_in_evaluation() -> Non
         assert not torch.allclose(layer(TOKENS), wanted, atol=1e-5)
 
 
-def test_a_wrong_sample_ends_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wrong", "said"), [
+    (lambda x: torch.zeros(1, 3, 8, 8), r"cannot be called with the sample \(1x3x8x8 floats\)"),
+    (lambda x: (x, x), "cannot be called with the sample"),
+    (lambda x: {"image": x}, "cannot be called with the sample"),
+    (lambda x: (), r"sample \(no tensor\)"), (lambda x: None, "sample=None"), (lambda x: x.numpy(), "not ndarray"),
+    (lambda x: "x", "not str"), (lambda x: 3.5, "not float"),
+    (lambda x: x.long(), "sample, argument 1: 16x16x8x8 integers: the network was prepared with 1x16x8x8 floats"),
+    (lambda x: x > 0, "booleans: the network was prepared with 1x16x8x8 floats"),
+    (lambda x: x[0], "16x8x8 floats: the network was prepared with 1x16x8x8 floats"),
+    (lambda x: x[0, 0, 0, 0], "a number of floats: the network was prepared"),
+    (lambda x: x[:0], "0x16x8x8 floats hold no value"), (lambda x: x[:, :, :0], "16x16x0x8 floats hold no value"),
+    (lambda x: x.to("meta"), "give a plain tensor"), (lambda x: x.to_sparse(), "give a plain tensor"),
+    (lambda x: x.to(torch.complex64), "give a plain tensor"), (lambda x: x * torch.nan, "not all numbers"),
+    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "give a plain tensor"),
+    (lambda x: x.to_mkldnn(), "give a plain tensor"),
+])  # fmt: skip
+def test_a_wrong_sample_ends_in_one_line(tmp_path: Path, wrong: Callable[[torch.Tensor], Any], said: str) -> None:
     model, _ = _ready()
-    for wrong in (torch.zeros(1, 3, 8, 8), (MANY, MANY), {"image": MANY}):
-        with pytest.raises(ModelError, match="sample"):
-            qat.export(model, tmp_path / "m.onnx", wrong)
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(QdqtoolError, match=said) as caught:
+        qat.export(model, tmp_path / "m.onnx", wrong(MANY))
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+    qat.export(model, tmp_path / "m.onnx", MANY[:1])
+    with pytest.raises(QdqtoolError, match=said):
+        qat.check(model, tmp_path / "m.onnx", wrong(MANY))
+
+
+def test_integers_are_wanted_where_the_network_was_prepared_with_them(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval()
+    tokens = torch.arange(10)[None]
+    qat.prepare(model, tokens, report=None)
+    qat.calibrate(model, [tokens])
+    with pytest.raises(QdqtoolError, match="1x10 floats: the network was prepared with 1x10 integers"):
+        qat.export(model, tmp_path / "m.onnx", tokens.float())
+    assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.bfloat16])
+def test_floats_of_another_width_are_taken(tmp_path: Path, kind: torch.dtype) -> None:
+    """The network is exported in FP32, whatever it was trained in."""
+    model, _ = _ready()
+    assert qat.export(model, tmp_path / "m.onnx", MANY[:1].to(kind)).difference < 0.1
 
 
 MANY = torch.randn(16, 16, 8, 8, generator=torch.Generator().manual_seed(2))
