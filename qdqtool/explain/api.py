@@ -5,14 +5,8 @@ from __future__ import annotations
 from qdqtool.explain import inputs, outputs
 from qdqtool.explain.report import Diagnosis, Known, Report
 from qdqtool.trt.faults import TakenByMyelin
-from qdqtool.trt.refusals import (
-    ConcatScales,
-    OutsideRules,
-    ResidualBothQuantized,
-    Stays,
-    WeightsShared,
-)
-from qdqtool.types import Cause, ConvOutcome, Evidence, Prediction
+from qdqtool.trt.refusals import ConcatScales, ResidualBothQuantized, Stays
+from qdqtool.types import Cause, Evidence, Prediction
 
 
 def explain(prediction: Prediction, report: Report) -> None:
@@ -20,8 +14,7 @@ def explain(prediction: Prediction, report: Report) -> None:
 
     Args:
         prediction: Its convolutions and refusals are read; its findings are not.
-        report: Where findings go; those of the lint are there already, so that others can refer to them, and a fault
-            that it found at its quantizer is not reported again at the convolution.
+        report: Where findings go; those of the lint are there already, so that others can refer to them.
     """
     known = Known(prediction, report)
     for both in known.every(ResidualBothQuantized):
@@ -31,22 +24,19 @@ def explain(prediction: Prediction, report: Report) -> None:
     for outcome in prediction.convolutions:
         if outcome.int8_in_int8_out:
             continue
-        found = _diagnosis(known, outcome)
-        if found is None:
+        refused = known.at(outcome.name)
+        fault = None if outcome.is_int8 else next((r for r in refused if type(r) in inputs.FAULTS), None)
+        if fault is not None:
+            known.refer(outcome.name, inputs.FAULTS[type(fault)])
             continue
-        place = report.place(found.code, outcome.name)  # of a fault that the check of the model found
-        if place is None:
+        found = None if outcome.is_int8 else inputs.diagnose(known, refused)
+        found = found or outputs.diagnose(known, refused)
+        if found is not None:
             known.add(found, (outcome.name,))
-        else:
-            known.explain(outcome.name, (found.code, place))
-    for shared in known.every(WeightsShared):
-        if report.place("W-SHARED", shared.node) is None and report.place("W-Q-OUTPUT", shared.node) is None:
-            known.add(inputs.diagnose(known, shared))
     for stays in known.every(Stays):
         outputs.explain(known, stays)
     for parts in known.every(ConcatScales):
-        if not report.has("CONCAT-SCALE", parts.node):
-            known.add(outputs.of_concat(parts))
+        known.add(outputs.of_concat(parts))
 
 
 def name_regions(prediction: Prediction, report: Report) -> None:
@@ -59,15 +49,3 @@ def name_regions(prediction: Prediction, report: Report) -> None:
                 region.int8_products, region.softmaxes, region.norms, len(region.fused), region.uncertain,
                 len(region.possible),
             ), evidence=Evidence.SEEN if sure else Evidence.ASSUMED)  # fmt: skip
-
-
-def _diagnosis(known: Known, outcome: ConvOutcome) -> Diagnosis | None:
-    refused = known.at(outcome.name)
-    if not outcome.is_int8:
-        found = inputs.deciding(refused)
-        if found is not None:
-            return inputs.diagnose(known, found)
-        if known.first(OutsideRules, outcome.name) is not None:
-            return None
-    output = outputs.deciding(refused)
-    return outputs.diagnose(known, output) if output is not None else None

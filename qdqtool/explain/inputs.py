@@ -19,55 +19,36 @@ from qdqtool.trt.refusals import (
     WeightsAxis,
     WeightsNotConstant,
     WeightsNotDequantized,
-    WeightsShared,
 )
-from qdqtool.types import Cause, FindingCode, Precision, Refusal
+from qdqtool.types import Cause, FindingCode, Refusal
 
-INPUT: dict[type[Refusal], FindingCode] = {
-    OutsideRules: "FP8-OUTSIDE",
-    InMyelin: "NOT-QUANTIZED",
-    TypesDiffer: "QTYPE",
-    FloatTypesDiffer: "FLOAT-MIXED",
-    Deconvolution3D: "CT3D-FLOAT",
-    ScaleComputed: "SCALE-DYNAMIC",
-    ActivationPerChannel: "ACT-PER-CHANNEL",
-    NonzeroZeroPoint: "ZP-NONZERO",
-    WeightsAxis: "W-AXIS",
-    WeightsNotConstant: "W-NONCONST",
-    WeightsNotDequantized: "W-NO-DQ",
-    InputNotDequantized: "IN-FLOAT",
-    WeightsShared: "W-SHARED",
+FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
+    OutsideRules: ("FP8-OUTSIDE",),
+    TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    FloatTypesDiffer: ("FLOAT-MIXED",),
+    Deconvolution3D: ("CT3D-FLOAT",),
+    ScaleComputed: ("SCALE-DYNAMIC",),
+    ActivationPerChannel: ("ACT-PER-CHANNEL",),
+    NonzeroZeroPoint: ("ZP-NONZERO",),
+    WeightsAxis: ("W-AXIS", "CT-AXIS", "OPSET-AXIS"),
+    WeightsNotConstant: ("W-NONCONST", "WEIGHT-INDIRECT"),
 }
-"""The refusals that keep a layer from INT8, the one that decides first, and what they become as a rule."""
+"""What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks find it, under one
+of these codes, and the layer's refusal makes no finding of its own.
+"""
 
 
-def deciding(refusals: Sequence[Refusal]) -> Refusal | None:
-    """The refusal that explains a float convolution: what keeps it from INT8 before what comes of that."""
-    return next((r for kind in INPUT for r in refusals if type(r) is kind), None)
-
-
-def diagnose(known: Known, r: Refusal) -> Diagnosis:
-    """The diagnosis of a deciding refusal."""
-    code, node = INPUT[type(r)], r.node
-    convolutions: tuple[str, ...] = (r.node,)
-    size = getattr(r, "elements", None)
-    if isinstance(r, InputNotDequantized):
-        return _not_dequantized(known, r)
-    if isinstance(r, InMyelin):
-        code = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else code
-    elif isinstance(r, TypesDiffer) and (Precision.FP8 in r.types or Precision.INT4 in r.types):
-        code, node = "FP8-OUTSIDE", ""
-    elif isinstance(r, OutsideRules):
-        node = ""  # one finding for the model
-    elif isinstance(r, ScaleComputed):
-        node = r.quantizer
-    elif isinstance(r, ActivationPerChannel | NonzeroZeroPoint):
-        node = r.dq
-    elif isinstance(r, WeightsAxis):
-        code = "CT-AXIS" if r.transposed else code
-    elif isinstance(r, WeightsShared):
-        node, convolutions = r.weight, r.convolutions
-    return Diagnosis(code, node, Cause(r), size, convolutions)
+def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
+    """The diagnosis of what keeps a layer from INT8; None where nothing does."""
+    for r in refusals:
+        if isinstance(r, InputNotDequantized):
+            return _not_dequantized(known, r)
+        if isinstance(r, InMyelin):
+            code: FindingCode = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else "NOT-QUANTIZED"
+            return Diagnosis(code, r.node, Cause(r), None, (r.node,))
+        if isinstance(r, WeightsNotDequantized):
+            return Diagnosis("W-NO-DQ", r.node, Cause(r), r.elements, (r.node,))
+    return None
 
 
 def _not_dequantized(known: Known, r: InputNotDequantized) -> Diagnosis:

@@ -74,17 +74,6 @@ def _scale_computed(finding: Finding, cause: Cause, r: trt.ScaleComputed) -> str
     return f"{r.quantizer} takes its scale{tensor} from the running network."
 
 
-@words(trt.TypesDiffer)
-def _types(finding: Finding, cause: Cause, r: trt.TypesDiffer) -> Words | str:
-    if finding.code == "FP8-OUTSIDE":
-        return f"{r.node} multiplies {r.types[0]} by {r.types[1]}, which is outside the rules of INT8's Q/DQ passes."
-    return (
-        f"{r.node} runs in float: its data is {r.types[0]} ({r.dq}) and its weights are {r.types[1]} ({r.weight_dq}), "
-        "which cannot be multiplied.",
-        "Quantize both to int8.",
-    )
-
-
 @words(trt.FloatTypesDiffer)
 def _floats(finding: Finding, cause: Cause, r: trt.FloatTypesDiffer) -> str:
     return f"{r.node}: its data is {r.floats[0]}, its weights are {r.floats[1]}."
@@ -96,11 +85,6 @@ def _three_dimensions(finding: Finding, cause: Cause, r: trt.Deconvolution3D) ->
         f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are "
         "behind it."
     )
-
-
-@words(trt.OutsideRules)
-def _outside(finding: Finding, cause: Cause, r: trt.OutsideRules) -> str:
-    return f"{r.node} reads {r.precision} from {r.dq}: the rules of INT8's Q/DQ passes say nothing about that."
 
 
 @words(trt.ActivationPerChannel)

@@ -106,13 +106,11 @@ What keeps its own fusions apart (BatchNormalization, Add, activation) comes bef
 _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
-def deciding(refusals: Sequence[Refusal]) -> Refusal | None:
-    """The refusal that explains a convolution which writes float: the nearest to the convolution."""
-    return next((r for kind in OUTPUT for r in refusals if type(r) is kind), None)
-
-
-def diagnose(known: Known, r: Refusal) -> Diagnosis:
-    """The diagnosis of a deciding refusal."""
+def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
+    """The diagnosis of a layer that writes float, of the refusal nearest to it; None where there is none."""
+    r = next((r for kind in OUTPUT for r in refusals if type(r) is kind), None)
+    if r is None:
+        return None
     concerned = known.concerned(r.node)
     if isinstance(r, OutputDifferentScales):
         return of_readers(known, r, r.readers, r.elements, concerned)
@@ -300,7 +298,7 @@ def _dequantize(known: Known, stays: Stays) -> None:
         found = of_average(known, reader.node)
         add = known.first(AddOutputNotQuantized, reader.node)
         if found is None and add is not None:
-            found = diagnose(known, add)
+            found = diagnose(known, (add,))
         if found is not None:
             known.add(found, (reader.node,))
     taker = known.sum_of(stays.node)

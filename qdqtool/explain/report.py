@@ -242,6 +242,13 @@ class Known:
             self.explain(node, (found.code, found.node))
         return holds
 
+    def refer(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
+        """Notes that the first finding of one of these codes about a convolution explains it."""
+        for code in codes:
+            place = self.report.place(code, convolution)
+            if place is not None:
+                return self.explain(convolution, (code, place))
+
     def explain(self, node: str, by: See) -> None:
         """Notes that a finding explains a node, unless another does."""
         self._found.setdefault(node, by)

@@ -30,11 +30,8 @@ from qdqtool.types import FindingCode, Precision, Refusal
 
 Found = tuple[FindingCode, Refusal]
 
-_WIDE: dict[int, str] = {
-    onnx.TensorProto.INT16: "int16",
-    onnx.TensorProto.UINT16: "uint16",
-    onnx.TensorProto.FLOAT8E5M2: "FP8 E5M2",
-}
+_KNOWN = (Precision.INT8, Precision.UINT8, Precision.INT4, Precision.FP8)
+_E5M2 = onnx.TensorProto.FLOAT8E5M2
 
 
 def run(view: View, report: Report) -> None:
@@ -71,9 +68,11 @@ def _repeats(view: View, node: Node) -> bool:
 
 def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
     name = node.name
-    wide = _WIDE.get(view.model.elem_type(node.input(2))) if params.has_zero_point else None
-    if wide:
-        yield "QTYPE", TypeUnknown(CHECK, name, wide)
+    kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
+    known = params.precision in _KNOWN or (params.precision == Precision.UNKNOWN and not params.has_zero_point)
+    if not known or (params.has_zero_point and kind == _E5M2):
+        named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
+        yield "QTYPE", TypeUnknown(CHECK, name, named)
         return
     values = params.zero_point
     unsigned = params.precision == Precision.UINT8
@@ -101,8 +100,9 @@ def _reads_int8(view: View, node: Node) -> bool:
 
 def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Found]:
     name, scale = node.name, params.scale
-    if node.input(1) not in view.constants:
-        yield "SCALE-DYNAMIC", ScaleComputed(CHECK, name, name, node.input(1))
+    constant = [view.model.is_constant(t) for t in node.inputs[1:] if t]
+    if not all(constant):
+        yield "SCALE-DYNAMIC", ScaleComputed(CHECK, name, name, "" if constant[0] else node.input(1))
         return
     if params.scale_type == onnx.TensorProto.FLOAT16:
         yield "SCALE-FP16", ScaleHalf(CHECK, name, _summary(params))
@@ -126,7 +126,7 @@ def _axis(view: View, target: str, node: Node, params: QuantParams) -> Iterator[
     if view.model.opset < 13:
         yield "OPSET-AXIS", AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
-        if qdq.is_q(node) and not target_named(target).is_rtx:  # whose compiler takes some, and names the others
+        if not target_named(target).is_rtx:  # whose compiler takes some, and names the others
             yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
         return
     shape = view.model.constant_shape(node.input(0))

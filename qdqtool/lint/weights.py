@@ -43,10 +43,19 @@ def run(view: View, report: Report) -> None:
         _bias(view, report, conv)
         _floats(view, report, conv)
     for source, users in sources.items():
-        if len(users) > 1:
-            convs = tuple(c.name for c, _ in users)
-            report.add("W-SHARED", WeightsShared(CHECK, source, source, convs), convolutions=convs)
+        convs = tuple(c.name for c, _ in users)
+        readers = convs if len(users) > 1 else (*convs, *_others(view, *users[0]))
+        if len(readers) > 1:
+            report.add("W-SHARED", WeightsShared(CHECK, source, source, readers), convolutions=convs)
     _misread(view, report)
+
+
+def _others(view: View, conv: Node, weights: Weights) -> list[str]:
+    """What else reads a convolution's quantized weights, or what their DQ makes of them."""
+    dq = weights.dq
+    if dq is None or weights.after:
+        return []
+    return [n.name for tensor in (dq.input(0), dq.output) for n in view.model.readers(tensor) if n not in (dq, conv)]
 
 
 def _misread(view: View, report: Report) -> None:
@@ -96,15 +105,14 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
     for node in (weights.q, weights.dq):
         if node is None or shape is None:
             continue
-        params = view.params(node)
-        count = params.scale.size if params.scale is not None else 0
         axis = view.axis(node)
-        if axis is None or (count and -len(shape) <= axis < len(shape) and shape[axis] != count):
-            continue  # per tensor, or SCALE-COUNT
+        if axis is None:
+            continue
         axis %= len(shape)
         right = axis == wanted and (not transposed or target_named(report.target).transposed_per_channel)
         if not right:
-            found = WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed, params.axis_given, shape)
+            found = WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed,
+                                view.params(node).axis_given, shape)
             report.add("CT-AXIS" if transposed else "W-AXIS", found, convolutions=[conv.name])
 
 
