@@ -54,7 +54,8 @@ def rewrite(
         placement: What to quantize.
         scales: For each tensor in ``placement.readers``.
         weights: ``float`` stores weights as they are, with Q and DQ; ``int8`` stores them quantized, with DQ alone;
-            ``sketch`` gives them scales of 1, for a model that is only simulated.
+            ``sketch`` gives them scales of 1, for a model that is only simulated; ``rounded`` reads those of float32
+            under the name :func:`rounded_name`, for whoever gives what Q and DQ make of them.
 
     Returns:
         What was quantized, in graph order.
@@ -105,6 +106,9 @@ class _Writer:
 
     def weight(self, site: WeightSite, form: str) -> None:
         node, name = site.node, site.tensor
+        if form == "rounded" and self.model.elem_type(name) == TensorProto.FLOAT:
+            self.editor.set_input(node, 1, rounded_name(name, site.axis))
+            return
         scale = _sketched(self.model, site) if form == "sketch" else self._scale(site)
         base = self._base(node, "_weight_quantizer")
         parameters = [self.editor.constant(f"{base}/scale", scale),
@@ -175,13 +179,28 @@ def _float_type(model: Model, tensor: str) -> type[np.float32] | type[np.float16
     return np.float16 if model.elem_type(tensor) == TensorProto.FLOAT16 else np.float32
 
 
+def rounded_name(tensor: str, axis: int | None) -> str:
+    """What weights are called that Q and DQ have gone over."""
+    return f"{tensor}/rounded/{axis}"
+
+
+def rounded(value: npt.NDArray[np.float32], axis: int | None) -> npt.NDArray[np.float32]:
+    """What Q and DQ make of weights, with the scales that :func:`rewrite` gives them; the bits of onnxruntime."""
+    scale = weight_scale(value, axis)
+    found: npt.NDArray[np.float32] = quantize(value, scale, axis) * _along(scale, axis, value.ndim)
+    return found
+
+
 def quantize(value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.int8]:
     """QuantizeLinear with zero point 0, as ONNX defines it: round half to even, saturate to [-128, 127]."""
-    shaped = scale.astype(np.float32)
-    if axis is not None:
-        shaped = np.expand_dims(shaped, [i for i in range(value.ndim) if i != axis])
+    shaped = _along(scale, axis, value.ndim)
     codes: npt.NDArray[np.int8] = np.clip(np.rint(value.astype(np.float32) / shaped), -128, 127).astype(np.int8)
     return codes
+
+
+def _along(scale: npt.NDArray[Any], axis: int | None, ndim: int) -> npt.NDArray[np.float32]:
+    shaped = scale.astype(np.float32)
+    return shaped if axis is None else np.expand_dims(shaped, [i for i in range(ndim) if i != axis])
 
 
 def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:

@@ -79,7 +79,7 @@ class Recipe:
 
         Args:
             model: The prepared float model that the recipe was made for; it is not changed.
-            weights: One of :data:`qdqtool.insertion.rewrite.WEIGHT_FORMS`, or ``sketch``.
+            weights: As for :func:`qdqtool.insertion.rewrite.rewrite`.
 
         Returns:
             The model, and what got a Q/DQ pair.

@@ -28,9 +28,11 @@ from qdqtool.base.process import Crew
 from qdqtool.cluster.mapping import Cluster
 from qdqtool.cluster.mapping import Job as Handed
 from qdqtool.insertion.losses import Compared
-from qdqtool.model.graph import Model
+from qdqtool.insertion.rewrite import rounded, rounded_name
+from qdqtool.model.external import array_of, has_data
+from qdqtool.model.graph import Model, without_large_weights
 from qdqtool.model.live import bytes_of
-from qdqtool.model.sessions import cores
+from qdqtool.model.sessions import SharedWeights, cores
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe, first_change
 from qdqtool.tuning.metrics import Evidence, Metric
@@ -261,11 +263,28 @@ class References:
 
 
 class Network:
-    """A network that can be run in parts, with any recipe."""
+    """A network that can be run in parts, with any recipe.
+
+    Attributes:
+        job: What is measured.
+        model: The float network, without its large weights.
+        weights: These, as they are and as Q and DQ leave them.
+        cuts: Through it.
+        focus: Where it looks; None where that is not known.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.model = Model(onnx.ModelProto.FromString(job.model))
+        whole = Model(onnx.ModelProto.FromString(job.model))
+        slim = without_large_weights(whole.proto)
+        self.weights = SharedWeights()
+        for tensor in slim.graph.initializer:
+            own = whole.initializers[tensor.name]
+            if not has_data(tensor) and own.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
+                self.weights.add(tensor.name, array_of(own))
+            else:
+                tensor.CopyFrom(own)
+        self.model = Model(slim, types=whole, constants=whole)
         self.cuts = Cuts(self.model, job.compared)
         self.focus = Focus(job.scores) if job.scores else None
 
@@ -280,7 +299,7 @@ class Network:
         if len(found) == len(samples):
             return found
         names = tuple(dict.fromkeys((*self._everything, *job.scores)))
-        session = _open(partial_model(self.model, [n for n in names if n not in self.model.inputs]))
+        session = self._open(partial_model(self.model, [n for n in names if n not in self.model.inputs]))
         for number, sample in samples.items():
             if number in found:
                 continue
@@ -341,8 +360,19 @@ class Network:
             state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
 
     def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Fetcher:
-        quantized, _ = recipe.build(self.model)
-        return _open(self.cuts.behind(quantized, position, outputs))
+        for _, tensor, axis in recipe.weights:
+            name = rounded_name(tensor, axis)
+            if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
+                value = self.model.constant(tensor)
+                assert value is not None
+                self.weights.add(name, rounded(value, axis))
+        quantized, _ = recipe.build(self.model, "rounded")
+        return self._open(self.cuts.behind(quantized, position, outputs))
+
+    def _open(self, proto: onnx.ModelProto) -> Fetcher:
+        values = self.weights.used_by(proto)
+        source = proto.SerializeToString()
+        return Fetcher(open_packed(source, 1, "the network", optimize="extended", fold_qdq=False, values=values))
 
     def images_at_once(self, candidates: Iterable[Recipe], workers: int) -> int:
         """Samples whose cut tensors fit the budget, for one task of each worker at a time."""
@@ -350,10 +380,6 @@ class Network:
         positions = {self.cuts.usable(first_change(self.model, base, r)) for r in candidates}
         largest = max((self.cuts.bytes_at(p) for p in positions), default=1)
         return max(1, budgets.TUNING_CUTS // (2 * workers * max(largest, 1)))
-
-
-def _open(proto: onnx.ModelProto) -> Fetcher:
-    return Fetcher(open_packed(proto.SerializeToString(), 1, "the network", optimize="extended", fold_qdq=False))
 
 
 # Tasks on the threads of this process, or on the workers of a cluster (qdqtool.cluster): the same rows ---------------

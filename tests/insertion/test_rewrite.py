@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqtool.insertion.placement import Rules, place
-from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half
+from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half, rounded, rounded_name
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
@@ -257,3 +257,25 @@ def test_scales_rounded_to_half_never_shrink() -> None:
     np.testing.assert_array_equal(round_up_to_half(np.nextafter(exact[:4], np.float32(9))),
                                   np.float16([2.0**-23, 0.5 + 2.0**-11, 1.0 + 2.0**-10, 1.0 + 2.0**-9]))
     assert half[3].astype(np.float32) / values[3] < 1.001
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-3, 1.0, 1e30])
+def test_rounded_weights_are_bit_by_bit_what_onnxruntime_makes_of_q_and_dq(size: float) -> None:
+    net = Net()
+    net.output(net.conv("/m.0/conv/Conv", "x"))
+    model = net.model()
+    name = next(n.input[1] for n in model.graph.node if n.op_type == "Conv")
+    (weights,) = [t for t in model.graph.initializer if t.name == name]
+    value = (np.random.default_rng(7).normal(0, size, tuple(weights.dims))).astype(np.float32)
+    value[1] = 0.0
+    weights.CopyFrom(onnx.numpy_helper.from_array(value, name))
+    pairs, _ = inserted(model)
+    made = next(n.input[1] for n in pairs.graph.node if n.op_type == "Conv")
+    pairs.graph.output.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, None))
+    wanted = run(pairs, images(1)[0])[-1]
+    assert np.array_equal(rounded(value, 0).view(np.uint32), wanted.view(np.uint32))
+    index = Model(model)
+    placement = place(index, Rules(head="none"))
+    quantized = rewrite(index, placement, {"x": ActivationScale(0.05, "max", None)}, "rounded")
+    assert rounded_name(name, 0) in {t for n in index.nodes for t in n.inputs}
+    assert [q.tensor for q in quantized] == ["x"]
