@@ -84,7 +84,7 @@ TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
 
 
 @pytest.mark.parametrize(("name", "typed"), TARGETS_TYPED)
-@pytest.mark.parametrize("gpu", ["RTX 2060", "RTX 4090", "RTX 5090", "A100", "Jetson Nano", "GTX 1080 Ti"])
+@pytest.mark.parametrize("gpu", ["RTX 2060", "RTX 5090", "Jetson Nano", "GTX 1080 Ti"])
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
