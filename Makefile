@@ -24,11 +24,11 @@ demo: $(VENV)/.installed
 
 # Some minutes on two cores; what it took is printed in the end.
 test: $(VENV)/.test-installed
-	$(BIN)/python -m tests -n auto --dist loadfile
+	$(BIN)/python -m tests -n auto --dist loadgroup
 
 # What `test` leaves out: slow tests, and 40 more examples of each property.
 test-all: test
-	$(BIN)/python -m tests -n auto --dist loadfile --all -m "slow or hypothesis"
+	$(BIN)/python -m tests -n auto --dist loadgroup --all -m "slow or hypothesis"
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

@@ -72,6 +72,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [i for i in items if i.get_closest_marker("slow")]
         items[:] = [i for i in items if not i.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
+    if config.pluginmanager.hasplugin("xdist"):  # what a file's tests share is made once, libraries of training as well
+        for item in items:
+            group = "training" if item.path.parent.name == "qat" else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish() -> None:

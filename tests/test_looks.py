@@ -33,6 +33,14 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small, whole file of every kind."""
+    folder = tmp_path_factory.mktemp("seeds")
+    write_seeds(folder)
+    return folder
+
+
 def test_every_command_has_examples() -> None:
     assert EXAMPLES.keys() == cli.COMMANDS.keys()
     for command, examples in EXAMPLES.items():
@@ -71,10 +79,9 @@ _WHOLE = re.compile(r"build: |next: |^\s*\S+$|qdqtool: |wrote ")
     "log own.log", "log own.log --all", "engine layers.json", "gpus", "gpus T4", "gpus --sources",
 ])
 def test_answers_fit_80_columns(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_seeds(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(seeds)
     assert cli.run(shlex.split(command)) in (0, 1), capsys.readouterr().err
     lines = [line for line in capsys.readouterr().out.splitlines() if not _WHOLE.search(line)]
     assert lines and [line for line in lines if len(line) > 80] == []

@@ -59,10 +59,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
+def imported(nodes: Iterable[ast.AST], modules: Iterable[str]) -> Iterator[str]:
     """Modules of ``modules`` that a source imports anywhere; ``from package import name`` counts as package.name."""
     known = set(modules)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -78,7 +83,7 @@ def imported(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
 def graph() -> dict[str, frozenset[str]]:
     """Module to the modules that it imports."""
     modules = sources()
-    return {m: frozenset(imported(tree_of(path), modules)) - {m} for m, path in modules.items()}
+    return {m: frozenset(imported(nodes_of(path), modules)) - {m} for m, path in modules.items()}
 
 
 def room_of(module: str) -> str:
@@ -180,7 +185,7 @@ def versions_compared() -> Broken:
     for module, path in sources().items():
         if module == "qdqtool.trt.targets":
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Compare) and any(
                 isinstance(part, ast.Attribute) and part.attr == "version"
                 for side in (node.left, *node.comparators) for part in ast.walk(side)
@@ -194,7 +199,7 @@ def targets_named() -> Broken:
     for module, path in sources().items():
         if module == "qdqtool.trt.targets" or room_of(module) == "explain":
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             looked: list[ast.expr] = []
             if isinstance(node, ast.Compare):
                 looked = [node.left, *node.comparators]
@@ -222,7 +227,7 @@ def lists_of_operators() -> Broken:
     for module, path in sources().items():
         if room_of(module) not in READ_OPERATORS:
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
                 found = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in names]
                 if len(found) >= 2:
@@ -242,11 +247,10 @@ def words_of_the_command_line() -> Broken:
     for module, path in sources().items():
         if room_of(module) in ("commands", "cli", "demo", "render", "explain") or module.endswith(".options"):
             continue
-        tree = tree_of(path)
-        docs = {id(n.body[0].value) for n in ast.walk(tree)
+        docs = {id(n.body[0].value) for n in nodes_of(path)
                 if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and n.body
                 and isinstance(n.body[0], ast.Expr)}  # fmt: skip
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
                 # 'qdqtool verify --format json' names a whole command, as one who types it would.
                 for found in options.finditer(re.sub(r"qdqtool [a-z]+ --[^']*|qdqtool verify .*", "", node.value)):
@@ -290,7 +294,8 @@ def f():
     from a.e import E
     import a.elsewhere
 """
-    assert set(imported(ast.parse(source), ["a", "a.b", "a.c", "a.d", "a.e"])) == {"a", "a.b", "a.c", "a.d", "a.e"}
+    found = imported(ast.walk(ast.parse(source)), ["a", "a.b", "a.c", "a.d", "a.e"])
+    assert set(found) == {"a", "a.b", "a.c", "a.d", "a.e"}
 
 
 def test_circles_are_found() -> None:

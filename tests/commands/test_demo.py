@@ -14,6 +14,7 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(child, "is_installed", lambda _package: False)  # what is built: tests/demo/test_recording.py
     folder = tmp_path / "demo"
     assert run(["demo", "-o", str(folder), "--size", "64", "--images", "5"]) == 0
     assert sorted(p.name for p in (folder / "images").iterdir()) == [f"demo-{i:03d}.png" for i in range(5)]
@@ -32,7 +33,6 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     assert run([*command[-5:-1]]) == 0 and len(capsys.readouterr().out.splitlines()) <= 25
     assert '<section id="histograms">' in (folder / "yolov8n-demo_report.html").read_text()
     # A second run replaces the first, and no picture of another name.
-    monkeypatch.setattr(child, "is_installed", lambda _package: False)  # it was built once
     (folder / "images" / "demo-000.png").rename(folder / "images" / "demo-mine.png")
     assert run(["demo", "-o", str(folder), "--size", "32", "--images", "2"]) == 0
     assert len(list((folder / "images").iterdir())) == 3

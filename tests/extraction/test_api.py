@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
@@ -21,6 +20,7 @@ from qdqtool.extraction.select import Shrinker
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.insertion.nets import run
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
@@ -68,14 +68,11 @@ def test_the_cut_computes_what_the_whole_does() -> None:
     opened.CopyFrom(model)
     have = {o.name for o in opened.graph.output} | {i.name for i in opened.graph.input}
     opened.graph.output.extend(onnx.ValueInfoProto(name=t) for t in (*inputs, *outputs) if t not in have)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     image = np.random.default_rng(0).standard_normal((1, 8, 16, 16)).astype(np.float32)
-    run = ort.InferenceSession(opened.SerializeToString(), options).run
     names = [t for t in (*inputs, *outputs) if t != "x"]
-    values = dict(zip(names, run(names, {"x": image}), strict=True)) | {"x": image}
-    part = ort.InferenceSession(result.proto.SerializeToString(), options)
-    for name, value in zip(outputs, part.run(outputs, {t: values[t] for t in inputs}), strict=True):
+    values = dict(zip(names, run(opened, {"x": image}, names), strict=True)) | {"x": image}
+    part = run(result.proto, {t: values[t] for t in inputs}, outputs)
+    for name, value in zip(outputs, part, strict=True):
         np.testing.assert_array_equal(value, values[name])
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +14,13 @@ from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from tests.explain.test_causes import concat, residual, split
 from tests.fixing.steps import sites
+from tests.insertion import nets
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
 
 def run(proto, **inputs):
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
-        None, inputs
-    )
+    return nets.run(proto, inputs)
 
 
 def image(*shape, seed=5):

@@ -12,7 +12,11 @@ from onnx import numpy_helper
 import qdqtool
 from qdqtool.cli import run
 from qdqtool.demo.run import yolov8n
+from qdqtool.explain.report import Report
+from qdqtool.lint import weight_scales
 from qdqtool.lint.activation_scales import one_factor
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.prediction import check_activations
 from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales, WeightScales, WeightScalesCause
 from tests.slow import slow_after
@@ -172,7 +176,9 @@ def placed() -> onnx.ModelProto:
 
 
 def named(proto: onnx.ModelProto) -> WeightScales | None:
-    found = [c.refusal for f in qdqtool.predict(proto).findings if f.code == "W-SCALE" for c in f.causes]
+    report = Report("trt10")
+    weight_scales.run(View(Model(proto)), report)
+    found = [c.refusal for f in report.findings if f.code == "W-SCALE" for c in f.causes]
     assert len(found) <= 1
     assert not found or isinstance(found[0], WeightScales)
     return found[0] if found else None  # type: ignore[return-value]

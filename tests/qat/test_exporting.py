@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -19,6 +18,7 @@ from qdqtool.model.graph import Model
 from qdqtool.qat.modules import folded_later
 from qdqtool.qat.trace import Call, drop_marks, export_proto, fold_constants, merge_pairs, transpose_weights
 from qdqtool.testing import assert_int8
+from tests.insertion.nets import run
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 from tests.slow import slow_after
@@ -34,10 +34,8 @@ def _ready(model: nn.Module, sample: torch.Tensor = X, **options: object) -> nn.
 
 
 def _run(path: Path, x: torch.Tensor) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    proto = onnx.load(path)
+    return run(proto, {proto.graph.input[0].name: x.numpy()})[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -264,9 +262,7 @@ def _model(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], output
 
 
 def _run_cleanup(model: onnx.ModelProto) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
-    return session.run(None, {"x": x})
+    return run(model, {"x": np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)})
 
 
 def _pair(tensor: str, name: str, scale: str = "s", zero: str = "z", **axis: int) -> list[onnx.NodeProto]:

@@ -14,6 +14,7 @@ from qdqtool.types import Severity
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.rtx.record import SEEDS, TABLE, answer, models
+from tests.slow import slow_after
 
 
 @functools.cache
@@ -53,7 +54,7 @@ def test_every_experiment_is_recorded() -> None:
     assert set(table()["networks"]) == {str(s) for s in SEEDS}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slow_after(150, SEEDS))
 def test_network(seed: int) -> None:
     check(network(seed), table()["networks"][str(seed)])
 

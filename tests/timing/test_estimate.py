@@ -84,7 +84,7 @@ TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
 
 
 @pytest.mark.parametrize(("name", "typed"), TARGETS_TYPED)
-@pytest.mark.parametrize("gpu", ["RTX 2060", "RTX 4090", "RTX 5090", "A100", "Jetson Nano", "GTX 1080 Ti"])
+@pytest.mark.parametrize("gpu", ["RTX 2060", "RTX 5090", "Jetson Nano", "GTX 1080 Ti"])
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
@@ -109,8 +109,8 @@ def test_equal_networks_have_equal_times(name, typed):
     from qdqtool.insertion.api import insert
 
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
-    network = chain(quantized=False)
-    made = insert(load(network), [{"x": np.ones((1, 64, 56, 56), "float32")}], target=target).model
+    network = chain(size=28, quantized=False)
+    made = insert(load(network), [{"x": np.ones((1, 64, 28, 28), "float32")}], target=target).model
     before, after = (predict_on(load(m), target, Request(gpu="RTX 2060"))[1] for m in (network, made))
     assert before.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
     assert after.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)

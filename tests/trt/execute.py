@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.model.graph import Model, Node
@@ -14,6 +13,7 @@ from qdqtool.trt.importer import build
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.types import Precision
+from tests.insertion.nets import run
 
 _INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}
 
@@ -114,16 +114,10 @@ class Exporter:
 
 def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:
     """The outputs of a model for random inputs, without any of onnxruntime's optimizations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(seed)
     feeds = {}
     for value in model.graph.input:
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
         assert value.type.tensor_type.elem_type == TensorProto.FLOAT
         feeds[value.name] = random.normal(0, 3, dims).astype(np.float32)
-    outputs: list[npt.NDArray[Any]] = session.run(None, feeds)
-    return outputs
+    return run(model, feeds)
