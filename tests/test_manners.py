@@ -134,6 +134,21 @@ def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str) ->
     _until(lambda: not _processes(number))
 
 
+def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:
+    write_seeds(tmp_path)
+    (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n")
+    words = "tune float.onnx --include conv --no-state --workers 1 --calib samples.npy -o out --metric slow:metric"
+    run = subprocess.Popen([sys.executable, "-m", "qdqtool", *words.split()], cwd=tmp_path, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL, preexec_fn=_default_signals)
+    try:
+        _until((tmp_path / "begun").exists)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130
+    finally:
+        run.kill()
+        run.wait()
+
+
 def _processes(mark: str) -> list[Path]:
     """The processes that have this text in their command."""
     found = []

@@ -68,7 +68,7 @@ _AGAIN = 0.01  # seconds
 _own = False  # whether the process is the command line's
 _asked: list[int] = []
 _loading: list[Any] = []  # modules of libraries, one inside the other
-_OURS = ("__main__", "qdqtool", "calibration")
+_interruptible = {"__main__", "qdqtool", "calibration"}  # packages
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -190,6 +190,11 @@ def _handler(code: int) -> signal._HANDLER:
     return stop
 
 
+def interrupt_loading(module: str) -> None:
+    """Lets signals end the loading of a module of the user's, and of its package: it may take as long as it likes."""
+    _interruptible.add(module.partition(".")[0])
+
+
 @functools.cache
 def _hold_while_loading() -> None:
     """Lets signals wait while a library is loaded: an exception in its compiled code would end the process.
@@ -202,8 +207,8 @@ def _hold_while_loading() -> None:
     def held(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def load(loader: Any, *args: Any) -> Any:
-            ours = getattr(loader, "name", "").partition(".")[0] in _OURS
-            if ours or threading.current_thread() is not threading.main_thread():
+            package = getattr(loader, "name", "").partition(".")[0]
+            if package in _interruptible or threading.current_thread() is not threading.main_thread():
                 return original(loader, *args)
             before = len(_asked)
             _loading.append(loader)

@@ -15,7 +15,7 @@ from qdqtool.explain.messages import worded
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, Move, prune
 from qdqtool.model.graph import Node
-from qdqtool.model.inference import grows
+from qdqtool.model.inference import grows, shorten_names
 from qdqtool.types import ConvOutcome, Finding, Prediction
 
 
@@ -312,6 +312,7 @@ class Shrinker:
         clean = onnx.ModelProto()
         clean.CopyFrom(proto)
         prune(clean)
+        shorten_names(clean)
         if grows(clean):
             raise ModelError("its shapes need too much memory")
         return onnx.shape_inference.infer_shapes(clean, check_type=self._strict, strict_mode=self._strict)

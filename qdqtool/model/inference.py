@@ -268,19 +268,34 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
     return not _Inference(proto).hidden
 
 
+def shorten_names(proto: onnx.ModelProto) -> None:
+    """Cuts long symbolic names of dimensions for good: onnx gives every tensor behind a copy of them."""
+    _shorten(list(_long_names(proto, _every_node(proto))))
+
+
+def _shorten(dims: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Cuts the names of dimensions, equal ones alike; returns what they were."""
+    names: dict[str, int] = {}
+    before = [(d, d.dim_param) for d in dims]
+    for dim, name in before:
+        dim.dim_param = f"{name[:_NAME]}~{names.setdefault(name, len(names))}"
+    return before
+
+
 def _long_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[Any]:
-    """Dimensions with long symbolic names: onnx gives every tensor behind a copy of them."""
-    inner = (g for n in nodes for a in n.attribute for g in held(a))
-    for graph in (proto.graph, *inner):
-        kinds = [v.type for v in (*graph.input, *graph.output, *graph.value_info)]
-        for kind in kinds:
-            which = kind.WhichOneof("value")
-            if which in ("sequence_type", "optional_type"):
-                kinds.append(getattr(kind, which).elem_type)
-            elif which == "map_type":
-                kinds.append(kind.map_type.value_type)
-            elif which is not None:
-                yield from (d for d in getattr(kind, which).shape.dim if len(d.dim_param) > _NAME)
+    """Dimensions with long symbolic names, those of types in attributes (Optional) among them."""
+    attributes = [a for n in nodes for a in n.attribute]
+    kinds = [kind for a in attributes for kind in (*([a.tp] if a.HasField("tp") else []), *a.type_protos)]
+    for graph in (proto.graph, *(g for a in attributes for g in held(a))):
+        kinds += [v.type for v in (*graph.input, *graph.output, *graph.value_info)]
+    for kind in kinds:
+        which = kind.WhichOneof("value")
+        if which in ("sequence_type", "optional_type"):
+            kinds.append(getattr(kind, which).elem_type)
+        elif which == "map_type":
+            kinds.append(kind.map_type.value_type)
+        elif which in ("tensor_type", "sparse_tensor_type"):
+            yield from (d for d in getattr(kind, which).shape.dim if len(d.dim_param) > _NAME)
 
 
 class _Inference:
@@ -340,12 +355,9 @@ class _Inference:
         for node in places:
             node.domain = _HIDDEN
         opsets = [o.opset_import for o in (self._proto, *self._proto.functions)] if places else []
-        names: dict[str, int] = {}
         for imported in opsets:
             imported.add(domain=_HIDDEN, version=1)
-        long = [(d, d.dim_param) for d in self._long]
-        for dim, name in long:
-            dim.dim_param = f"{name[:_NAME]}~{names.setdefault(name, len(names))}"
+        long = _shorten(self._long)
         try:
             inferred = onnx.shape_inference.infer_shapes(self._proto, data_prop=follow).graph
         except Exception:

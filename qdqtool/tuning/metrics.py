@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from qdqtool.base import budgets
 from qdqtool.base.parameters import require
-from qdqtool.base.process import descendants, mark_all
+from qdqtool.base.process import descendants, interrupt_loading, mark_all
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import class_outputs
@@ -430,6 +430,7 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise QdqtoolError(f"`metric` {name}: is not package.module:function")
+    interrupt_loading(module)
     try:
         found: Any = _module(module)
         for part in attribute.split("."):

@@ -15,6 +15,7 @@ from qdqtool.base.process import INTERRUPTED, Stopped
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
+from qdqtool.extraction.select import Shrinker
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.trt.builder import Graph
 
@@ -156,6 +157,17 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> N
     assert time.monotonic() - start < 4
     time.sleep(5.5 - (time.monotonic() - start))
     assert not mark.exists()
+
+
+def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:
+    """Onnx's own inference gives every tensor behind the input a copy."""
+    nodes = [onnx.helper.make_node("Relu", [f"x{i}"], [f"x{i + 1}"], f"r{i}") for i in range(100)]
+    value = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x0", ["n" * 100_000, 4]), ("x100", None))]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", value[:1], value[1:]),
+                                   opset_imports=[onnx.helper.make_opsetid("", 17)])
+    shrinker = Shrinker(model, lambda proto: proto.ByteSize() < 100_000 and len(proto.graph.node) > 1)
+    assert shrinker.proto.ByteSize() < 100_000 and len(shrinker.proto.graph.node) == 100
+    assert len(shrinker.run().graph.node) == 2
 
 
 def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from qdqtool.base.process import Crew
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external, sessions
 from qdqtool.model.graph import Model, without_data
-from qdqtool.model.inference import FOLLOWED, grows, infer, stays_small
+from qdqtool.model.inference import FOLLOWED, grows, infer, shorten_names, stays_small
 from qdqtool.model.sessions import open_proto
 
 LONG = 1 << 40
@@ -137,6 +137,26 @@ def test_long_names_of_dimensions_are_not_copied_to_every_tensor():
     assert max(len(d.dim_param) for k, t in found.items() if k != "x" for d in t.tensor_type.shape.dim) < 100
     assert {k: len(t.tensor_type.shape.dim) for k, t in found.items()} == {
         k: len(t.tensor_type.shape.dim) for k, t in types("n").items()}
+
+
+def test_long_names_in_types_of_attributes_are_not_copied_either():
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n" * 100_000, 4])
+    nodes = [helper.make_node("Optional", [], ["o"], type=kind), _node("OptionalGetElement", "o", "x0")]
+    proto = _model([*nodes, *(_node("Relu", f"x{i}", f"x{i + 1}") for i in range(2000))], [_value("x", ["m" * 99])])
+    found = infer(proto)
+    assert {len(found[f"x{i}"].tensor_type.shape.dim) for i in range(1, 2000)} == {2}
+    assert sum(v.ByteSize() for v in found.values()) < 1_000_000
+    assert nodes[0].attribute[0].tp.tensor_type.shape.dim[0].dim_param == "n" * 100_000
+    shorten_names(proto)
+    dims = [d.dim_param for d in (*proto.graph.node[0].attribute[0].tp.tensor_type.shape.dim,
+                                  *proto.graph.input[0].type.tensor_type.shape.dim)]
+    assert max(map(len, dims)) < 100 and len(set(dims)) == 3
+
+
+def test_an_opaque_type_has_no_dimensions():
+    value = onnx.ValueInfoProto(name="o")
+    value.type.opaque_type.name = "handle"
+    assert "y" in (infer(_model([_node("Relu", "x", "y")], [_value("x", [1, 4]), value])) or ())
 
 
 def _plain(proto):
