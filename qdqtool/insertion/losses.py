@@ -344,7 +344,7 @@ def _run(session: Any, sample: _Feeds, switches: Mapping[str, str], on: Mapping[
 
 _LARGEST = "/qdqtool/largest"  # behind a tensor's name
 _AXES_OPSET = 18  # the first in which ReduceMax reads its axes
-SAMPLES = 8  # to find large values on, beside the ranges of the calibration
+FEW = 8  # samples, to find large values on, beside the ranges of the calibration
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ class Fidelity:
 
 def largest_values(
     model: Model, data: object, *, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None, samples: int = SAMPLES,
+    size: tuple[int, int] | None = None, samples: int = FEW,
 ) -> dict[str, float]:
     """The largest absolute value of every tensor that FP16 would hold, on a few samples.
 
@@ -394,7 +394,7 @@ def largest_values(
 
 def channel_maxima(
     model: Model, tensors: Mapping[str, int], data: object, *, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None, samples: int = SAMPLES,
+    size: tuple[int, int] | None = None, samples: int = FEW,
 ) -> dict[str, npt.NDArray[Any]]:
     """The largest absolute value of tensors for each place of their last axis, ``[channels]``, on a few samples.
 

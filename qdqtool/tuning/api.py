@@ -247,7 +247,7 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -
 
 def _few(sets: Sets) -> Dataset:
     """A few of the samples that ranges are made from."""
-    return Dataset(sets.calibration.source, sets.calibration.inputs, losses.SAMPLES)
+    return Dataset(sets.calibration.source, sets.calibration.inputs, losses.FEW)
 
 
 def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]:
@@ -260,7 +260,7 @@ def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]
 def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[str]) -> list[str]:
     """How far FP16 moves the outputs of what was measured in FP32."""
     try:
-        errors = [losses.compare(work, m, _few(sets), samples=losses.SAMPLES) for m in (single, made)]
+        errors = [losses.compare(work, m, _few(sets), samples=losses.FEW) for m in (single, made)]
     except ModelError as error:
         warnings.append(f"agreement of the FP16 model with the float model was not measured: {error}")
         return []

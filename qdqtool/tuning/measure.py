@@ -360,14 +360,21 @@ class Network:
             state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
 
     def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Fetcher:
+        quantized = self._base if recipe is self.job.base else self._quantized(recipe)
+        return self._open(self.cuts.behind(quantized, position, outputs))
+
+    @functools.cached_property
+    def _base(self) -> Model:
+        return self._quantized(self.job.base)
+
+    def _quantized(self, recipe: Recipe) -> Model:
         for _, tensor, axis in recipe.weights:
             name = rounded_name(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 value = self.model.constant(tensor)
                 assert value is not None
                 self.weights.add(name, rounded(value, axis))
-        quantized, _ = recipe.build(self.model, "rounded")
-        return self._open(self.cuts.behind(quantized, position, outputs))
+        return recipe.build(self.model, "rounded")[0]
 
     def _open(self, proto: onnx.ModelProto) -> Fetcher:
         values = self.weights.used_by(proto)
