@@ -94,9 +94,9 @@ class Network(nn.Module):  # type: ignore[misc]
             self.places[..., outlying] += OFFSET * times * torch.tensor([1.0, -1.0, 1.5]).repeat(WIDTH)[:outliers]
             for norm in (m for m in self.modules() if isinstance(m, nn.LayerNorm)):
                 norm.weight[outlying] = GAIN * times
-            for block in (m for m in self.modules() if isinstance(m, Block)):
-                for linear in (block.q, block.kv, block.up):
-                    linear.weight[:, outlying] /= GAIN * times
+            readers = [m for b in self.modules() if isinstance(b, Block) for m in (b.q, b.kv, b.up)]
+            for linear in (*readers, *((self.kind,) if heavy else ())):
+                linear.weight[:, outlying] /= GAIN * times
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         x = self.embed(x).flatten(2).transpose(1, 2) + self.places

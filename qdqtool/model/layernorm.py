@@ -19,7 +19,7 @@ NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization
               "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")  # between the mean of squares and its root
-_DEEPEST = 4  # nodes of it
+_DEEPEST = 4  # nodes of it, and Casts behind one another
 _Array = npt.NDArray[Any]
 
 
@@ -72,6 +72,9 @@ def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | 
     for node in pieces.nodes[:-1]:
         if model.is_output(node.output) or any(r.index not in inside for r in model.readers(node.output)):
             return None
+    ends = [shape for t in (pieces.tensor, pieces.output) if (shape := model.shape(t)) is not None]
+    if len(ends) == 2 and len(ends[0]) != len(ends[1]):
+        return None
     given = [_number(model, name) if name else None for name in (pieces.scale, pieces.bias)]
     sizes = _sizes(model, pieces.tensor, len(axes), given[0])
     if sizes is None or any(name and not _fits(v, sizes)
@@ -154,7 +157,7 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
     first = next((p for p in products if p.op == "Div" or powers[-1].output in _sources(model, p)), None)
     read = [t for p in products for t in _sources(model, p) if t not in {n.output for n in powers}]
     subs = [sub for t in read if (sub := _maker(model, t, "Sub")) is not None]
-    if first is None or tensor not in {*read, *(_source(model, n.input(0)) for n in subs)}:
+    if first is None or tensor not in {*read, *(t for n in subs for t in _sources(model, n))}:
         return None
     plain = [n.op for n in behind] == ["Add"]
     epsilon = [e for t in (behind[0].inputs if plain else ()) if (e := _number(model, t)) is not None and e.size == 1]
@@ -170,7 +173,7 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
     exact = (mean is not None and reduced.op == "ReduceMean" and plain and len(subs) == len(products) == len(axes) == 1
              and _inverts(model, first, powers)
              and {_source(model, n.input(0)) for n in before if n.op != "Sub"} == {tensor}
-             and _source(model, subs[0].input(0)) == tensor)
+             and _source(model, subs[0].input(0)) == tensor and _mean(model, subs[0]) is not None)
     return Pieces(
         tensor, _with_casts(model, nodes), tuple(wide), square, reduced, axes.pop() if exact else None,
         float(epsilon[0].reshape(-1)[0]) if len(epsilon) == 1 else None, scale, bias,
@@ -192,22 +195,22 @@ def _squares(model: Model, tensor: str, depth: int = _DEEPEST) -> list[Node]:
     if node.op not in _ARITHMETIC:
         square = model.producer(_source(model, node.input(0)))
         return [square, node] if square is not None and _power(model, square) == 2 else []
-    found = (_squares(model, t, depth - 1) for t in node.inputs if depth)
+    found = (_squares(model, t, depth - 1) for t in node.inputs[:2] if depth)
     return next(([*f, node] for f in found if f), [])
 
 
 def _divided(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
     """The root and what it becomes with constants alone (its inverse), and the nodes that multiply or divide by it."""
-    powers, products = [root], list[Node]()
+    powers, products = [root], dict[int, Node]()
     for node in powers:
         for reader in _readers(model, node):
             others = [t for t in _sources(model, reader) if t != node.output]
             fixed = all(not is_run_time(model, t) for t in others)
             if reader.op == "Reciprocal" or (_is(reader, *_ARITHMETIC) and others and fixed):
                 powers.append(reader)
-            elif _is(reader, "Mul", "Div") and others and reader not in products:
-                products.append(reader)
-    return powers, products
+            elif _is(reader, "Mul", "Div") and others:
+                products[reader.index] = reader
+    return powers, [*products.values()]
 
 
 def _inverts(model: Model, product: Node, powers: list[Node]) -> bool:
@@ -232,7 +235,10 @@ def _is_cast(model: Model, node: Node | None) -> bool:
 
 def _source(model: Model, tensor: str) -> str:
     """A tensor, or the one in front of Casts."""
-    while (node := model.producer(tensor)) is not None and _is_cast(model, node):
+    for _ in range(_DEEPEST):
+        node = model.producer(tensor)
+        if node is None or not _is_cast(model, node):
+            break
         tensor = node.input(0)
     return tensor
 
@@ -247,9 +253,10 @@ def _maker(model: Model, tensor: str, *ops: str) -> Node | None:
     return node if _is(node, *ops) else None
 
 
-def _readers(model: Model, node: Node) -> list[Node]:
+def _readers(model: Model, node: Node, depth: int = _DEEPEST) -> list[Node]:
     """What reads a node's result, also behind Casts."""
-    return [r for n in model.readers(node.output) for r in (_readers(model, n) if _is_cast(model, n) else [n])]
+    return [r for n in model.readers(node.output)
+            for r in (_readers(model, n, depth - 1) if depth and _is_cast(model, n) else [n])]
 
 
 def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:

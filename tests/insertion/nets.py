@@ -128,6 +128,8 @@ def in_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
             half = numpy_helper.to_array(tensor).astype(np.float16)
             tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    for attribute in (a for n in result.graph.node if n.op_type == "Cast" for a in n.attribute):
+        attribute.i = TensorProto.FLOAT16
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     check(result)

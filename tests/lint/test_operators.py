@@ -13,7 +13,7 @@ from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render
 from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
 from tests.explain.graphs import GRAPHS
-from tests.insertion.nets import Net, check, images, run
+from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
 from tests.trt.builder import Graph
 
@@ -195,21 +195,6 @@ def test_where_the_file_decides_fp32_squares_are_no_matter(target: str) -> None:
     assert len(norms(half, target)) == 5
 
 
-def in_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in FP16, inputs and outputs too."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for tensor in made.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
-    for attribute in (a for n in made.graph.node for a in n.attribute if a.name == "to"):
-        attribute.i = TensorProto.FLOAT16
-    for value in (*made.graph.input, *made.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    del made.graph.value_info[:]
-    return made
-
-
 @pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
 @pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-5])
 @pytest.mark.parametrize("form", FORMS)
@@ -305,16 +290,24 @@ def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     np.testing.assert_allclose(run(made, {"x": value})[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", ["read elsewhere", "scale by row", "another axis", "no constant epsilon"])
+@pytest.mark.parametrize("change", [
+    "read elsewhere", "scale by row", "another axis", "no constant epsilon", "another difference", "turned difference",
+    "times the root", "more axes"])
 def test_what_no_layer_normalization_computes(change: str) -> None:
     net = Tokens(4, 6)
     x = net.op("Reshape", "flat", "x", net.const("shape", [1, 18, 8], np.int64))
     axes = [1] if change == "another axis" else [-1]
-    centered = net.op("Sub", "sub", x, net.op("ReduceMean", "mean", x, axes=axes))
+    mean = net.op("ReduceMean", "mean", x, axes=axes)
+    centered = net.op("Sub", "sub", x, mean)
     variance = net.op("ReduceMean", "var", net.op("Pow", "square", centered, net.const("two", 2.0)), axes=axes)
     epsilon = net.op("ReduceMax", "largest", x, keepdims=0) if change == "no constant epsilon" else net.const("e", 1e-3)
-    out = net.op("Div", "div", centered, net.op("Sqrt", "sqrt", net.op("Add", "eps", variance, epsilon)))
-    shape = (18, 1) if change == "scale by row" else (8,)
+    if change == "another difference":
+        centered = net.op("Sub", "other", x, net.op("ReduceMax", "most", x, axes=[-1]))
+    elif change == "turned difference":
+        centered = net.op("Sub", "turned", mean, x)
+    root = net.op("Sqrt", "sqrt", net.op("Add", "eps", variance, epsilon))
+    out = net.op("Mul" if change == "times the root" else "Div", "div", centered, root)
+    shape = {"scale by row": (18, 1), "more axes": (1, 1, 1, 8)}.get(change, (8,))
     out = net.op("Mul", "scale", out, net.const("gamma", np.arange(1.0, np.prod(shape) + 1).reshape(shape)))
     net.output(*([out, net.op("Relu", "other", centered)] if change == "read elsewhere" else [out]))
     model = net.index()
