@@ -130,7 +130,7 @@ class Fixed:
 
     def __repr__(self) -> str:
         return (f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target}: {len(self.applied)} "
-                f"fixes applied, {len(self.refused)} not>")
+                f"applied, {len(self.refused)} refused>")
 
     @property
     def ok(self) -> bool:
