@@ -23,6 +23,7 @@ from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
 from qdqtool.model.graph import Model, without_data
 from qdqtool.model.sessions import open_proto
+from qdqtool.model.subgraphs import leading_to
 
 Size = tuple[int, int]
 
@@ -101,13 +102,8 @@ def partial_model(
         given: Tensors that will be fed instead of computed; those that are not needed are left out.
         weights: Whether large weights are copied; they are placeholders otherwise.
     """
-    needed = set(tensors)
     fed = {v.name for v in given}
-    nodes = []
-    for node in reversed(model.ordered):
-        if (needed - fed).intersection(node.outputs):
-            nodes.append(node)
-            needed.update(t for t in (*node.inputs, *node.captured) if t)
+    nodes, needed = leading_to([n.proto for n in model.ordered], tensors, fed)
     result = onnx.ModelProto()
     source = model.proto
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
@@ -115,7 +111,7 @@ def partial_model(
     result.functions.extend(source.functions)
     graph = result.graph
     graph.name = source.graph.name or "calibration"
-    graph.node.extend(n.proto for n in reversed(nodes))
+    graph.node.extend(nodes)
     for tensor in source.graph.initializer:
         if tensor.name in needed:
             graph.initializer.append(tensor if weights or not external.is_separable(tensor) else without_data(tensor))

@@ -7,7 +7,7 @@
     comparison = qdqtool.compare("model_qdq.onnx", "other_qdq.onnx")
 
 Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a file have ``save(path)``: a model
-(``insert``, ``extract``, ``tune``), a page (``report``) or JSON (``compare``,
+(``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``compare``,
 ``verify``). Nothing that was read is overwritten.
 
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
@@ -25,6 +25,8 @@ _HOMES = {
     "Comparison": "qdqtool.comparing.result",
     "extract": "qdqtool.extraction.job",
     "Extraction": "qdqtool.extraction.result",
+    "fix": "qdqtool.fixing.api",
+    "Fixed": "qdqtool.fixing.api",
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
@@ -46,6 +48,7 @@ __all__ = [
     "ConvOutcome",
     "Extraction",
     "Finding",
+    "Fixed",
     "Insertion",
     "Precision",
     "Prediction",
@@ -55,6 +58,7 @@ __all__ = [
     "__version__",
     "compare",
     "extract",
+    "fix",
     "insert",
     "predict",
     "report",

@@ -9,6 +9,7 @@ from qdqtool.buildlog.types import Build
 from qdqtool.comparing.api import Side
 from qdqtool.comparing.result import Comparison as Comparison
 from qdqtool.extraction.result import Extraction as Extraction
+from qdqtool.fixing.api import Fixed as Fixed
 from qdqtool.insertion.result import Insertion as Insertion
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource
@@ -28,6 +29,7 @@ __all__ = [
     "ConvOutcome",
     "Extraction",
     "Finding",
+    "Fixed",
     "Insertion",
     "Precision",
     "Prediction",
@@ -37,6 +39,7 @@ __all__ = [
     "__version__",
     "compare",
     "extract",
+    "fix",
     "insert",
     "predict",
     "report",
@@ -65,6 +68,13 @@ def extract(
     limit: int | None = None,
     private: bool = False,
 ) -> Extraction: ...
+def fix(
+    source: ModelSource | Model,
+    target: Any = 'trt10',
+    only: Sequence[str] = (),
+    inputs: Mapping[str, Any] | None = None,
+    effort: float = 1.0,
+) -> Fixed: ...
 def insert(
     model: ModelSource | Model,
     data: object = None,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqtool.base.options import concern, option
+from qdqtool.base.options import choices_of, concern, option
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
 _TARGETS = "a TensorRT version such as 8.5, 10.3 or 11, or rtx1.7"
@@ -212,6 +212,26 @@ class Output(Remainder):
         ":mod:`qdqtool.insertion.inputs`.",
         "Type of the network's input: int8 takes the first Q's result, uint8 takes pixels.",
         choices=("float", "int8", "uint8"))
+
+
+@concern
+class Trained(On):
+    """Which quantizers a network gets for training."""
+
+    backend: str = option(
+        "pytorch-quantization", "``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.",
+        choices=("pytorch-quantization", "modelopt"))
+    head: str = option(Placing.head, "As for :func:`qdqtool.insert`.", choices=choices_of(Placing, "head"))
+    residual: str = option(Placing.residual, "As for :func:`qdqtool.insert`.", choices=choices_of(Placing, "residual"))
+    unify: bool = option(
+        Placing.unify, "Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one quantizer.")
+    exclude: Sequence[str] = option(
+        (), "Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX graph, that stay float; "
+        "each has to match one. An Add belongs to the module in whose ``forward`` it is written.")
+    include: Sequence[str] = option((), "The same for modules to quantize although a rule leaves them float.")
+    merge: bool = option(
+        True, "Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7 and v9) are merged "
+        "first, by the network's own method; training then goes on with the one convolution. A plan does it on a copy.")
 
 
 # fix ---------------------------------------------------------------------------------------------------------------

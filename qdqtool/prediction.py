@@ -95,8 +95,9 @@ def check_activations(
     if not tensors:
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
-    statistics = collect(float_model(index, weights=True), data, tensors, preprocess=images.preprocess or Preprocess(),
-                         size=images.size, max_images=max_images, progress=progress)
+    statistics = collect(float_model(index.copy(), weights=True).proto, data, tensors,
+                         preprocess=images.preprocess or Preprocess(), size=images.size, max_images=max_images,
+                         progress=progress)
     report = Report(prediction.target)
     activation_scales.run(view, report, statistics)
     prediction.findings = _ordered([*prediction.findings, *report.findings])

@@ -17,6 +17,7 @@ from qdqtool.buildlog.agreement import (
     BuildSource,
     ConversionCounts,
     ConvolutionCounts,
+    Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
@@ -217,7 +218,7 @@ def test_published_fields_are_there() -> None:
     result = Verification(
         BuildFacts(BuildSource.LAYER_JSON, ("a.json",), "8.5.2", None, True),
         ConvolutionCounts(3, 2, 1, ("c",)), LayerCounts(5, 4), TraceCounts(7, 6, 5, 4), ConversionCounts(1, 2),
-        mismatches=[Mismatch(MismatchKind.LAYER, "l", {"name": "l"}, {}, "differs", 9)],
+        mismatches=[Mismatch(MismatchKind.LAYER, "l", {"name": "l"}, {}, Difference.INPUT, ("INT8", "FP16"), 9)],
     )  # fmt: skip
     data = result.as_json()
     for part, keys in PUBLISHED.items():
@@ -227,7 +228,7 @@ def test_published_fields_are_there() -> None:
     assert data["convolutions"] == {"total": 3, "agree": 2, "unknown": 1, "unknown_names": ["c"]}
     assert data["conversions"] == {"predicted": 1, "built": 2}
     assert data["mismatches"] == [{"kind": "layer", "name": "l", "predicted": {"name": "l"}, "built": {},
-                                   "why": "differs", "line": 9}]
+                                   "why": "predicted INT8 input, built FP16 input", "line": 9}]
     assert type(data["build"]["source"]) is str
 
 
@@ -241,3 +242,11 @@ def test_fields_by_name() -> None:
     assert counts["agree"] == 2
     with pytest.raises(KeyError):
         counts["none"]
+
+
+@pytest.mark.parametrize("differs", Difference)
+def test_each_difference_is_said(differs: Difference) -> None:
+    """The words, with all their values; they are published as ``why``."""
+    values = tuple(f"v{i}" for i in range(differs.count("{}")))
+    said = Mismatch(MismatchKind.LAYER, "l", {}, {}, differs, values, rule="by Pass").as_json()["why"]
+    assert "{" not in said and said.endswith(" (predicted by Pass)") and all(v in said for v in values)

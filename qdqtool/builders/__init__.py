@@ -9,13 +9,13 @@ import os
 from typing import TYPE_CHECKING
 
 from qdqtool.errors import BuilderError, ModelError
+from qdqtool.options import BUILDERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qdqtool.builders.run import BuildResult
 
-BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
 # What ComputeCapability of TensorRT-RTX 1.7.1 has.
 RTX_TARGETS = (75, 80, 86, 89, 120, 121)
 DEFAULT_SM = (86,)

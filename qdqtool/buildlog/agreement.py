@@ -136,6 +136,34 @@ class ConversionCounts(_Record):
     built: int | None = None
 
 
+class Difference(StrEnum):
+    """How prediction and build part: the words, with places for the values."""
+
+    STATUS = "predicted to be {}, the compiler says {}"
+    PRECISION = "predicted {}, built {}"
+    INPUT = "predicted {} input, built {} input"
+    OUTPUT = "predicted {} output, built {} output"
+    RESIDUAL = "predicted {} residual, built {} residual"
+    TAKES_RESIDUAL = "predicted that it takes a residual input, built otherwise"
+    TAKES_NONE = "predicted that it takes no residual input, built otherwise"
+    ABSORBS = "predicted that it absorbs {}, the engine's layer does not"
+    ABSORBED = "the engine's layer absorbs {}, which was not predicted"
+    LINE_AND_INPUT = "the log contradicts itself: line {} quantizes it, the engine lists a float input"
+    LINE_AND_OUTPUT = "the log contradicts itself: line {} quantizes the output, the engine lists float"
+    NO_LINE = "the log contradicts itself: the engine lists INT8, no pass line quantizes it"
+    TWO_TYPES = "the log contradicts itself: {} in line {}, {} in line {}"
+    END = "the model's {} is {}, the engine lists {}"
+    FIRST_LINE = "first line at which prediction and log part"
+    LOGGED = "logged, not predicted"
+    NOT_LOGGED = "predicted, not logged"
+    STAYS = "stays in the engine, not predicted"
+    GONE = "predicted to stay, the engine has none"
+
+
+Said: TypeAlias = tuple[Difference, tuple[object, ...]]
+"""A difference and its values."""
+
+
 @dataclass(slots=True)
 class Mismatch:
     """One place where prediction and build part.
@@ -145,16 +173,25 @@ class Mismatch:
         name: The convolution, layer, line or tensor.
         predicted: What the prediction says; empty where it says nothing.
         built: What the build says.
-        why: The difference in words.
+        differs: What differs.
+        values: What is said of it.
         line: The log's line number, None where there is none.
+        rule: What the prediction rests on: a pass, with the reason of its refusal, or a layer.
     """
 
     kind: MismatchKind
     name: str
     predicted: Described
     built: Described
-    why: str
+    differs: Difference
+    values: tuple[object, ...] = ()
     line: int | None = None
+    rule: str = ""
+
+    @property
+    def why(self) -> str:
+        """The difference in words."""
+        return self.differs.format(*self.values) + (f" (predicted {self.rule})" if self.rule else "")
 
     def as_json(self) -> dict[str, Any]:
-        return published(self)
+        return {**published(self, "kind", "name", "predicted", "built"), "why": self.why, "line": self.line}

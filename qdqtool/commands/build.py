@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.base.text import as_text, layers_counted
+from qdqtool.builders import TIMEOUT
 from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
 from qdqtool.options import BUILDERS
@@ -20,15 +21,15 @@ _LONGEST = 7 * 86_400.0
 
 @click.command("build", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@click.option("--builder", type=click.Choice(BUILDERS), default="tensorrt-rtx",
-              show_default=True, help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
+@click.option("--builder", type=click.Choice(BUILDERS), default=BUILDERS[0], show_default=True,
+              help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
 @click.option("--sm", multiple=True, metavar="CC", help="Compute capability, as 86 (tensorrt-rtx; may be repeated).")
 @click.option("-o", "--output", type=click.Path(), metavar="DIR",
               help="Folder for build.log, layers.json and the engine.")
 @click.option("--engine", is_flag=True, help="Keep the engine (engine.plan).")
 @click.option("--shapes", multiple=True, metavar="INPUT:MIN,OPT,MAX",
               help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.")
-@click.option("--timeout", type=float, default=1800.0, show_default=True, help="Seconds until the build is stopped.")
+@click.option("--timeout", type=float, default=TIMEOUT, show_default=True, help="Seconds until the build is stopped.")
 @inputs.made_of("answer", inputs.Answer)
 def command(
     model: str, builder: str, sm: tuple[str, ...], output: str | None, engine: bool, shapes: tuple[str, ...],

@@ -24,11 +24,10 @@ def command(model: str, output: str, on: inputs.Typed, fixes: Fixes, answer: inp
     """
     from qdqtool.fixing.api import fix
     from qdqtool.io.files import claim
-    from qdqtool.model.modelfile import save
     from qdqtool.render.insertion_text import render_fixed
 
     claim(output, "-o")
     fixed = fix(model, on.chosen(), fixes=fixes)
-    save(fixed.proto, output, source=model)
+    fixed.save(output)
     answer.give(lambda: {**fixed.as_json(), "output": output}, lambda width: render_fixed(fixed, output, width))
-    return 1 if any(f.severity == "error" for f in fixed.after.findings) else 0
+    return 0 if fixed.ok else 1

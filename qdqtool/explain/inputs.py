@@ -30,7 +30,7 @@ FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
     ScaleComputed: ("SCALE-DYNAMIC",),
     ActivationPerChannel: ("ACT-PER-CHANNEL",),
     NonzeroZeroPoint: ("ZP-NONZERO",),
-    WeightsAxis: ("W-AXIS", "CT-AXIS", "OPSET-AXIS"),
+    WeightsAxis: ("W-AXIS", "CT-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST"),
     WeightsNotConstant: ("W-NONCONST", "WEIGHT-INDIRECT"),
 }
 """What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks find it, under one

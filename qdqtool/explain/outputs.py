@@ -95,20 +95,15 @@ OUTPUT: dict[type[Refusal], FindingCode] = {
     ActivationBeforeAdd: "ADD-ACT",
     ActivationJoined: "OUT-FLOAT",
     OutputScale: "OUT-FLOAT",
-    OutputDifferentScales: "SIBLING-SCALE",
-    OutputManyConsumers: "OUT-MIXED",
-    OutputNotQuantized: "OUT-FLOAT",
 }
-"""The refusals that make a layer write float, the one that decides first, and what they become as a rule.
-
-What keeps its own fusions apart (BatchNormalization, Add, activation) comes before who reads the result.
-"""
+"""What keeps a layer's own fusions apart (BatchNormalization, Add, activation): the first decides; its code."""
+_READ = (OutputDifferentScales, OutputManyConsumers, OutputNotQuantized)  # decided by the readers, after them
 _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
 def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     """The diagnosis of a layer that writes float, of the refusal nearest to it; None where there is none."""
-    r = next((r for kind in OUTPUT for r in refusals if type(r) is kind), None)
+    r = next((r for kind in (*OUTPUT, *_READ) for r in refusals if type(r) is kind), None)
     if r is None:
         return None
     concerned = known.concerned(r.node)

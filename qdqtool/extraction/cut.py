@@ -11,7 +11,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
 from qdqtool.model.modelfile import quiet_graphsurgeon
-from qdqtool.model.subgraphs import called, captured, inner_graphs
+from qdqtool.model.subgraphs import called, inner_graphs, leading_to
 
 FLOATS = frozenset({
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
@@ -217,15 +217,8 @@ class Cutter:
             ModelError: The type of an input is not known.
         """
         slim = self._slim(part)
-        needed = set(part.outputs)
-        nodes = []
-        for node in reversed(slim.graph.node):
-            if not needed.isdisjoint(node.output):
-                nodes.append(node)
-                needed.update(node.input)
-                needed.update(captured(node))
+        nodes, _ = leading_to(slim.graph.node, part.outputs)
         if len(nodes) < len(slim.graph.node):
-            nodes.reverse()
             del slim.graph.node[:]
             slim.graph.node.extend(nodes)
         model = self.model

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from qdqtool.extraction.cut import FLOATS
 from qdqtool.model import qdq
 from qdqtool.model.external import array_of
-from qdqtool.model.subgraphs import captured
+from qdqtool.model.subgraphs import captured, leading_to
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
@@ -30,14 +30,7 @@ def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
 def prune(proto: onnx.ModelProto) -> None:
     """Drops nodes, constants, inputs and types that no output needs; types are for shape inference to find again."""
     graph = proto.graph
-    needed = {o.name for o in graph.output}
-    keep = []
-    for node in reversed(graph.node):
-        if needed & set(node.output):
-            keep.append(node)
-            needed.update(node.input)
-            needed.update(captured(node))
-    keep.reverse()
+    keep, needed = leading_to(graph.node, (o.name for o in graph.output))
     del graph.node[:]
     graph.node.extend(keep)
     for field in (graph.initializer, graph.input):

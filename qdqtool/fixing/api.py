@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +17,10 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.site import Site, Step
+from qdqtool.io.files import Guard, not_over, watched
 from qdqtool.model.editor import Editor, float_model
 from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load_full
+from qdqtool.model.modelfile import ModelSource, load_full, save
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
 from qdqtool.options import Fixes, On
@@ -29,7 +31,7 @@ from qdqtool.timing.parts import FixTime
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal
+from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal, Severity
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -113,6 +115,7 @@ class Fixed:
         noise_before: Distance of the outputs from the float network's, relative, of the model given.
         noise_after: The same of the fixed one.
         notes: What else the user should know.
+        read: The files that were read, none of which :meth:`save` overwrites.
     """
 
     proto: onnx.ModelProto
@@ -123,6 +126,26 @@ class Fixed:
     noise_before: float | None = None
     noise_after: float | None = None
     notes: list[str] = field(default_factory=list)
+    read: Guard | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return (f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target}: {len(self.applied)} "
+                f"applied, {len(self.refused)} refused>")
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding that is an error is left."""
+        return all(f.severity != Severity.ERROR for f in self.after.findings)
+
+    @typed
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fixed model, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` is a file that was read, or cannot be written.
+        """
+        with not_over(self.read):
+            save(self.proto, path, source=self.before.model.path)
 
     def as_json(self) -> Json:
         return {
@@ -141,6 +164,7 @@ class Fixed:
 
 @takes(on=On, fixes=Fixes)
 @typed
+@watched
 def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration.
 
@@ -355,7 +379,7 @@ class _Work:
             proto, _ = compare.runnable(candidate, self._body)
             if tried & gains.UNQUANTIZED:
                 part = Model(proto, self.given.path, sha256="part")
-                self._reference = self._runs.run(float_model(part), self._arrays)
+                self._reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
             return f"onnxruntime cannot run the result: {error}", None
@@ -388,7 +412,7 @@ class _Work:
         part = Model(proto, self.given.path, sha256="part") if cut else self.given
         self._arrays = (compare.random_inputs(part) if self._given is None
                         else compare.check_inputs(part, self._given))
-        reference = self._runs.run(float_model(part), self._arrays)
+        reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
         compare.check_finite(reference)
         self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
         self._reference = reference

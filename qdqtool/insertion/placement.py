@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from qdqtool.base.options import choices_of
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import (
@@ -49,12 +48,10 @@ from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.subgraphs import inner_graphs
 from qdqtool.model.view import View
-from qdqtool.options import Placing
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Refusal
 
-HEADS, RESIDUALS = choices_of(Placing, "head"), choices_of(Placing, "residual")
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
 _Around = tuple[list[tuple[int, str]], Refusal | None]
 """Input positions to quantize, with their role; or none, and where that is worth saying the reason."""
@@ -163,7 +160,7 @@ def place(model: Model, rules: Rules) -> Placement:
 
 
 def float_nodes(model: Model, choice: str) -> dict[int, Part]:
-    """Nodes that the head preset leaves float, with what they are; ``choice`` is one of :data:`HEADS`."""
+    """Nodes that the head preset leaves float, with what they are; ``choice`` is that of the option ``head``."""
     if choice == "none":
         return {}
     head = find_head(model)
@@ -327,7 +324,10 @@ def _small(model: Model, node: Node) -> Refusal | None:
 
 
 def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
-    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
+    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU.
+
+    BatchNormalization is folded before, so that what a convolution's layer takes in reads the convolution itself.
+    """
     if of(node).kind != LayerKind.CONVOLUTION:
         return None
     shape = model.constant_shape(node.input(1)) or ()

@@ -34,6 +34,6 @@ def run(view: View, report: Report, fused: Fused) -> None:
     quantizers.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
-    structure.heads(view, report)
+    structure.heads(view, report, fused)
     operators.half(view, report)
     structure.run(view, report, fused)

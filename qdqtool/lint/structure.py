@@ -81,12 +81,19 @@ def is_quantized(view: View, conv: Node) -> bool:
     return qdq.source_of_dq(view.model, conv.input(0)) is not None and view.weights(conv).dq is not None
 
 
-def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
+def _in_front_of_activation(view: View, conv: Node, fused: Sequence[str]) -> str:
+    """A convolution's result behind the BatchNormalization or bias that its layer took in."""
     tensor = conv.output
     for node in map(view.model.node, fused):
         if node.op in ACTIVATIONS or adds_computed(view, node) or tensor not in node.inputs:
             break
         tensor = node.output
+    return tensor
+
+
+def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
+    """Pairs that keep an activation out of the layer: where they stand is seen here, what it took in was simulated."""
+    tensor = _in_front_of_activation(view, conv, fused)
     readers = view.model.readers(tensor)
     alone = len(readers) == 1 and qdq.is_q(readers[0]) and not view.model.is_output(tensor)
     found = _inner(view, conv, readers[0]) if alone else None
@@ -245,13 +252,13 @@ def _without_quantizers(view: View) -> Model:
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
 
-def heads(view: View, report: Report) -> None:
-    """Adds the findings about heads, channel counts, depthwise convolutions and float types."""
+def heads(view: View, report: Report, fused: Fused) -> None:
+    """Adds the findings about heads, channel counts, depthwise convolutions and float types; see :func:`run`."""
     quantized = {n.index for n in view.weighted if is_quantized(view, n)}
     _heads(view, report, quantized)
     for conv in view.weighted:
         if conv.index in quantized and conv.op in CONVOLUTIONS:
-            _shapes(view, report, conv)
+            _shapes(view, report, conv, fused.get(conv.name, ()))
     if quantized:
         _float_types(view, report)
 
@@ -300,7 +307,7 @@ def _reshapes(node: Node) -> bool:
     return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY) or node.op == "Sigmoid"
 
 
-def _shapes(view: View, report: Report, conv: Node) -> None:
+def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
     known = view.channels(conv)
     if known is None:
         return
@@ -309,7 +316,7 @@ def _shapes(view: View, report: Report, conv: Node) -> None:
     depthwise = groups == inputs and groups > 1
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     if depthwise:
-        _depthwise(view, report, conv)
+        _depthwise(view, report, conv, _in_front_of_activation(view, conv, fused))
     elif groups > 1:
         report.add("GROUP-SLOW", Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=concerned)
     small = any(c < 16 for c in ((inputs,) if not stem else ()) + (outputs,))
@@ -329,8 +336,8 @@ def _reads_network_input(view: View, conv: Node) -> bool:
     return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
 
 
-def _depthwise(view: View, report: Report, conv: Node) -> None:
-    readers = view.model.readers(conv.output)
+def _depthwise(view: View, report: Report, conv: Node, tensor: str) -> None:
+    readers = view.model.readers(tensor)
     ops = {n.op for n in readers}
     if "Sigmoid" in ops and "Mul" in ops:
         last = conv.index not in view.feeds_weighted

@@ -105,14 +105,17 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
     for node in (weights.q, weights.dq):
         if node is None or shape is None:
             continue
+        params = view.params(node)
+        count = params.scale.size if params.scale is not None else 0
         axis = view.axis(node)
         if axis is None:
             continue
+        if node is weights.first and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
+            return  # SCALE-COUNT
         axis %= len(shape)
         right = axis == wanted and (not transposed or target_named(report.target).transposed_per_channel)
         if not right:
-            found = WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed,
-                                view.params(node).axis_given, shape)
+            found = WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed, params.axis_given, shape)
             report.add("CT-AXIS" if transposed else "W-AXIS", found, convolutions=[conv.name])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
@@ -25,6 +25,7 @@ from qdqtool.model.subgraphs import captured
 from qdqtool.model.view import View
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
 
 
 class Editor:
@@ -206,6 +207,22 @@ class Editor:
         if axis is not None:
             proto.attribute.append(helper.make_attribute("axis", axis))
 
+    def pass_by(self, node: Node, source: str) -> None:
+        """Lets what reads a node read another tensor; for a subgraph or a network output the node becomes a copy."""
+        if not self.model.is_output(node.output) and not self.is_captured(node.output):
+            self._alias[node.output] = source
+            self.remove(node)
+            return
+        proto = self.proto_of(node)
+        proto.op_type, proto.domain = "Identity", ""
+        del proto.attribute[:]
+        proto.input[:] = [source]
+
+    def replace(self, node: Node, made: onnx.TensorProto) -> None:
+        """Puts a constant of that name, type and dimensions in the place of what a node makes."""
+        self.remove(node)
+        self._add_constant(made)
+
     def bypass(self, q: Node, dqs: Iterable[Node]) -> bool:
         """Removes Q/DQ pairs: what read a DQ reads what Q read, and the maker of that makes a network output instead.
 
@@ -325,23 +342,26 @@ def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
     return *message.input, *captured(message)
 
 
-def float_model(model: Model, weights: bool = False) -> onnx.ModelProto:
-    """The network without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
+def float_model(
+    model: Model, weights: bool = False, stored: Callable[[str, Iterable[int]], TensorProto] | None = None
+) -> Model:
+    """A model, itself, without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
 
-    Weights that are stored as integers stay so.
+    Args:
+        model: It is changed.
+        weights: Whether float weights lose their Q and DQ too.
+        stored: Makes the constant, of a name and dimensions, in the place of a DQ with stored integers, which stays
+            without it; with it nothing stays quantized.
     """
-    view = View(model)
-    editor = Editor(model.copy())
-    if weights:
-        for q in (q for q in view.quantizers if is_q(q) and view.is_weight(q)):
-            editor.bypass(q, [r for r in model.readers(q.output) if is_dq(r)])
-    for q, dqs in view.pairs():
-        for dq in dqs:  # a DQ may be a network output, so it stays as a copy
-            proto = editor.proto_of(dq)
-            proto.op_type, proto.domain = "Identity", ""
-            del proto.attribute[:]
-            del proto.input[:]
-            proto.input.append(q.input(0))
-        if len(dqs) == len(view.model.readers(q.output)):
-            editor.remove(q)
-    return editor.finish().proto
+    view, editor = View(model), Editor(model)
+    for node in (n for n in view.quantizers if n.input(0) and n.output):
+        maker = model.producer(node.input(0)) if is_dq(node) else node
+        constant = model.constant_proto(node.input(0)) if stored is not None and is_dq(node) else None
+        if stored is not None and constant is not None and constant.data_type not in FLOATS:
+            editor.replace(node, stored(node.output, constant.dims))
+        elif maker is not None and is_q(maker) and (weights or not view.is_weight(maker)):
+            if is_dq(node) or stored is not None:
+                editor.pass_by(node, maker.input(0))
+        elif stored is not None:
+            editor.pass_by(node, node.input(0))
+    return editor.finish()

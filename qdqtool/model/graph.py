@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -558,8 +558,11 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
         return 2**31
 
 
-def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) -> onnx.ModelProto:
-    """A copy whose initializers of more than ``keep`` bytes have dimensions and type but no data."""
+def without_large_weights(
+    proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES, only: Container[str] | None = None
+) -> onnx.ModelProto:
+    """A copy whose initializers of more than ``keep`` bytes, or those ``only``, have no data, but type and dimensions.
+    """
     slim = onnx.ModelProto()
     slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)
@@ -572,7 +575,7 @@ def without_large_weights(proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES) 
     graph.value_info.extend(proto.graph.value_info)
     graph.sparse_initializer.extend(proto.graph.sparse_initializer)
     for tensor in proto.graph.initializer:
-        if tensor_bytes(tensor) <= keep:
+        if tensor_bytes(tensor) <= keep or (only is not None and tensor.name not in only):
             graph.initializer.add().CopyFrom(tensor)
         else:
             graph.initializer.add().CopyFrom(without_data(tensor))

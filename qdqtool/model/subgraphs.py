@@ -1,8 +1,8 @@
-"""A model's own functions: how many nodes they stand for, before anything expands them."""
+"""Nodes as messages: what they read, what depends on what, and how many a model's own functions stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import onnx
 
@@ -45,6 +45,25 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
 
 
 _Key = tuple[str, str, str]
+
+
+def leading_to(
+    nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], given: Container[str] = ()
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that tensors depend on, in order, and the tensors with all that these nodes read.
+
+    Args:
+        nodes: A graph's nodes, each behind those that it reads.
+        tensors: What is wanted.
+        given: Tensors that need no node.
+    """
+    needed = set(tensors)
+    kept = []
+    for node in reversed(nodes):
+        if any(t and t in needed and t not in given for t in node.output):
+            kept.append(node)
+            needed.update((*node.input, *captured(node)))
+    return kept[::-1], needed
 
 
 def check_functions(proto: onnx.ModelProto, what: str) -> None:

@@ -9,24 +9,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from qdqtool.base.options import takes
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
 from qdqtool.insertion import rewrite
-from qdqtool.insertion.placement import HEADS, RESIDUALS, Placement, can_be_quantized, place
+from qdqtool.insertion.placement import Placement, can_be_quantized, place
 from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import scale_groups
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
-from qdqtool.options import DEFAULT_TARGET, Placing
+from qdqtool.options import Placing, Trained
 from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
 from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Refusal
-
-BACKENDS = ("pytorch-quantization", "modelopt")
 
 
 @dataclass(frozen=True)
@@ -136,19 +135,8 @@ def _place(site: Site) -> str:
     return f"{name} (projection {site.call})" if site.kind == LINEAR else name
 
 
-def plan(
-    model: nn.Module,
-    sample: Any = None,
-    *,
-    target: str | Target = DEFAULT_TARGET,
-    backend: str = "pytorch-quantization",
-    head: str = "box",
-    residual: str = "auto",
-    unify: bool = True,
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
-    merge: bool = True,
-) -> Plan:
+@takes(trained=Trained)
+def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
     """Decides where quantizers go; the network is not changed.
 
     The float network, its head in export mode, is exported to ONNX in memory,
@@ -159,30 +147,17 @@ def plan(
         model: The float network, on any device.
         sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
             wrapper takes an image of its size.
-        target: Which TensorRT, as for :func:`qdqtool.predict`.
-        backend: ``pytorch-quantization`` or ``modelopt``.
-        head: As for :func:`qdqtool.insert`.
-        residual: As for :func:`qdqtool.insert`.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one amax.
-        exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX graph, that stay
-            float; an Add belongs to the module in whose ``forward`` it is written.
-        include: The same for modules to quantize although a rule leaves them float.
-        merge: As for :func:`qdqtool.qat.prepare`; done on a copy here.
+        {options}
 
     Raises:
         QdqtoolError: An option is wrong, or a pattern matches nothing.
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
-    for value, choices, option in (
-        (backend, BACKENDS, "backend"), (head, HEADS, "head"), (residual, RESIDUALS, "residual"),
-    ):  # fmt: skip
-        if value not in choices:
-            raise QdqtoolError(f"{option}='{value}': choose one of {', '.join(choices)}")
-    chosen = target_named(target)
+    chosen = target_named(trained.target)
     sample = sample_for(model, sample)
     model = unwrapped(model)
     merged: list[str] = []
-    if merge and mergeable(model):
+    if trained.merge and mergeable(model):
         model = copied(model)
         merged = merge_branches(model)
     with exporting_heads(model):
@@ -191,11 +166,11 @@ def plan(
     prepare_network(work)
     candidates = [n for n in work.nodes if can_be_quantized(work, n)]
     names = {n.name: _module_of(traced, n.name) for n in candidates}
-    reasons = _matches(names, exclude, "exclude")
-    included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, include, "include")
+    reasons = _matches(names, trained.exclude, "exclude")
+    included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, trained.include, "include")
     while True:
-        placing = Placing(head=head, residual=residual, exclude=_exactly(reasons), include=_exactly(included),
-                          unify=unify)
+        placing = Placing(head=trained.head, residual=trained.residual, exclude=_exactly(reasons),
+                          include=_exactly(included), unify=trained.unify)
         placement = place(work, rewrite.rules_for(work, placing, chosen))
         unreachable = _unreachable(traced, placement)
         if not unreachable:
@@ -204,7 +179,7 @@ def plan(
     if not placement.readers:
         why = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
-    decided = _as_plan(traced, work, placement, chosen, backend, unify, reasons, names)
+    decided = _as_plan(traced, work, placement, chosen, trained, reasons, names)
     call = as_call(sample)
     _refuse_computed(decided, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
@@ -293,13 +268,13 @@ def _unreachable(traced: Traced, placement: Placement) -> dict[str, Refusal]:
 
 
 def _as_plan(
-    traced: Traced, work: Model, placement: Placement, target: Target, backend: str, unify: bool,
-    reasons: dict[str, Refusal], names: dict[str, str],
-) -> Plan:  # fmt: skip
-    result = Plan(target.name, backend, norms=_norms(traced))
+    traced: Traced, work: Model, placement: Placement, target: Target, trained: Trained, reasons: dict[str, Refusal],
+    names: dict[str, str],
+) -> Plan:
+    result = Plan(target.name, trained.backend, norms=_norms(traced))
     for module, kind in traced.calls:
         result.counted.setdefault(kind, []).append(module)
-    numbers = _group_numbers(traced, work, placement, unify)
+    numbers = _group_numbers(traced, work, placement, trained.unify)
     order = {n.index: i for i, n in enumerate(work.ordered)}
     readers = [(t, r) for t, found in placement.readers.items() for r in found]
     seen: set[Site] = set()

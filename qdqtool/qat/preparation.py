@@ -1,35 +1,25 @@
 """``qat.prepare``: puts the quantizers of a plan into a network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from torch import nn
 
+from qdqtool.base.options import takes
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import DEFAULT_TARGET
+from qdqtool.options import Trained
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
 from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
 from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, plan, sample_for
 from qdqtool.qat.sites import LINEAR, Site
-from qdqtool.trt.targets import Target
 
 PLAN = "qdqtool_plan"
 
 
+@takes(trained=Trained)
 def prepare(
-    model: nn.Module,
-    sample: Any = None,
-    *,
-    target: str | Target = DEFAULT_TARGET,
-    backend: str = "pytorch-quantization",
-    head: str = "box",
-    residual: str = "auto",
-    unify: bool = True,
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
-    merge: bool = True,
-    report: Callable[[str], object] | None = print,
+    model: nn.Module, sample: Any = None, *, trained: Trained, report: Callable[[str], object] | None = print
 ) -> Plan:
     """Inserts quantizers into a float network, in place, where TensorRT uses them.
 
@@ -43,15 +33,7 @@ def prepare(
         model: The network; it may be on any device, in training or evaluation. Ultralytics' wrapper is taken as well.
         sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
             wrapper takes an image of its size.
-        target: Which TensorRT, as for :func:`qdqtool.predict`.
-        backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
-        head: As for :func:`qdqtool.insert`: ``box``, ``float`` or ``none``.
-        residual: As for :func:`qdqtool.insert`: ``auto``, ``skip``, ``both`` or ``none``.
-        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one quantizer.
-        exclude: Regular expressions (``re.search``) on names of modules that stay float; each has to match one.
-        include: The same for modules to quantize although a rule leaves them float.
-        merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7 and v9) are merged
-            first, by the network's own method; training then goes on with the one convolution.
+        {options}
         report: Gets the plan in words before anything is touched; None for silence.
 
     Returns:
@@ -67,11 +49,8 @@ def prepare(
     model = unwrapped(model)
     if is_prepared(model):
         raise QdqtoolError(f"{type(model).__name__}: is prepared already; prepare the float network")
-    decided = plan(
-        model, sample, target=target, backend=backend, head=head, residual=residual, unify=unify, exclude=exclude,
-        include=include, merge=merge,
-    )  # fmt: skip
-    backend_named(backend)
+    decided = plan(model, sample, trained=trained)
+    backend_named(trained.backend)
     if report is not None:
         report(decided.text())
     if decided.merged:

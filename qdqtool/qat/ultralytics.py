@@ -19,7 +19,6 @@ one), with this trainer as with theirs.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -31,13 +30,14 @@ from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
+from qdqtool.base.options import concern, option, options_of
+from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import DEFAULT_TARGET
+from qdqtool.options import Trained
 from qdqtool.qat.modules import uncalibrated
 from qdqtool.qat.networks import FREEZE_NORMS, freeze, protect, untrained, unwrapped
 from qdqtool.qat.preparation import is_prepared, prepare
 from qdqtool.qat.ranges import calibrate
-from qdqtool.trt.targets import Target
 
 # Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
 # no mosaic (statistics as at inference), and float32: the quantizers' steps are finer than bfloat16's.
@@ -47,27 +47,14 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the trainer does before the first step.
+@concern
+class Options(Trained):
+    """What the trainer does before the first step; the other fields are as for :func:`qdqtool.qat.prepare`."""
 
-    Attributes:
-        target, backend, head, residual, unify, exclude, include: As for :func:`qdqtool.qat.prepare`.
-        method: As for :func:`qdqtool.qat.calibrate`.
-        images: How many training images calibrate.
-        freeze_norms: Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.
-    """
-
-    target: str | Target = DEFAULT_TARGET
-    backend: str = "pytorch-quantization"
-    head: str = "box"
-    residual: str = "auto"
-    unify: bool = True
-    exclude: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    method: str = "mse"
-    images: int = 128
-    freeze_norms: bool = FREEZE_NORMS
+    method: str = option("mse", "As for :func:`qdqtool.qat.calibrate`.")
+    images: int = option(128, "How many training images calibrate.")
+    freeze_norms: bool = option(
+        FREEZE_NORMS, "Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.")
 
 
 class QuantizedTraining:
@@ -83,10 +70,9 @@ class QuantizedTraining:
     def with_options(cls, **changes: Any) -> type[Any]:
         """The same trainer with other :class:`Options`, for example ``Trainer.with_options(target="trt10")``."""
         listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
-        try:
-            options = replace(cls.options, **listed)
-        except TypeError as error:
-            raise QdqtoolError(f"Trainer.with_options: {str(error).split(') ', 1)[-1]}") from error
+        for name in listed.keys() - {o.name for o in options_of(Options)}:
+            raise QdqtoolError(f"Trainer.with_options: got an unexpected keyword argument '{name}'")
+        options = replaced(cls.options, **listed)
         return type(cls.__name__, (cls,), {"options": options, "__module__": cls.__module__})
 
     def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
@@ -124,12 +110,9 @@ class QuantizedTraining:
             LOGGER.warning("qdqtool: this network was never trained; start from a trained checkpoint")
         height, width = self._size(network)
         channels = self.data.get("channels", 3)
-        o = self.options
         device = next(network.parameters()).device
-        plan = prepare(
-            network, torch.zeros(1, channels, height, width, device=device), target=o.target, backend=o.backend,
-            head=o.head, residual=o.residual, unify=o.unify, exclude=o.exclude, include=o.include, report=None,
-        )  # fmt: skip
+        sample = torch.zeros(1, channels, height, width, device=device)
+        plan = prepare(network, sample, trained=self.options, report=None)
         LOGGER.info(f"qdqtool: {plan.text().splitlines()[0]}")
 
     def _size(self, network: nn.Module) -> tuple[int, int]:

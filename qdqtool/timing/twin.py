@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.model.editor import FLOATS, float_model
 from qdqtool.model.external import has_data
-from qdqtool.model.graph import Model, Node, tensor_bytes
+from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.inference import stays_small
-from qdqtool.model.qdq import is_dq, is_qdq
+from qdqtool.model.qdq import is_qdq
 from qdqtool.trt.targets import Target
 
 _MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not available
-_KEEP = 4096  # bytes; larger constants keep their dimensions only
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, 0)
 
 
 def has_qdq(model: Model) -> bool:
@@ -31,51 +30,18 @@ def has_qdq(model: Model) -> bool:
 
 def float_twin(model: Model) -> Model:
     """The same network without its Q and DQ, constants without data where they are large; the model is not changed."""
-    renamed: dict[str, str] = {}
-
-    def origin(tensor: str) -> str:
-        seen = 0
-        while tensor in renamed and seen < 10_000:
-            tensor, seen = renamed[tensor], seen + 1
-        return tensor
-
-    made: list[TensorProto] = []
-    for node in model.nodes:
-        if not is_qdq(node) or not node.inputs or not node.output:
-            continue
-        source = node.input(0)
-        stored = model.constant_proto(source)
-        if is_dq(node) and stored is not None and stored.data_type not in _FLOATS:
-            made.append(placeholder(node.output, stored.dims))  # int8 weights: floats again
-        else:
-            renamed[node.output] = source
-    proto = _emptied(model)
-    graph = proto.graph
-    for node in model.nodes:
-        if is_qdq(node):
-            if model.is_output(node.output) and node.output in renamed:
-                graph.node.append(helper.make_node("Identity", [origin(node.output)], [node.output], name=node.name))
-            continue
-        copied = graph.node.add()
-        copied.CopyFrom(node.proto)
-        for i, tensor in enumerate(copied.input):
-            if tensor in renamed:
-                copied.input[i] = origin(tensor)
-    graph.initializer.extend(made)
-    graph.input.extend(model.proto.graph.input)
-    graph.output.extend(model.proto.graph.output)
-    graph.value_info.extend(model.proto.graph.value_info)
-    return Model(proto, model.path, sha256=model.sha256, types=model)
+    found = float_model(Model(light(model), model.path, types=model), weights=True, stored=placeholder)
+    found.sha256 = model.sha256
+    return found
 
 
-def _emptied(model: Model) -> onnx.ModelProto:
-    """A model without nodes, inputs and outputs; its large constants have no data."""
-    proto = onnx.ModelProto(ir_version=model.proto.ir_version, graph=onnx.GraphProto(name=model.proto.graph.name))
-    proto.opset_import.extend(model.proto.opset_import)
-    proto.functions.extend(model.proto.functions)
+def light(model: Model, only: Container[str] | None = None) -> onnx.ModelProto:
+    """A model's message with placeholders for its large constants, or for those among the constants named."""
+    proto = without_large_weights(model.proto, only=only)
     proto.metadata_props.extend(model.proto.metadata_props)
-    proto.graph.initializer.extend(t if tensor_bytes(t) <= _KEEP else placeholder(t.name, t.dims, t.data_type)
-                                   for t in model.proto.graph.initializer)
+    for tensor, given in zip(proto.graph.initializer, model.proto.graph.initializer, strict=True):
+        if has_data(given) and not has_data(tensor):
+            tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
     return proto
 
 
@@ -95,7 +61,7 @@ def with_weights(model: Model) -> Model | None:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for tensor in proto.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL and tensor.data_type in _FLOATS:
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.data_type in FLOATS:
             filled = np.ones(tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
             tensor.CopyFrom(numpy_helper.from_array(filled, tensor.name))
     return Model(proto, model.path, sha256=model.sha256, types=model)
@@ -160,20 +126,15 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
         notes.append(f"input '{name}' taken as {'x'.join(map(str, dims))}")
     if not chosen:
         return model, notes
-    proto = _emptied(model)
-    graph = proto.graph
-    graph.node.extend(model.proto.graph.node)
-    for value in model.proto.graph.input:
-        added = graph.input.add()
-        added.CopyFrom(value)
+    proto = light(model)
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
         if value.name in chosen:
-            shape = added.type.tensor_type.shape  # written anew: an output of that name may have given another rank
+            shape = value.type.tensor_type.shape  # written anew: an output of that name may have given another rank
             del shape.dim[:]
             shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=d) for d in chosen[value.name])
-    for value in model.proto.graph.output:
-        added = graph.output.add()
-        added.CopyFrom(value)
-        added.type.tensor_type.ClearField("shape")
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
     return Model(proto, model.path, sha256=model.sha256), notes
 
 

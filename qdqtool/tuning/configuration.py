@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import onnx
-
 from qdqtool import prediction
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, float_nodes, place
@@ -23,7 +21,7 @@ from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.twin import placeholder
+from qdqtool.timing.twin import light
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, QuantizedTensor
 
@@ -103,7 +101,6 @@ def first_change(model: Model, one: Recipe, other: Recipe) -> int:
 
 # Configurations ------------------------------------------------------------------------------------------------------
 
-_KEEP = 4096  # bytes of weights; larger ones keep their dimensions only where a placement is just simulated
 FLOAT = "float"
 
 
@@ -283,17 +280,7 @@ class Planner:
     def _slim(self) -> Model:
         """The network without its large weights; all other constants stay, shapes may depend on them."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
-        slim = onnx.ModelProto(ir_version=self.model.proto.ir_version)
-        for name in ("opset_import", "functions", "metadata_props"):
-            getattr(slim, name).extend(getattr(self.model.proto, name))
-        graph, source = slim.graph, self.model.proto.graph
-        graph.name = source.name
-        for name in ("node", "input", "output", "value_info"):
-            getattr(graph, name).extend(getattr(source, name))
-        for tensor in source.initializer:
-            large = tensor.name in weights and tensor.ByteSize() > _KEEP
-            graph.initializer.append(placeholder(tensor.name, tensor.dims, tensor.data_type) if large else tensor)
-        return Model(slim, self.model.path, EDITED, types=self.model)
+        return Model(light(self.model, weights), self.model.path, EDITED, types=self.model)
 
 
 def cost_of(predicted: Prediction, ms: float | None) -> Cost:

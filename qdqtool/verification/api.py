@@ -11,7 +11,7 @@ import onnx
 
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
-from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Mismatch, MismatchKind
+from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, PARSE, implicit_int8, listing_hole
@@ -321,12 +321,10 @@ def verify_with_builder(
     verification = of_pairs(prediction, compare(prediction, result) if result.status == "built" else [], described)
     if status_agrees(prediction, result) is False:
         said = status_of(prediction)
-        why = f"predicted to be {said}, the compiler says {result.status}"
-        if result.message:
-            why += f": {result.message}"
-        verification.mismatches.append(
-            Mismatch(MismatchKind.BUILD, index.path or "model", {"status": said}, {"status": result.status}, why)
-        )
+        says = f"{result.status}: {result.message}" if result.message else result.status
+        verification.mismatches.append(Mismatch(
+            MismatchKind.BUILD, index.path or "model", {"status": said}, {"status": result.status}, Difference.STATUS,
+            (said, says)))
     elif result.status != "built":
         verification.notes.append(f"predicted and built alike: {result.status}: {result.message}")
     return verification

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qdqtool.base.records import published
-from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Mismatch, MismatchKind
+from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Difference, Mismatch, MismatchKind, Said
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.model.graph import Model, Node
@@ -321,7 +321,6 @@ def _integers_arrive(name: str, first: Precision) -> bool:
 
 FUSING_INTO = "fusing"
 DOUBLE = "QuantizeDoubleInputNodes"
-CONTRADICTS = "the log contradicts itself"
 _SHOWN = ("Add", "MaxPool")  # absorbed nodes whose names every version keeps in the layer's name
 
 
@@ -335,7 +334,7 @@ class BuiltConv:
     fused: list[str] | None = None
     layer: str = ""
     line: int = 0
-    contradiction: str = ""
+    contradiction: Said | None = None
 
     def as_json(self) -> Described:
         return published(self, "precision", "inputs", "output", "fused", "layer")
@@ -402,12 +401,11 @@ def compare_convolutions(
     for conv in prediction.convolutions:
         node = model.node(conv.name)
         built = built_convolution(node, conv, build, mapper, lines)
-        why = "" if conv.name in skip else _difference(model, conv, built)
-        if why:
-            why += _rule(prediction, conv)
-            said = published(conv, "precision", "inputs", "output", "fused", "layer", "evidence")
-            mismatches.append(Mismatch(MismatchKind.CONVOLUTION, conv.name, said, built.as_json(), why,
-                                       built.line or None))  # fmt: skip
+        said = None if conv.name in skip else _difference(model, conv, built)
+        if said is not None:
+            told = published(conv, "precision", "inputs", "output", "fused", "layer", "evidence")
+            mismatches.append(Mismatch(MismatchKind.CONVOLUTION, conv.name, told, built.as_json(), *said,
+                                       built.line or None, _rule(prediction, conv)))  # fmt: skip
         elif conv.name in skip or built.precision is None or built.output is None:
             unknown.append(conv.name)
     total = len(prediction.convolutions)
@@ -438,11 +436,11 @@ def _check_against_lines(built: BuiltConv, lines: PassLines, in_line: int | None
     """The engine listing outranks the pass lines, but a log that says both things is not to be trusted."""
     assert built.precision is not None
     if in_line is not None and built.precision.is_float:
-        built.contradiction = f"{CONTRADICTS}: line {in_line} quantizes it, the engine lists a float input"
+        built.contradiction = Difference.LINE_AND_INPUT, (in_line,)
     elif out_line is not None and built.output is not None and built.output.is_float:
-        built.contradiction = f"{CONTRADICTS}: line {out_line} quantizes the output, the engine lists float"
+        built.contradiction = Difference.LINE_AND_OUTPUT, (out_line,)
     elif in_line is None and lines.complete and built.precision == Precision.INT8 and lines.inputs:
-        built.contradiction = f"{CONTRADICTS}: the engine lists INT8, no pass line quantizes it"
+        built.contradiction = Difference.NO_LINE, ()
 
 
 def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer, place: int) -> BuiltConv:
@@ -472,38 +470,38 @@ def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
     return BuiltConv(_known(computes_in(layer)), None, _known(writes(layer)), layer=layer.name, line=layer.line)
 
 
-def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> str:
-    """What differs, in words; an empty string when nothing that the build shows does."""
-    if built.contradiction:
+def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> Said | None:
+    """What differs; None when nothing that the build shows does."""
+    if built.contradiction is not None:
         return built.contradiction
     if built.precision is not None and not _agrees(conv.precision, built.precision):
-        return f"predicted {_word(conv.precision)}, built {_word(built.precision)}"
+        return Difference.PRECISION, (_word(conv.precision), _word(built.precision))
     if built.output is not None and not _agrees(conv.output, built.output):
-        return f"predicted {_word(conv.output)} output, built {_word(built.output)} output"
+        return Difference.OUTPUT, (_word(conv.output), _word(built.output))
     if built.inputs is not None:
         if len(built.inputs) != len(conv.inputs):
-            more = "takes a residual input" if len(conv.inputs) > len(built.inputs) else "takes no residual input"
-            return f"predicted that it {more}, built otherwise"
+            more = len(conv.inputs) > len(built.inputs)
+            return Difference.TAKES_RESIDUAL if more else Difference.TAKES_NONE, ()
         for mine, theirs in zip(conv.inputs[1:], built.inputs[1:], strict=True):
             if not _agrees(mine, theirs):
-                return f"predicted {_word(mine)} residual, built {_word(theirs)} residual"
+                return Difference.RESIDUAL, (_word(mine), _word(theirs))
     if built.fused is not None and built.layer and " || " not in built.layer:
         return _fusion_difference(model, conv, built.fused)
-    return ""
+    return None
 
 
 def _agrees(predicted: Precision, built: Precision) -> bool:
     return predicted.agrees(built) or (predicted == Precision.FLOAT and built.is_float)
 
 
-def _fusion_difference(model: Model, conv: ConvOutcome, built: list[str]) -> str:
+def _fusion_difference(model: Model, conv: ConvOutcome, built: list[str]) -> Said | None:
     for name in conv.fused:
         if name not in built and _is_shown(model, name):
-            return f"predicted that it absorbs {name}, the engine's layer does not"
+            return Difference.ABSORBS, (name,)
     for name in built:
         if name not in conv.fused and _is_shown(model, name):
-            return f"the engine's layer absorbs {name}, which was not predicted"
-    return ""
+            return Difference.ABSORBED, (name,)
+    return None
 
 
 def _is_shown(model: Model, name: str) -> bool:
@@ -520,7 +518,7 @@ def _rule(prediction: Prediction, conv: ConvOutcome) -> str:
     """By which rule the prediction came about."""
     refusal = next((r for r in prediction.refusals if r.node == conv.name), None)
     if refusal is not None:
-        return f" (predicted by {refusal.pass_name}: {refusal.reason})"
+        return f"by {refusal.pass_name}: {refusal.reason}"
     name = conv.layer or conv.name
     fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in _members(e.object)]
-    return f" (predicted by {fired[0]})" if fired else f" (predicted as layer {name})"
+    return f"by {fired[0]}" if fired else f"as layer {name}"

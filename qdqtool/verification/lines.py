@@ -14,9 +14,11 @@ from qdqtool.buildlog.agreement import (
     ConversionCounts,
     ConvolutionCounts,
     Described,
+    Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
+    Said,
     TraceCounts,
 )
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
@@ -192,14 +194,15 @@ def _compare(
     for event in logged:
         if extra.get(event.event, 0) > 0:
             extra[event.event] -= 1
-            why = "first line at which prediction and log part" if event is first else "logged, not predicted"
-            result.mismatches.append(Mismatch(kind, trace.render(event.event), {}, event.as_json(), why, event.line))
+            what = Difference.FIRST_LINE if event is first else Difference.LOGGED
+            name = trace.render(event.event)
+            result.mismatches.append(Mismatch(kind, name, {}, event.as_json(), what, (), event.line))
     if ended:
         for expected in predicted:
             if missing.get(expected, 0) > 0:
                 missing[expected] -= 1
-                why = "predicted, not logged"
-                result.mismatches.append(Mismatch(kind, trace.render(expected), expected.as_json(), {}, why))
+                name = trace.render(expected)
+                result.mismatches.append(Mismatch(kind, name, expected.as_json(), {}, Difference.NOT_LOGGED))
     return result
 
 
@@ -220,11 +223,10 @@ def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Co
     theirs = Counter(map(_conversion_key, names))
     places = {_conversion_key(layer.name): layer.line for layer in build.layers}
     for name in (theirs - mine).elements():
-        why = "stays in the engine, not predicted"
-        result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {}, {"name": name}, why, places.get(name)))
+        result.mismatches.append(Mismatch(
+            MismatchKind.CONVERSION, name, {}, {"name": name}, Difference.STAYS, (), places.get(name)))
     for name in (mine - theirs).elements():
-        why = "predicted to stay, the engine has none"
-        result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, why))
+        result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE))
     return result
 
 
@@ -254,13 +256,13 @@ def compare_layers(
         mine = predicted.get(_layer_key(layer.name))
         if mine is None:
             continue
-        why = _edge_difference("input", mine.inputs, layer.inputs)
-        why = why or _edge_difference("output", mine.outputs, layer.outputs)
-        if not why:
+        said = _edge_difference(Difference.INPUT, mine.inputs, layer.inputs)
+        said = said or _edge_difference(Difference.OUTPUT, mine.outputs, layer.outputs)
+        if said is None:
             agree += 1
         elif layer.name not in reported:
             mismatches.append(
-                Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), why, layer.line)
+                Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), *said, layer.line)
             )
     return Compared(LayerCounts(len(listed), agree), mismatches)
 
@@ -276,17 +278,17 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
                 continue
             before, where = seen.setdefault(tensor.tensor, (precision, layer))
             if before != precision:
-                why = f"the log contradicts itself: {before} in line {where.line}, {precision} in line {layer.line}"
-                found.append(Mismatch(MismatchKind.LAYER, tensor.tensor, {}, layer.as_json(), why, layer.line))
+                found.append(Mismatch(MismatchKind.LAYER, tensor.tensor, {}, layer.as_json(), Difference.TWO_TYPES,
+                                      (before, where.line, precision, layer.line), layer.line))
     ends = {name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)}
     if ends and all(p.is_float for p in ends.values()):
         ends |= {name: Precision.FLOAT for name in build.bindings if name not in ends}  # named otherwise in the build
     for name, expected in ends.items():
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
-            why = f"the model's {name} is {expected}, the engine lists {built}"
             said: Described = {"precision": str(expected)}
-            found.append(Mismatch(MismatchKind.LAYER, name, said, where.as_json(), why, where.line))
+            found.append(Mismatch(MismatchKind.LAYER, name, said, where.as_json(), Difference.END,
+                                  (name, expected, built), where.line))
     return found
 
 
@@ -297,12 +299,14 @@ def _layer_key(name: str) -> str:
     return match[1] if match else plain
 
 
-def _edge_difference(side: str, predicted: list[TensorPrecision], built: list[BuiltTensor]) -> str:
+def _edge_difference(
+    side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
+) -> Said | None:
     for mine, theirs in zip(predicted, built, strict=False):
         plain = all(p.is_float or p == Precision.INT8 for p in (mine.precision, theirs.precision))
         if plain and not mine.precision.agrees(theirs.precision):
-            return f"predicted {mine.precision} {side}, built {theirs.precision} {side}"
-    return ""
+            return side, (mine.precision, theirs.precision)
+    return None
 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
@@ -321,8 +325,8 @@ def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Ve
     wrong = [p for p in pairs if p.agrees is False]
     mismatches = [
         Mismatch(MismatchKind.CONVOLUTION, p.predicted.name, p.predicted.as_json(),
-                 p.built.as_json() if p.built else {},
-                 f"predicted {p.predicted.precision}, built {p.built.precision if p.built else 'unknown'}")
+                 p.built.as_json() if p.built else {}, Difference.PRECISION,
+                 (p.predicted.precision, p.built.precision if p.built else "unknown"))
         for p in wrong
     ]  # fmt: skip
     counts = ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(wrong), len(unknown), unknown)

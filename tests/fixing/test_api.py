@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import fix
@@ -411,3 +412,15 @@ def test_never_worse_and_valid(proto):
     assert fix(proto, "trt8.5").proto.SerializeToString(deterministic=True) == fixed.proto.SerializeToString(
         deterministic=True
     )
+
+
+def test_the_result_is_saved_but_not_over_the_model(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(shared_model(), path)
+    fixed = qdqtool.fix(path, "trt8.5", ["W-SHARED"])
+    with pytest.raises(QdqtoolError, match=r"model\.onnx"):
+        fixed.save(path)
+    fixed.save(tmp_path / "fixed.onnx")
+    again = predict(tmp_path / "fixed.onnx", "trt8.5")
+    assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
+    assert fixed.ok is all(f.severity != "error" for f in again.findings) and ": 1 applied, 0 refused>" in repr(fixed)

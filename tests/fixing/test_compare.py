@@ -23,16 +23,27 @@ def pair_model(scale=0.1):
 
 
 def test_float_model_has_no_activation_quantizer():
-    proto = float_model(Model(pair_model()))
+    proto = float_model(Model(pair_model())).proto
     assert [n.op_type for n in proto.graph.node] == ["Identity"]
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     assert np.array_equal(compare.run(proto, {"x": x})["p.DQ:0"], x)
 
 
+def test_a_quantizer_whose_integers_leave_the_network_stays():
+    g = Graph()
+    x = g.input(1, 4, 8, 8)
+    proto = float_model(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
+    assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
+    values = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
+    found = compare.run(proto, {"x": values})
+    assert np.array_equal(found["p.DQ:0"], values)
+    assert np.array_equal(found["p.Q:0"], np.clip(np.rint(values / np.float32(0.1)), -128, 127))
+
+
 def test_noise_is_that_of_rounding():
     proto = pair_model()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
-    reference = compare.run(float_model(Model(proto)), {"x": x})
+    reference = compare.run(float_model(Model(proto).copy()).proto, {"x": x})
     got = compare.noise(compare.run(proto, {"x": x}), reference)
     rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
     wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))

@@ -354,6 +354,9 @@ def test_depthwise_with_silu_and_with_add(g):
     x = g.relu(g.input(1, 32, 8, 8), "r")
     proto = g.model(g.silu(g.conv(x, "dw", 32, groups=32), "s"))
     assert cause(finding(proto, "DW-SILU")).last
+    normed = Graph()
+    x = normed.conv(normed.relu(normed.input(1, 32, 8, 8), "r"), "dw", 32, groups=32)
+    assert finding(normed.model(normed.silu(normed.bn(x, "bn"), "s")), "DW-SILU").node == "dw", "its layer took that in"
     g = Graph()
     x = g.relu(g.input(1, 32, 8, 8), "r")
     proto = g.model(g.add(g.conv(x, "dw", 32, groups=32), x, "sum"))

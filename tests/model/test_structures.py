@@ -20,7 +20,7 @@ from qdqtool.model.pointwise import (
     run_time_inputs,
 )
 from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
-from qdqtool.model.subgraphs import _nodes, inner_graphs
+from qdqtool.model.subgraphs import _nodes, inner_graphs, leading_to
 from qdqtool.prediction import predict
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
@@ -305,3 +305,13 @@ def test_every_depth_once_in_order() -> None:
     # Calls of functions are counted over the same nodes, none of them twice.
     counted = [n.op_type for n in _nodes([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
     assert counted == ["Own", "Loop"]
+
+
+def test_what_tensors_depend_on() -> None:
+    """Through subgraphs too; unset inputs and outputs connect nothing, and what is given needs no node."""
+    inner = helper.make_graph([helper.make_node("Neg", ["b"], ["in"])], "g", [], [])
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]),
+             helper.make_node("If", ["a"], ["c"], then_branch=inner, else_branch=inner),
+             helper.make_node("Clip", ["c", "", "max"], ["d"]), helper.make_node("Dropout", ["x"], ["e", ""])]
+    assert leading_to(nodes, ["d"]) == (nodes[:4], {"d", "c", "", "max", "a", "b", "x"})
+    assert leading_to(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]

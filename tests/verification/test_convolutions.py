@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from qdqtool.buildlog.agreement import Difference, Said
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
 from qdqtool.model.graph import Model
@@ -20,6 +21,7 @@ from tests.verification.test_api import layer
 
 INT8, FP16, FP32, FLOAT = Precision.INT8, Precision.FP16, Precision.FP32, Precision.FLOAT
 PASS = "QuantizeDoubleInputNodes"
+TO_INT8 = (Difference.OUTPUT, "float", "INT8")
 EPILOGUE = [("QDQ graph optimizer quantization epilogue pass", 99)]
 
 
@@ -46,44 +48,44 @@ def compared(outcome: ConvOutcome, build: Build, *unsure: str, **changes: object
     return SimpleNamespace(**counts.as_json(), mismatches=mismatches)
 
 
-def why(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> str:
-    """The mismatch in words, without the rule; empty where both agree."""
+def said_of(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> tuple[object, ...]:
+    """The difference and its values; empty where both agree."""
     found = compared(outcome, Build(layers=list(layers), **build))  # type: ignore[arg-type]
     assert found.total == 1 == found.agree + found.unknown + len(found.mismatches)
     assert not found.unknown, "a layer with types tells"
-    return found.mismatches[0].why.partition(" (predicted")[0] if found.mismatches else ""
+    return (found.mismatches[0].differs, *found.mismatches[0].values) if found.mismatches else ()
 
 
 @pytest.mark.parametrize(("outcome", "name", "inputs", "outputs", "said"), [
-    (PLAIN, "b", "INT8", "FP16", ""), (PLAIN, "b", "INT8", "FP32", ""),
-    (PLAIN, "b", "FP16", "FP16", "predicted INT8, built FP16"),
-    (PLAIN, "b", "INT8", "INT8", "predicted float output, built INT8 output"),
-    (replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), "b", "FP32", "FP32", ""),
-    (replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), "b", "INT8", "FP32", "predicted float, built INT8"),
-    (replace(PLAIN, output=FP16), "b", "INT8", "FP32", "predicted FP16 output, built FP32 output"),
-    (TAKES, "b + sum + rb", "INT8 INT8", "INT8", ""),
-    (TAKES, "b + sum + rb", "INT8 FP16", "INT8", "predicted INT8 residual, built FP16 residual"),
-    (TAKES, "b + sum + rb", "INT8", "INT8", "predicted that it takes a residual input, built otherwise"),
-    (PLAIN, "b + sum", "INT8 FP16", "FP16", "predicted that it takes no residual input, built otherwise"),
-    (PLAIN, "b", "INT8 FP16", "FP16", ""),  # a second input without an Add: weights, say
-    (TAKES, "b", "INT8 INT8", "INT8", "predicted that it absorbs sum, the engine's layer does not"),
-    (TAKES, "b + sum", "INT8 INT8", "INT8", ""),  # a Relu's name is not kept by every version
-    (PLAIN, "b + pool", "INT8", "FP16", "the engine's layer absorbs pool, which was not predicted"),
-    (PLAIN, "b + rb", "INT8", "FP16", ""),
-    (replace(TAKES, fused=["sum", "rb", "pool"]), "b + sum + rb + pool", "INT8 INT8", "INT8", ""),
+    (PLAIN, "b", "INT8", "FP16", ()), (PLAIN, "b", "INT8", "FP32", ()),
+    (PLAIN, "b", "FP16", "FP16", (Difference.PRECISION, "INT8", "FP16")),
+    (PLAIN, "b", "INT8", "INT8", TO_INT8),
+    (replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), "b", "FP32", "FP32", ()),
+    (replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), "b", "INT8", "FP32", (Difference.PRECISION, "float", "INT8")),
+    (replace(PLAIN, output=FP16), "b", "INT8", "FP32", (Difference.OUTPUT, "FP16", "FP32")),
+    (TAKES, "b + sum + rb", "INT8 INT8", "INT8", ()),
+    (TAKES, "b + sum + rb", "INT8 FP16", "INT8", (Difference.RESIDUAL, "INT8", "FP16")),
+    (TAKES, "b + sum + rb", "INT8", "INT8", (Difference.TAKES_RESIDUAL,)),
+    (PLAIN, "b + sum", "INT8 FP16", "FP16", (Difference.TAKES_NONE,)),
+    (PLAIN, "b", "INT8 FP16", "FP16", ()),  # a second input without an Add: weights, say
+    (TAKES, "b", "INT8 INT8", "INT8", (Difference.ABSORBS, "sum")),
+    (TAKES, "b + sum", "INT8 INT8", "INT8", ()),  # a Relu's name is not kept by every version
+    (PLAIN, "b + pool", "INT8", "FP16", (Difference.ABSORBED, "pool")),
+    (PLAIN, "b + rb", "INT8", "FP16", ()),
+    (replace(TAKES, fused=["sum", "rb", "pool"]), "b + sum + rb + pool", "INT8 INT8", "INT8", ()),
 ])  # fmt: skip
-def test_a_layer(outcome: ConvOutcome, name: str, inputs: str, outputs: str, said: str) -> None:
-    assert why(outcome, layer(name, inputs=inputs, outputs=outputs)) == said
+def test_a_layer(outcome: ConvOutcome, name: str, inputs: str, outputs: str, said: tuple[object, ...]) -> None:
+    assert said_of(outcome, layer(name, inputs=inputs, outputs=outputs)) == said
 
 
 @pytest.mark.parametrize(("place", "outputs", "said"), [
-    (0, "FP16 INT8", ""), (1, "INT8 FP16", ""), (0, "INT8 FP16", "predicted float output, built INT8 output"),
-    (1, "FP16 INT8", "predicted float output, built INT8 output"), (1, "FP16", ""),
+    (0, "FP16 INT8", ()), (1, "INT8 FP16", ()), (0, "INT8 FP16", TO_INT8),
+    (1, "FP16 INT8", TO_INT8), (1, "FP16", ()),
 ])  # fmt: skip
-def test_each_of_two_merged_convolutions_has_its_output(place: int, outputs: str, said: str) -> None:
+def test_each_of_two_merged_convolutions_has_its_output(place: int, outputs: str, said: tuple[object, ...]) -> None:
     """A merged layer has one output for each; a second input is no residual there, and names tell no absorption."""
     name = " || ".join(["a + pool", "a + pool"][:place] + ["b + pool"] + ["a"][place:])
-    assert why(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == said
+    assert said_of(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == said
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")])
@@ -146,22 +148,23 @@ def test_which_convolution_a_line_is_about(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(("events", "ended", "inputs", "outputs", "contradiction"), [
-    ([line("(d)", 7)], True, "INT8", "FP16", ""),
-    ([line("(d)", 7)], True, "FP16", "FP16", "line 7 quantizes it, the engine lists a float input"),
-    ([line("q", 6), line("(d)", 7)], True, "INT8", "FP16", "line 6 quantizes the output, the engine lists float"),
-    ([line("q", 6), line("(d)", 7)], True, "INT8", "UNKNOWN", ""),
-    ([line("(d)", 7, "a")], True, "INT8", "FP16", "the engine lists INT8, no pass line quantizes it"),
-    ([line("(d)", 7, "a")], False, "INT8", "FP16", ""),  # cut off
-    ([], True, "INT8", "FP16", ""),  # a log without any such line
-    ([line("(d)", 7, "a")], True, "FP16", "FP16", ""),
+    ([line("(d)", 7)], True, "INT8", "FP16", None),
+    ([line("(d)", 7)], True, "FP16", "FP16", (Difference.LINE_AND_INPUT, (7,))),
+    ([line("q", 6), line("(d)", 7)], True, "INT8", "FP16", (Difference.LINE_AND_OUTPUT, (6,))),
+    ([line("q", 6), line("(d)", 7)], True, "INT8", "UNKNOWN", None),
+    ([line("(d)", 7, "a")], True, "INT8", "FP16", (Difference.NO_LINE, ())),
+    ([line("(d)", 7, "a")], False, "INT8", "FP16", None),  # cut off
+    ([], True, "INT8", "FP16", None),  # a log without any such line
+    ([line("(d)", 7, "a")], True, "FP16", "FP16", None),
 ])  # fmt: skip
 def test_a_log_that_says_two_things(
-    events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: str
+    events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: Said | None
 ) -> None:
     listed = layer("b", inputs=inputs, outputs=outputs, line=50)
     found = compared(PLAIN, Build(layers=[listed], trace=events, headings=EPILOGUE if ended else []))
-    said = [m.why for m in found.mismatches if "contradicts itself" in m.why]
-    assert [contradiction in w for w in said] == ([True] if contradiction else [])
+    twice = (Difference.LINE_AND_INPUT, Difference.LINE_AND_OUTPUT, Difference.NO_LINE)
+    said = [(m.differs, m.values) for m in found.mismatches if m.differs in twice]
+    assert said == ([] if contradiction is None else [contradiction])
     assert all(m.line == 50 for m in found.mismatches), "the listing's line comes first"
 
 
@@ -192,13 +195,14 @@ def test_the_rule_behind_a_prediction_is_named() -> None:
     def rule(**changes: object) -> str:
         told = replace(BASE, convolutions=[replace(PLAIN, layer="the layer")], **changes)  # type: ignore[arg-type]
         _, (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper)
-        return mismatch.why.removeprefix("predicted INT8, built FP16 ")
+        assert mismatch.why.endswith(f" (predicted {mismatch.rule})")
+        return mismatch.rule
 
-    assert rule(refusals=refusals) == "(predicted by ThePass: weights-not-dequantized)"
-    assert rule(refusals=refusals[:1], trace=[]) == "(predicted as layer the layer)"
+    assert rule(refusals=refusals) == "by ThePass: weights-not-dequantized"
+    assert rule(refusals=refusals[:1], trace=[]) == "as layer the layer"
     events = [line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event]
-    assert rule(refusals=[], trace=events) == f"(predicted by {PASS})"
-    assert rule(refusals=[], trace=events[1:]) == "(predicted as layer the layer)"
+    assert rule(refusals=[], trace=events) == f"by {PASS}"
+    assert rule(refusals=[], trace=events[1:]) == "as layer the layer"
 
 
 def test_what_is_told_of_both_sides() -> None:

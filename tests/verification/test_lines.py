@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.buildlog.agreement import ConversionCounts, LayerCounts, Mismatch, TraceCounts
+from qdqtool.buildlog.agreement import ConversionCounts, Difference, LayerCounts, Mismatch, TraceCounts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent, Milestone
 from qdqtool.errors import BuildLogError
@@ -68,12 +68,12 @@ def test_lines_of_one_side(compare, events, kind, ended) -> None:  # type: ignor
     """One more in the log is always a mismatch; one less only where the log holds the passes to their end."""
     more = compare(predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended)
     assert more.counts == TraceCounts(1, 3, 1, 1)
-    assert [(str(m.kind), m.line, m.why) for m in more.mismatches] == [
-        (kind, 12, "first line at which prediction and log part"), (kind, 13, "logged, not predicted")]
+    assert [(str(m.kind), m.line, m.differs) for m in more.mismatches] == [
+        (kind, 12, Difference.FIRST_LINE), (kind, 13, Difference.LOGGED)]
     assert (more.mismatches[0].predicted, more.mismatches[0].name) == ({}, trace.render(events[1]))
     less = compare(predicted(trace=[*events[:2], events[1]]), Build(trace=logged(*events[:1])), ended)
     assert less.counts == TraceCounts(3, 1, 1, 1)
-    assert [(m.why, m.line, m.built) for m in less.mismatches] == [("predicted, not logged", None, {})] * 2 * ended
+    assert [(m.differs, m.line, m.built) for m in less.mismatches] == [(Difference.NOT_LOGGED, None, {})] * 2 * ended
 
 
 @pytest.mark.parametrize(("compare", "events", "kind"), COMPARERS)
@@ -132,10 +132,8 @@ def test_conversions_by_name() -> None:
     mine = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
     found = compare_conversions(mine, build, True)
     assert found.counts == ConversionCounts(2, 2)
-    assert [(m.name, m.line, m.why) for m in found.mismatches] == [
-        ("b_QuantizeLinear", 8, "stays in the engine, not predicted"),
-        ("c", None, "predicted to stay, the engine has none"),
-    ]
+    assert [(m.name, m.line, m.differs) for m in found.mismatches] == [
+        ("b_QuantizeLinear", 8, Difference.STAYS), ("c", None, Difference.GONE)]
     unknown = compare_conversions(predicted(conversions=None), build, True)
     assert (unknown.counts, unknown.mismatches) == (ConversionCounts(None, 2), [])
 
@@ -158,7 +156,8 @@ def test_layers_by_name_and_types() -> None:
                           layer("c", inputs="INT8", outputs="INT8")])  # fmt: skip
     found = layers_of(prediction, build)
     assert found.counts == LayerCounts(3, 1)
-    assert [(m.name, m.why, m.line) for m in found.mismatches] == [("b", "predicted INT8 input, built FP32 input", 5)]
+    assert [(m.name, m.differs, m.values, m.line) for m in found.mismatches] == [
+        ("b", Difference.INPUT, (INT8, FP32), 5)]
     told = layers_of(prediction, build, "b")
     assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), "its convolution is a mismatch already"
 
@@ -193,10 +192,9 @@ def test_types_at_an_edge(
     predicted_types: list[Precision], built_types: list[Precision], different: bool
 ) -> None:
     """INT8 and floats are compared where both sides tell; shapes and indices are the builder's own matter."""
-    said = _edge_difference("output", [TensorPrecision("t", p) for p in predicted_types],
+    said = _edge_difference(Difference.OUTPUT, [TensorPrecision("t", p) for p in predicted_types],
                             [BuiltTensor("t", p) for p in built_types])  # fmt: skip
-    assert bool(said) is different
-    assert not said or said.endswith(" output")
+    assert (said is not None) is different and (said is None or said[0] == Difference.OUTPUT)
 
 
 # Tensors --------------------------------------------------------------------------------------------------------
@@ -211,8 +209,8 @@ def test_a_tensor_with_two_types() -> None:
     first = BuiltLayer("a", "CaskConvolution", tensors(s=FP16), tensors(t=INT8), line=3)
     build = Build(layers=[first, BuiltLayer("b", "CaskConvolution", tensors(t=FP16), [], line=4)])
     found = inconsistent_tensors(MODEL, build)
-    assert [(m.name, m.why, m.line) for m in found] == [
-        ("t", "the log contradicts itself: INT8 in line 3, FP16 in line 4", 4)]
+    assert [(m.name, m.differs, m.values, m.line) for m in found] == [
+        ("t", Difference.TWO_TYPES, (INT8, 3, FP16, 4), 4)]
     again = BuiltLayer("a", "CaskConvolution", tensors(s=FP32), tensors(t=INT8), line=9)
     assert [m.name for m in inconsistent_tensors(MODEL, Build(layers=[first], second_layers=[again]))] == ["s"]
     untold = BuiltLayer("b", "CaskConvolution", tensors(t=Precision.UNKNOWN), [], line=4)
@@ -231,7 +229,7 @@ def test_the_networks_ends_cannot_be_int8(
     build = Build(layers=[BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)], bindings=bindings)
     found = inconsistent_tensors(MODEL, build)
     assert [m.name for m in found] == [tensor] * wrong
-    assert all("the engine lists INT8" in m.why and m.line == 3 for m in found)
+    assert all(m.differs == Difference.END and m.values[-1] == INT8 and m.line == 3 for m in found)
 
 
 # The edges of the comparison: contradictions within a log, what is unknown, residuals in another place.
@@ -256,12 +254,12 @@ def test_a_log_that_says_both_things_is_not_to_be_trusted() -> None:
     """A pass line quantizes the convolution, the engine lists a float input; the same of its output; and no line."""
     at = engine_line("Conv_22")
     found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
-    assert "quantizes it, the engine lists a float input" in found["Conv_22"].why
+    assert found["Conv_22"].differs == Difference.LINE_AND_INPUT
     assert found["Conv_22"].built["fused"] == []
     before, _, after = LINES[at].rpartition("Int8")
-    assert "quantizes the output, the engine lists float" in mismatches({at: f"{before}Float{after}"})["Conv_22"].why
+    assert mismatches({at: f"{before}Float{after}"})["Conv_22"].differs == Difference.LINE_AND_OUTPUT
     without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
-    assert "the engine lists INT8, no pass line quantizes it" in mismatches({}, without)["Conv_22"].why
+    assert mismatches({}, without)["Conv_22"].differs == Difference.NO_LINE
 
 
 def test_what_a_layer_absorbed() -> None:
@@ -279,8 +277,8 @@ def test_a_residual_on_the_other_side() -> None:
     with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
     found = mismatches({taker: alone, other: with_add})
     assert set(found) == {"Conv_96", "Conv_107"}
-    assert found["Conv_96"].why.startswith("predicted that it takes a residual input, built otherwise")
-    assert found["Conv_107"].why.startswith("predicted that it takes no residual input, built otherwise")
+    assert found["Conv_96"].differs == Difference.TAKES_RESIDUAL
+    assert found["Conv_107"].differs == Difference.TAKES_NONE
 
 
 def test_a_second_input_without_an_add_is_no_residual() -> None:
@@ -312,11 +310,11 @@ def test_why_names_the_rule_behind_the_prediction() -> None:
     """The refusal where a pass refused, with what was predicted in words."""
     at = engine_line("Gemm_311")
     before, _, after = LINES[at].rpartition("(Float")
-    why = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"].why
-    assert why.startswith("predicted float output, built INT8 output (predicted by QuantizeDoubleInputNodes: output-")
+    found = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"]
+    assert (found.differs, found.values) == (Difference.OUTPUT, ("float", "INT8"))
+    assert found.rule.startswith("by QuantizeDoubleInputNodes: output-")
     at = engine_line("Conv_22")
-    why = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].why
-    assert why.endswith("(predicted by QuantizeDoubleInputNodes)")
+    assert mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].rule == "by QuantizeDoubleInputNodes"
 
 
 def test_the_rule_is_that_of_the_convolution_and_not_of_one_whose_name_begins_alike() -> None:
@@ -329,8 +327,8 @@ def test_the_rule_is_that_of_the_convolution_and_not_of_one_whose_name_begins_al
     lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
     build = read_build(io.BytesIO("\n".join(lines).encode()))
     for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
-        why = next(m.why for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9")
-        assert why.endswith(f"(predicted by {rule})" if told is whole else f"(predicted {rule})")
+        found = next(m for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9")
+        assert found.rule == (f"by {rule}" if told is whole else rule)
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:
@@ -481,5 +479,5 @@ def test_a_line_too_many_is_one_mismatch() -> None:
     """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
     result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
-    assert [m.why for m in result.mismatches] == ["first line at which prediction and log part"]
+    assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
     assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)

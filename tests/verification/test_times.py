@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qdqtool.buildlog.agreement import BuildFacts, LayerCounts, Mismatch, MismatchKind, TraceCounts
+from qdqtool.buildlog.agreement import BuildFacts, Difference, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
@@ -252,7 +252,7 @@ def test_how_wrong_a_comparison_is(
     """Convolutions come first, then lines, layers and mismatches together."""
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
     found = Verification(Build().facts, trace=trace, layers=layers,
-                         mismatches=[Mismatch(names[k], "n", {}, {}, "") for k in kinds])  # fmt: skip
+                         mismatches=[Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds])  # fmt: skip
     assert _wrong(found) == wrong
 
 
