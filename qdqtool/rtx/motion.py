@@ -40,9 +40,11 @@ class Sharing:
 
     @functools.cached_property
     def live(self) -> set[int]:
-        """Indices of the nodes that an output depends on."""
+        """Indices of the nodes that an output depends on; a Shape that is known is a constant, and reads nothing."""
         found: set[int] = set()
         for node in reversed(self.model.ordered):
+            if node.op in ("Shape", "Size") and node.output in self.constants.plain:
+                continue
             for tensor in filter(None, node.outputs):
                 readers = self.model.readers(tensor)
                 if self.model.is_output(tensor) or any(r.index in found for r in readers):
@@ -309,7 +311,7 @@ class Motion:
         outer = any(pads[i] or pads[half + i] for i, a in enumerate(axes) if a < 2)
         if value != 0 or min(pads) < 0 or outer or rank not in (4, 5):
             return self._lost(Why.PAD, node, state)
-        if len(self.model.readers(node.output)) != 1 or self.model.is_output(node.output):
+        if len(self.sharing.readers(node.output)) != 1 or self.model.is_output(node.output):
             return self._lost(Why.PAD, node, state)
         return replace(state, pad=node)
 

@@ -161,6 +161,18 @@ def sharing() -> Iterator[tuple[str, Make]]:
                 return conv(net, x), s(net, x)
             yield f"{mover}, its input read by {name}", before
             yield f"{mover}, its result read by {name}", after
+    def root_of_shape(net: Net, x: str) -> str:
+        size = net.op("Gather", net.op("Shape", x), net.const(np.int64(1)))
+        return net.op("Sqrt", net.op("Cast", size, to=onnx.TensorProto.FLOAT))
+
+    for mover, of_shape in {
+        "mul": lambda net, x: net.op("Mul", x, root_of_shape(net, x)),
+        "pad": lambda net, x: net.op("Mul", ops.PAD(net, x), root_of_shape(net, ops.PAD(net, x))),
+    }.items():
+        yield f"{mover}, by a root of the shape", lambda net, s=of_shape: conv(  # type: ignore[misc]
+            net, s(net, quantized(net)))
+    yield "pad that a Shape reads", lambda net: (
+        lambda x: (conv(net, x), net.op("Mul", net.input((1,)), root_of_shape(net, x))))(ops.PAD(net, quantized(net)))
     for name in ("transpose", "maxpool", "neg", "abs", "pad-edge", "tile", "gather", "depthtospace", "spacetodepth",
                  "reshape", "globalmaxpool", "reducemax", "slice", "slice-step", "split", "expand", "mul-scalar",
                  "identity", "cast-same", "squeeze", "flatten", "gatherelements", "topk", "resize-nearest", "clip",
