@@ -15,6 +15,7 @@ from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from tests.explain.test_causes import concat, residual, split
 from tests.fixing.steps import sites
+from tests.growth import FAMILIES
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
@@ -415,3 +416,16 @@ def test_never_worse_and_valid(proto):
     assert fix(proto, "trt8.5").proto.SerializeToString(deterministic=True) == fixed.proto.SerializeToString(
         deterministic=True
     )
+
+
+def test_what_steps_make_together_is_predicted_once(monkeypatch):
+    """A prediction is most of the work there."""
+    seen = []
+
+    def recorded(model, target):
+        seen.append(model.proto.SerializeToString(deterministic=True))
+        return predict(model, target)
+
+    monkeypatch.setattr("qdqtool.fixing.api.predict", recorded)
+    fix(FAMILIES["residual"](400), target="trt8.5")
+    assert len(seen) > 4 and seen[-1] not in seen[:-1]
