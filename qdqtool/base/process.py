@@ -428,8 +428,12 @@ def _watched(process: int) -> dict[str, str]:
     command = [sys.executable, "-I", "-S", "-c", _ENDS, str(process), f"{_MARK}={mark}"]
     others = {name: value for name, value in os.environ.items() if name != _MARK}  # it ends after this one
     actions = [(os.POSIX_SPAWN_DUP2, read, 0), *nothing]
-    os.posix_spawn(sys.executable, command, others, file_actions=actions, setsid=True)
-    os.close(read)
+    try:
+        os.posix_spawn(sys.executable, command, others, file_actions=actions, setsid=True)
+    except OSError:  # no such program, or no room for a process: then they go on
+        return {}
+    finally:
+        os.close(read)
     return {_MARK: mark}
 
 
