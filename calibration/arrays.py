@@ -230,7 +230,10 @@ class MemorySource(Source):
         if self.samples is None:
             if self.used and not self.repeatable:
                 raise DataError("the calibration data was a one-time iterator and is used up; give a list")
-            self.iterator = iter(self.iterable)
+            try:
+                self.iterator = iter(self.iterable)
+            except Exception as error:  # of a class of the user's
+                raise DataError(f"the calibration data cannot be gone through: {reason_of(error)}") from error
             self.used = True
 
     def load(self, index: int) -> Sample:

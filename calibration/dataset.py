@@ -111,7 +111,7 @@ class InputSpec:
         Raises:
             DataError: Its shape or type does not fit; ``what`` names it.
         """
-        if not hasattr(array, "ndim"):  # the kind of one is looked at below
+        if type(array) is not np.ndarray:  # the kind of one is looked at below
             require("array", array, Array, __name__)
         require("what", what, str, __name__)
         if array.ndim == len(self.shape) - 1:

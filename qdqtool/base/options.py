@@ -191,7 +191,7 @@ class Preprocess:
     fill: int = _stated(option(114))
 
     def __post_init__(self) -> None:
-        given = [v for v in (self.mean, self.std) if isinstance(v, tuple | list) and fits(v, tuple[float, ...])]
+        given = [v for v in (self.mean, self.std) if type(v) in (tuple, list) and fits(v, tuple[float, ...])]
         if any(len(v) != 3 for v in given):
             raise DataError("mean and std take three numbers, one for each channel")
         typed_fields(self)

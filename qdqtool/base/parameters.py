@@ -14,7 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from qdqtool.errors import QdqtoolError
 
@@ -68,7 +68,7 @@ def require(name: str, value: object, annotation: Any, module: str) -> None:
     if type(value) is hint:
         return
     try:
-        right = fits(value, hint)
+        right = _sound(value) and fits(value, hint)
     except Exception:  # of a class of the user's, which has a length or elements and does not give them
         right = False
     if not right:
@@ -78,6 +78,31 @@ def require(name: str, value: object, annotation: Any, module: str) -> None:
             shown = object.__repr__(value)
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
         raise QdqtoolError(f"`{name}={shown}`: is {_class(value)}; give {_words(hint)}")
+
+
+def _sound(value: object) -> bool:
+    """Whether an object of a class that is derived from a basic one does what that does.
+
+    Raises:
+        Exception: Whatever it raises when it does not.
+    """
+    if type(value).__module__ == "builtins":
+        return True
+    if isinstance(value, os.PathLike):
+        return isinstance(os.fspath(value), str)  # a path may be bytes
+    kind = next((k for k in (str, bytes, int, float, list, tuple, dict, set) if isinstance(value, k)), None)
+    if kind is None:
+        return True
+    shown = f"{value} {value!r} {value!s}"
+    if isinstance(value, Collection):
+        shown += f"{len(value)}{iter(value)}{value == value}"
+    if isinstance(value, str):
+        shown += f"{value.strip()}{value[:1] in value}"
+    if isinstance(value, list | tuple | bytes):
+        shown += f"{value[:1]!r}"
+    if isinstance(value, dict):
+        shown += f"{value.items()}{value.keys()}{value.values()}"
+    return bool(shown) and bool(value) in (False, True)
 
 
 def typed_fields(record: Any) -> None:
@@ -128,9 +153,9 @@ def fits(value: object, hint: Any) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if hint is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if hint is int:  # an array has a length, and some have an index
-        return isinstance(value, SupportsIndex) and not (isinstance(value, bool | type) or hasattr(value, "__len__"))
+        return not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) is not None
+    if hint is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if hint is bool:
         # "bool_" is numpy's before version 2; 0 and 1 have always been taken.
         return type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
@@ -161,11 +186,6 @@ def fits(value: object, hint: Any) -> bool:
         return all(hasattr(value, n) for n in (*vars(kind), *kind.__annotations__) if n == "__call__" or n[0] != "_")
     if kind.__module__.partition(".")[0] == "onnx" and type(value).__module__.partition(".")[0] == "onnx_graphsurgeon":
         return True  # its graphs are exported
-    if kind is os.PathLike and isinstance(value, os.PathLike):
-        try:
-            return isinstance(os.fspath(value), str)  # a path may be bytes
-        except Exception:  # of a class of the user's
-            return False
     return isinstance(value, kind)
 
 
@@ -176,7 +196,10 @@ def _is_array(value: object) -> bool:
 
 
 def _class(value: object) -> str:
-    kind = getattr(getattr(value, "dtype", None), "name", "")
+    try:
+        kind = getattr(getattr(value, "dtype", None), "name", "")
+    except Exception:  # of a class of the user's
+        kind = ""
     return "None" if value is None else f"{type(value).__name__} of {kind}" if kind else type(value).__name__
 
 

@@ -383,6 +383,7 @@ def descendants(process: int | str, thread: int | None = None) -> list[int]:
 _MARK = "QDQTOOL_STARTED_BY"
 _ENDS = """
 import os, select, sys
+os.closerange(3, 1 << 16)
 parent, mark = int(sys.argv[1]), sys.argv[2].encode()
 while os.getppid() == parent and not select.select([0], [], [], 1)[0]:
     pass
@@ -425,8 +426,14 @@ def _watched(process: int) -> dict[str, str]:
     read, _held = os.pipe()  # which is closed when this process ends, if only by being killed
     nothing = ((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2))
     command = [sys.executable, "-I", "-S", "-c", _ENDS, str(process), f"{_MARK}={mark}"]
-    os.posix_spawn(sys.executable, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0), *nothing], setsid=True)
-    os.close(read)
+    others = {name: value for name, value in os.environ.items() if name != _MARK}  # it ends after this one
+    actions = [(os.POSIX_SPAWN_DUP2, read, 0), *nothing]
+    try:
+        os.posix_spawn(sys.executable, command, others, file_actions=actions, setsid=True)
+    except OSError:  # no such program, or no room for a process: then they go on
+        return {}
+    finally:
+        os.close(read)
     return {_MARK: mark}
 
 

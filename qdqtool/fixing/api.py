@@ -328,7 +328,7 @@ class _Work:
                 changes += [Change(s.code, s.node, s.what) for s in sites]
                 tried.update(step.codes)
                 factor = max(factor, step.noise)
-        if changes and not self._judge(model, changes, tried, factor):
+        if changes and not self._judge(model, prediction, changes, tried, factor):
             kept = {(c.code, c.node) for c in changes}
             self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
 
@@ -346,13 +346,14 @@ class _Work:
             return
         if candidate is None:
             return
-        why_not = self._judge(candidate, [change], {code}, _EXACT)
+        why_not = self._judge(candidate, predict(candidate, self.target), [change], {code}, _EXACT)
         if why_not:
             self.refused.append(Change(code, "", what, why_not))
 
-    def _judge(self, candidate: Model, changes: list[Change], tried: set[str], factor: float) -> str:
+    def _judge(
+        self, candidate: Model, prediction: Prediction, changes: list[Change], tried: set[str], factor: float
+    ) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""
-        prediction = predict(candidate, self.target)
         return gains.no_better(self.prediction, prediction, tried) or self._keep(
             candidate, prediction, changes, tried, factor)
 

@@ -15,7 +15,7 @@ import calibration
 import qdqtool
 import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
-from qdqtool.errors import QdqtoolError
+from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.fixing.api import fix
 from tests.comparing.networks import float_network, network
 
@@ -60,6 +60,20 @@ class Deceptive:
     __hash__ = object.__hash__
 
 
+def _broken() -> Iterator[object]:
+    """Objects of which one thing fails that their kind can do, or that are of no kind."""
+    for name in ("__fspath__", "__getattr__", "__index__"):
+        yield type("Fails", (), {name: Deceptive._refuse})()
+    for kind in (str, list, dict, tuple, int, float, bytes, set):
+        for name in (*(f"__{n}__" for n in ("iter", "len", "str", "repr", "bool", "format", "eq")), "strip", "items"):
+            if hasattr(kind, name) and not (name in ("__str__", "__eq__") and kind in (bytes, set, int, float)):
+                hashed = {"__hash__": kind.__hash__} if kind.__hash__ else {}
+                yield type("Fails", (kind,), {name: Deceptive._refuse, **hashed})()
+    yield type("Fails", (), {"__class__": property(Deceptive._refuse)})()
+    yield type("Fails", (), {"__fspath__": lambda self: 5})()
+
+
+BROKEN = tuple(_broken())
 NEVER_RIGHT = (object(), 1j, Deceptive(), [object()], {1: object()})
 WRONG: tuple[Any, ...] = (
     5, -1, 2.5, True, None, "no such thing", "", b"\x00", [], [1], [None], {}, {"a": 1}, (1, "a"), {3}, int,
@@ -126,6 +140,19 @@ def test_what_is_never_right_is_refused_with_the_name(
         said = call(name, parameter, value)
         assert "\n" not in said
         assert said if anything else said.startswith(f"`{parameter}="), (value.__class__, said)
+
+
+@pytest.mark.parametrize(("name", "parameter"), CASES)
+def test_what_fails_when_it_is_looked_at_is_refused_or_taken(
+    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in (*BROKEN, ..., NotImplemented, *([10**400] if hasattr(qdqtool, name) else [])):
+        with contextlib.suppress(ValueError):  # documented, of numbers that are too large
+            assert "\n" not in call(name, parameter, value)
+    if (name, parameter) == ("insert", "data"):
+        with pytest.raises(DataError, match=r"calibration data"):
+            FUNCTIONS[name](float_network(), type("Fails", (), {"__iter__": Deceptive._refuse})())
 
 
 @pytest.mark.parametrize(("name", "parameter"), [c for c in CASES if FUNCTIONS[c[0]].__module__.startswith("calib")])

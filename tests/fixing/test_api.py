@@ -16,6 +16,7 @@ from qdqtool.prediction import predict
 from tests.explain.test_causes import concat, residual, split
 from tests.fixing.steps import sites
 from tests.insertion import nets
+from tests.growth import FAMILIES
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 
@@ -424,3 +425,16 @@ def test_the_result_is_saved_but_not_over_the_model(tmp_path):
     again = predict(tmp_path / "fixed.onnx", "trt8.5")
     assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
     assert fixed.ok is all(f.severity != "error" for f in again.findings) and ": 1 applied, 0 refused>" in repr(fixed)
+
+
+def test_what_steps_make_together_is_predicted_once(monkeypatch):
+    """A prediction is most of the work there."""
+    seen = []
+
+    def recorded(model, target):
+        seen.append(model.proto.SerializeToString(deterministic=True))
+        return predict(model, target)
+
+    monkeypatch.setattr("qdqtool.fixing.api.predict", recorded)
+    fix(FAMILIES["residual"](400), target="trt8.5")
+    assert len(seen) > 4 and seen[-1] not in seen[:-1]
