@@ -276,9 +276,10 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
         notes.append(f"{len(kept)} tensors stay FP32, with what writes and reads them, because their largest value "
                      f"nears FP16's 65504: {named}")
     pieces = layer_norms(model)
-    left = [p for p in pieces if as_one(model, p) is None and not in_half(model, p)]
-    if len(pieces) > len(left):
-        notes.append(f"{len(pieces) - len(left)} normalizations in pieces were written as LayerNormalization: FP16 "
+    others = [p for p in pieces if as_one(model, p) is None]
+    left = [p for p in others if not in_half(model, p)]
+    if len(pieces) > len(others):
+        notes.append(f"{len(pieces) - len(others)} normalizations in pieces were written as LayerNormalization: FP16 "
                      "cannot hold their squares")
     if left:
         notes.append(f"{len(left)} normalizations in pieces stay FP32 ({left[0].square.name} first): FP16 cannot hold "

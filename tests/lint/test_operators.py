@@ -219,6 +219,17 @@ def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) ->
     assert np.sqrt(np.mean((found - given) ** 2)) < 0.1 * given.std()
 
 
+@pytest.mark.parametrize("form", ["Pow", "root mean square"])
+def test_a_file_in_fp16_gets_what_is_possible(form: str) -> None:
+    """A LayerNormalization, or the warning: nothing is said to be FP32 that is not."""
+    floats = in_half(normalized(form, 1e-3))
+    result = qdqtool.insert(floats, samples(floats), target="trt11", losses=0, predict=False)
+    assert any("as LayerNormalization" in n for n in result.notes) is (form == "Pow")
+    assert not any("in pieces stay FP32" in n for n in result.notes)
+    assert any(w.startswith("NORM-PIECES") for w in result.warnings) is (form != "Pow")
+    check(result.model)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
 def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
