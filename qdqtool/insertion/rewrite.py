@@ -187,8 +187,7 @@ def rounded_name(tensor: str, axis: int | None) -> str:
 def rounded(value: npt.NDArray[np.float32], axis: int | None) -> npt.NDArray[np.float32]:
     """What Q and DQ make of weights, with the scales that :func:`rewrite` gives them; the bits of onnxruntime."""
     scale = weight_scale(value, axis)
-    found: npt.NDArray[np.float32] = quantize(value, scale, axis) * _along(scale, axis, value.ndim)
-    return found
+    return quantize(value, scale, axis).astype(np.float32) * _along(scale, axis, value.ndim)
 
 
 def quantize(value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.int8]:

@@ -21,7 +21,8 @@ from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.twin import light
+from qdqtool.timing.twin import Shapes, light
+from qdqtool.timing.work import product_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, QuantizedTensor
 
@@ -97,6 +98,21 @@ def first_change(model: Model, one: Recipe, other: Recipe) -> int:
         if one.reads.get(node.index) != other.reads.get(node.index):
             return position
     return len(model.ordered)
+
+
+def share_behind(model: Model) -> list[float]:
+    """For each cut the part of all multiplications that lies behind it, from 1 at the inputs to 0 at the end."""
+    shapes = Shapes(model)
+    work = []
+    for node in model.ordered:
+        product = product_of(node, shapes.get) if node.op in WEIGHTED else None
+        work.append(1.0 if product is None else product.rows * product.columns * product.depth * product.groups)
+    total = sum(work) or 1.0
+    behind, left = [], total
+    for amount in work:
+        behind.append(left / total)
+        left -= amount
+    return [*behind, 0.0]
 
 
 # Configurations ------------------------------------------------------------------------------------------------------

@@ -12,11 +12,7 @@ from calibration.dataset import spread
 from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
-from qdqtool.model.graph import Model
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.timing.twin import Shapes
-from qdqtool.timing.work import product_of
-from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change
+from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change, share_behind
 from qdqtool.tuning.measurements import Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import (
@@ -74,6 +70,7 @@ class Search:
         limit: Seconds that all of it may take, where the bench has a deadline.
         ends: When all of that is measured has to be; None without a limit.
         last_judged: When only one placement more can be judged.
+        each: Seconds that a run on one sample takes, where the bench has a deadline.
     """
 
     planner: Planner
@@ -84,6 +81,7 @@ class Search:
     limit: float = 0.0
     ends: float | None = None
     last_judged: float | None = None
+    each: float = 0.0
     sites: list[Site] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     scales: list[Candidate] = field(default_factory=list)
@@ -133,7 +131,7 @@ class Search:
                 self.enough = True
                 return
             if self.bench.deadline is not None:
-                self.measure([*self._heads(), *self._worst(self._by_own_error(), "by their own error")])
+                self.measure([*self._heads(), *self._worst(self._by_own_error, "by their own error")])
             self._combinations(self._ranges() if self._sweep() else self.start)
         except OutOfTime:
             self.stopped = "time limit"
@@ -160,12 +158,15 @@ class Search:
     def _sweep(self) -> bool:
         """The error of each choice alone, on a few samples first; the better part of them then on all.
 
+        Where time is limited, of those choices that it is enough for.
+
         Returns:
             False where the time for it was over first: a third of it is left for combinations.
         """
         start, images = self.recipe(self.start), self.bench.sets.swept_on
         until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        recipes = [self.recipe(self.with_choice(j.candidate)) for j in self.swept()]
+        choices = self.swept() if until is None else self._promising(until, min(len(images), FIRST_SAMPLES))
+        recipes = [self.recipe(self.with_choice(j.candidate)) for j in choices]
         if len(images) > FIRST_SAMPLES:
             first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
             if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
@@ -173,6 +174,31 @@ class Search:
             better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
             recipes = [self.recipe(self.with_choice(j.candidate)) for j, _ in better]
         return self.bench.sweep([start, *recipes], "Sensitivity", until)
+
+    def _promising(self, until: float, images: int) -> list[Judged]:
+        """The choices that so many images can be run with until then, the largest error inside what they read first.
+
+        A sweep goes through the network from its front: one that ends early would know nothing of what lies behind.
+        """
+        rank = {n: k for k, c in enumerate(self._by_own_error) for n in c.floats}
+        ranked = sorted(self.swept(), key=lambda j: min((rank[n] for n in j.candidate.site.nodes if n in rank),
+                                                        default=len(rank)))
+        left, found = until - time.monotonic(), []
+        for judged in ranked:
+            left -= self.each * images * self.share(judged)
+            if left < 0.0:
+                break
+            found.append(judged)
+        return found
+
+    def share(self, judged: Judged) -> float:
+        """The part of a run's multiplications that a sweep has to do again for a choice."""
+        one, other = self.recipe(self.start), self.recipe(self.with_choice(judged.candidate))
+        return self._behind[first_change(self.planner.model, one, other)]
+
+    @functools.cached_property
+    def _behind(self) -> list[float]:
+        return share_behind(self.planner.model)
 
     def leave_time(self, each: float) -> None:
         """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be.
@@ -183,6 +209,7 @@ class Search:
         bench = self.bench
         if bench.deadline is None:
             return
+        self.each = each
         judged = bench.sets.judged_on
         room = max(_FEWEST_JUDGED, int(_JUDGING * self.limit / (_JUDGED * max(each, 1e-9))))
         if room < len(judged):
@@ -336,6 +363,7 @@ class Search:
             for k in (1, 2, 4, 8, 16) if k <= len(ranked)
         ]
 
+    @functools.cached_property
     def _by_own_error(self) -> list[Configuration]:
         """Single convolutions, the largest error inside what they read first: known without a run."""
         plan = self.planner.plan(self.start)
@@ -536,14 +564,12 @@ def expected(search: Search) -> tuple[str, float]:
     Runs the float model and everything INT8 on a few samples, and multiplies; the seconds are 0 where an earlier run
     has measured so much that nothing could be timed.
     """
-    bench, base, model = search.bench, search.recipe(search.start), search.planner.model
+    bench, base = search.bench, search.recipe(search.start)
     known, began = bench.runs, time.monotonic()
     bench.whole([FLOAT_RECIPE, base], bench.sets.chosen_on[:_FEW], "How long a run takes")
     ran = bench.runs - known
     each = (time.monotonic() - began) / ran if ran else 0.0
-    behind = share_behind(model)
-    sweep = sum(behind[first_change(model, base, search.recipe(search.with_choice(j.candidate)))]
-                for j in search.swept())  # fmt: skip
+    sweep = sum(map(search.share, search.swept()))
     images = len(bench.sets.swept_on)
     swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
     whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
@@ -563,18 +589,3 @@ def sentence(choices: int, never: int, images: int, seconds: float | None, worke
     else:
         long = f"at most about {seconds / 60:.0f} minutes with {many}"
     return f"{choices} choices to measure on {counted(images, 'image')}{unmeasured}, then combinations: {long}"
-
-
-def share_behind(model: Model) -> list[float]:
-    """For each cut the part of all multiplications that lies behind it, from 1 at the inputs to 0 at the end."""
-    shapes = Shapes(model)
-    work = []
-    for node in model.ordered:
-        product = product_of(node, shapes.get) if node.op in WEIGHTED else None
-        work.append(1.0 if product is None else product.rows * product.columns * product.depth * product.groups)
-    total = sum(work) or 1.0
-    behind, left = [], total
-    for amount in work:
-        behind.append(left / total)
-        left -= amount
-    return [*behind, 0.0]

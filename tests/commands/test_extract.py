@@ -82,7 +82,7 @@ def test_a_private_report_holds_nothing_of_the_original(
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--finding", "SKIP-FLOAT", "-o", "{m}"], "is one of the files read; choose another name"),
     (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{m}"], "is one of the files read"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/s.onnx"], "is what -o names; choose another name"),
+    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/s.onnx"], "is what -o names; choose another"),
     (["--finding", "SKIP-FLOAT", "-o", "{d}/none/s.onnx"], "does not exist; create it first"),
     (["--finding", "SKIP-FLOAT", "-o", "{d}"], "is a folder"),
     (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--verification", "{m}"], "is for --report"),

@@ -15,8 +15,8 @@ from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from tests.explain.test_causes import concat, residual, split
 from tests.fixing.steps import sites
-from tests.insertion import nets
 from tests.growth import FAMILIES
+from tests.insertion import nets
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 

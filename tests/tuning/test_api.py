@@ -373,9 +373,16 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     for module in (api, estimate_module, measurements, search_module):
         monkeypatch.setattr(module, "time", clock)
     ran: list[tuple[float, bool]] = []
+    swept: dict[str, None] = {}
+    alone: set[str] = set()
 
     def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         kinds = {t.key: t.whole for t in tasks}
+        for task in tasks:
+            if not task.whole:
+                swept.update(dict.fromkeys(c.key for c in task.candidates if c.key != job.base.key))
+            elif not swept:
+                alone.update(c.key for c in task.candidates if c.key != job.base.key)
         for result in local(1)(job, tasks):
             for rows in result.rows.values():
                 now[0] += len(rows)
@@ -388,6 +395,8 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     assert {"everything INT8", "1 by their own error", "2 by their own error"} <= set(points)
     sweeps = [at for at, whole in ran if not whole]
     assert all(at <= 0.7 * limit for at in sweeps)
+    assert not swept or next(iter(swept)) in alone  # the largest error of its own comes first
+    assert limit >= 90 or len(swept) < len(tuning.sites)
     if limit >= 90:
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
 
