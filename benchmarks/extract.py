@@ -1,13 +1,13 @@
 """Size of what `qdqtool extract` cuts out for each finding of the evidence graphs and of two spoilt YOLOv8n.
 
-usage: python benchmarks/extract.py [--builds N] [--minimize N] [--private N] [--only WORD] [--keep rows.json]
+usage: python benchmarks/extract.py [--builds N] [--private N] [--only WORD] [--keep rows.json]
                                     [--page docs/extract.md]
 
 For each finding: does the extract show the same finding (code, node, message and fix) with the convolutions that it
 names predicted alike, and with how many nodes? Targets: all do, at most 20 nodes in the median of each network. With
 TensorRT-RTX installed, the extracts of N findings of each network, spread over its codes, are built: each has to build
-where its whole network does. --minimize and --private repeat it for N findings of each, shrunk and made private; a
-private one is searched for every name of the whole. Nothing was chosen on these networks but the limit of hops.
+where its whole network does. --private repeats it for N findings of each, made private; these are searched for every
+name of the whole. Nothing was chosen on these networks but the limit of hops.
 """
 
 import argparse
@@ -142,11 +142,11 @@ class Measuring:
     """One network after the other, each made once.
 
     Args:
-        builds, minimize, private: Findings of each network to do that for.
+        builds, private: Findings of each network to do that for.
     """
 
-    def __init__(self, builds: int, minimize: int, private: int) -> None:
-        self.builds, self.limits = builds, {"minimize": minimize, "private": private}
+    def __init__(self, builds: int, private: int) -> None:
+        self.builds, self.private = builds, private
         self.made = networks()
         self.at: tuple[str, Model, qdqtool.Prediction] | None = None
 
@@ -184,9 +184,7 @@ class Measuring:
             row["builds"] = builds(result.proto)
             if not row["builds"]:
                 wrong.append("does not build, the whole does")
-        if which in spread(whole["findings"], self.limits["minimize"]):
-            row["minimized"] = qdqtool.extract(model, finding=which, minimize=True).nodes[0]
-        if which in spread(whole["findings"], self.limits["private"]):
+        if which in spread(whole["findings"], self.private):
             row["private"] = self._private(model, result)
             wrong += [f"private: {row['private']}"] if row["private"] else []
         return row
@@ -228,22 +226,18 @@ def page(wholes: dict[str, Any], rows: dict[str, Any]) -> str:
     spent = sorted(r["seconds"] for r in rows.values() if "seconds" in r)
     if spent:
         text += f"\n\nCPU time of an extract: {statistics.median(spent):g} s in the median, {spent[-1]:g} s at most."
-    small = [r["minimized"] for r in rows.values() if "minimized" in r]
-    if small:
-        text += f"\n\nWith `--minimize`: {len(small)} findings, {statistics.median(small):g} nodes in the median."
     return text
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--builds", type=int, default=10**6, help="most extracts to build for each network")
-    parser.add_argument("--minimize", type=int, default=0, help="findings of each network to shrink as well")
     parser.add_argument("--private", type=int, default=0, help="findings of each network to make private as well")
     parser.add_argument("--only", default="", help="networks whose name holds this")
     parser.add_argument("--keep", type=Path, help="rows measured so far: written after each, taken up where it ended")
     parser.add_argument("--page", type=Path, help="page to write the table into")
     options = parser.parse_args()
-    measuring = Measuring(options.builds if is_installed("tensorrt_rtx") else 0, options.minimize, options.private)
+    measuring = Measuring(options.builds if is_installed("tensorrt_rtx") else 0, options.private)
     names = [n for n in measuring.made if options.only in n]
     suffix = options.keep.suffix if options.keep else ""
     wholes = kept_rows(names, options.keep and options.keep.with_suffix(f".networks{suffix}"), measuring.network)

@@ -6,8 +6,7 @@
 
 The networks have random weights (nothing is downloaded) and BatchNormalization that has seen noise. A row says how many
 convolutions and linear layers the plan names, how many of them are predicted INT8 in the exported file and why the
-others are float, what the export check measured (see docs/qat.md) and the network's own noise. With ``--rtx``
-TensorRT-RTX builds each file, and the row says how many convolutions it ran as predicted.
+others are float, what the export check measured (see docs/qat.md) and the network's own noise.
 
 ``--cost``: what qat.calibrate costs in float forward passes over the same images: CPU time of all threads, calibration
 and forward passes in turns on the same batches; the median of the pairs' ratios.
@@ -75,7 +74,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", help="default: all, with --cost some")
     parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
     parser.add_argument("--page", type=Path, help="a page whose table between marks is replaced")
-    parser.add_argument("--rtx", action="store_true", help="let TensorRT-RTX build each file")
     parser.add_argument("--cost", action="store_true", help="measure what calibration costs instead")
     parser.add_argument("--images", type=int, default=128, help="of --cost")
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 1], help="of --cost")
@@ -88,21 +86,21 @@ def main() -> None:
         publish("calibration", table(head, rows), options.page)
         return
     models = options.models or [*ULTRALYTICS, *TORCHVISION]
-    found = kept_rows(models, options.keep, lambda name: measured(name, options.rtx))
+    found = kept_rows(models, options.keep, measured)
     publish("models", page(found), options.page)
 
 
-def measured(name: str, rtx: bool) -> dict[str, Any]:
+def measured(name: str) -> dict[str, Any]:
     """One row; what was raised where it does not work."""
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            return _measured(name, Path(folder) / "model.onnx", rtx)
+            return _measured(name, Path(folder) / "model.onnx")
     except Exception as error:
         traceback.print_exc()
         return {"fails": failure(error)}
 
 
-def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
+def _measured(name: str, path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     made, shape = built(name)
     network = unwrapped(made)
@@ -126,18 +124,12 @@ def _measured(name: str, path: Path, rtx: bool) -> dict[str, Any]:
         optimizer.step()
     network.eval()
     done = qat.export(made, path, pictures(1))
-    summary = done.summary
-    row = {
+    return {
         "planned": planned, "apart": apart(network, plan, done.prediction),
         "merged": len(plan.merged), "unseen": len(plan.unseen),
         "pieces": done.check.pieces, "worst": done.check.worst, "difference": done.difference, "noise": done.noise,
-        **summary,
+        **done.summary,
     }  # fmt: skip
-    if rtx:
-        from qdqtool.verification.api import verify_with_builder
-
-        row["rtx"] = verify_with_builder(path, "tensorrt-rtx").convolutions
-    return row
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +43,15 @@ def published_models_are_unpacked_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a Dask cluster of two processes, which a test leaves as it was."""
+    from tests.cluster.clusters import processes
+
+    with processes(tmp_path_factory.mktemp("dask")) as found:
+        yield found
+
+
 @pytest.fixture
 def g() -> "Graph":
     """An empty graph."""
@@ -75,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):  # what a file's tests share is made once, libraries of training as well
         for item in items:
             group = "training" if item.path.parent.name == "qat" else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(group))
+            item.add_marker(pytest.mark.xdist_group("cluster" if "client" in item.fixturenames else group))
 
 
 def pytest_collection_finish() -> None:

@@ -17,16 +17,10 @@ from tests.calibration.test_partial import state
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, processes, put
+from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, put
 
 NAMES = ["images", "c1", "r2"]
 FOCUS = Focus(("out",))
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with processes(tmp_path_factory.mktemp("dask")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

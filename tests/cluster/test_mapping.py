@@ -11,15 +11,9 @@ from qdqtool.errors import ClusterError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import left_behind, processes
+from tests.cluster.clusters import left_behind
 
 HOME = "tests.cluster.clusters"
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with processes(tmp_path_factory.mktemp("dask")) as found:
-        yield found
 
 
 def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) -> None:

@@ -62,10 +62,6 @@ def _norm(net: Net, x: str) -> str:
     return net.op("BatchNormalization", x, *(net.const(np.linspace(0.5, 1.5, 8)) for _ in range(4)))
 
 
-def _upsample(net: Net, x: str) -> str:
-    return net.op("Upsample", x, net.const(np.array([1, 1, 2, 2]), np.float32), mode="nearest")
-
-
 MAXPOOL = unary("MaxPool", kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])
 TRANSPOSE = unary("Transpose", perm=[0, 1, 3, 2])
 RELU, NEG, ABS = unary("Relu"), unary("Neg"), unary("Abs")

@@ -19,15 +19,9 @@ from tests.tuning.nets import branchy, job_of, planner_of
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import kill_one, left_behind, processes
+from tests.cluster.clusters import kill_one, left_behind
 
 DATA = images(6, 16, 16)
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with processes(tmp_path_factory.mktemp("dask")) as found:
-        yield found
 
 
 def rows(results: Iterator[Result]) -> dict[tuple[str, int], Any]:
