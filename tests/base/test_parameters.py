@@ -16,7 +16,6 @@ import qdqtool
 import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.fixing.api import fix
 from tests.comparing.networks import float_network, network
 
 _VALUES = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
@@ -44,6 +43,7 @@ OBJECTS: dict[type, Any] = {
     Focus: Focus(("x",)), FocusMap: FocusMap(RIGHT["masks"]), Preprocess: Preprocess(),
     qdqtool.Prediction: qdqtool.predict(_MODEL), qdqtool.Comparison: qdqtool.compare(_MODEL, _MODEL),
     qdqtool.Extraction: qdqtool.extract(_MODEL, node=_MODEL.graph.node[0].name), qdqtool.Report: qdqtool.report(_MODEL),
+    qdqtool.Fixed: qdqtool.fix(_MODEL),
 }
 #: They need calibration, or a log, and save as the others do.
 _NOT_MADE = (qdqtool.Insertion, qdqtool.Tuning, qdqtool.Verification)
@@ -84,7 +84,6 @@ WRONG: tuple[Any, ...] = (
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Functions; classes of the calibration, whose objects users make; methods of all."""
-    yield "fix", fix
     yield "assert_int8", qdqtool.testing.assert_int8
     for module in (qdqtool, calibration):
         for name in module.__all__:
