@@ -79,6 +79,7 @@ class HorizontalMergeQNodes(Pass):
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
             survivor.stand_for(node_name(q), q)
+            survivor.rest_on(*q.cases)  # which of them is left depends on the order of the nodes
         network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:
             network.remove(q)
