@@ -12,6 +12,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
+from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.options import Assumed, On, Way
 from qdqtool.trt.outcome import assumed_target, settled, simulate
 from qdqtool.trt.targets import Target, target_named
@@ -83,7 +84,7 @@ def check_activations(
         ModelError: onnxruntime cannot run the model.
         DataError: There is no usable data.
     """
-    from calibration import Preprocess, collect
+    from calibration import Preprocess, Statistics, collect
     from qdqtool.explain.report import Report
     from qdqtool.lint import activation_scales
     from qdqtool.model.editor import float_model
@@ -91,17 +92,27 @@ def check_activations(
 
     index = load_full(model)
     view = View(index)
-    tensors = list(dict.fromkeys(q.input(0) for q in activation_scales.quantized(view)))
-    if not tensors:
+    sources = {q.input(0): _without_pairs(index, q.input(0)) for q in activation_scales.quantized(view)}
+    if not sources:
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
-    statistics = collect(float_model(index.copy(), weights=True).proto, data, tensors,
+    statistics = collect(float_model(index.copy(), weights=True).proto, data, list(dict.fromkeys(sources.values())),
                          preprocess=images.preprocess or Preprocess(), size=images.size, max_images=max_images,
                          progress=progress)
     report = Report(prediction.target)
-    activation_scales.run(view, report, statistics)
+    seen = {tensor: statistics[source] for tensor, source in sources.items()}
+    activation_scales.run(view, report, Statistics(seen, images=statistics.images))
     prediction.findings = _ordered([*prediction.findings, *report.findings])
     _number(prediction.findings, prediction, index)
+
+
+def _without_pairs(model: Model, tensor: str) -> str:
+    """The tensor that stands in the float network for what a pair made."""
+    dq = model.producer(tensor)
+    while dq is not None and is_dq(dq) and (q := model.producer(dq.input(0))) is not None and is_q(q):
+        tensor = q.input(0)
+        dq = model.producer(tensor)
+    return tensor
 
 
 def outcome(model: Model, target: Target) -> Prediction:

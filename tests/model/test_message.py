@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.base.parameters import fits
+from qdqtool.base.parameters import fits, require
 from qdqtool.demo.run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.fixing.api import fix
@@ -222,5 +222,6 @@ def test_what_is_right() -> None:
     assert not fits(True, int) and not fits([1], tuple[int, int]) and not fits("ab", tuple[str, str])
     assert not fits(iter(["a"]), Sequence[str]) and not fits(np.array(["a"]), Sequence[str])  # once only; no truth
     assert fits(Path("a"), os.PathLike[str])
-    assert not fits(next(os.scandir(b"/")), os.PathLike[str])  # a path of bytes
+    with pytest.raises(QdqtoolError, match="give a path"):
+        require("path", next(os.scandir(b"/")), os.PathLike[str], __name__)  # a path of bytes
     assert qdqtool.predict(relu_net(), advice=np.bool_(False)).summary()["convolutions"] == 1  # type: ignore[arg-type]

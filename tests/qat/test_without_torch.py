@@ -49,6 +49,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_the_short_examples_run(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("modelopt.torch" if backend == "modelopt" else "pytorch_quantization")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     runpy.run_path(str(EXAMPLES / f"export_{backend.replace('-', '_')}.py"), run_name="__main__")
