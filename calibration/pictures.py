@@ -37,7 +37,7 @@ _STRIP = 1 << 22  # pixels
 
 # How many times as much memory as others the decoder of a format takes for a pixel: 18 bytes to 7 for WebP's, which
 # holds all of it packed, unpacked and as Pillow's image.
-_COPIES = {"WEBP": 2}
+_SCAN, _SCANS = b"\xff\xda", 100  # of a progressive JPEG; encoders write about ten
 _ORIENTATION = 0x0112  # EXIF's tag
 
 YOLO_PREPROCESS = Preprocess()
@@ -62,6 +62,25 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
         return pixels
 
 
+def _copies(picture: Image.Image) -> int:
+    """How many pictures' worth of memory one takes while it is decoded: Pillow's is one; of its scans JPEG keeps all.
+
+    Raises:
+        DataError: It is a JPEG of more scans than any encoder writes: each costs the time of a picture.
+    """
+    progressive, file = "progressive" in picture.info, getattr(picture, "fp", None)
+    if progressive and file is not None:
+        place, scans, last = file.tell(), 0, b""
+        file.seek(0)
+        while block := file.read(_STRIP):
+            scans += (last + block).count(_SCAN)
+            last = block[-1:]
+        file.seek(place)
+        if scans > _SCANS:
+            raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
+    return 1 + (picture.format == "WEBP") + progressive + (len(picture.getbands()) > 3)
+
+
 @contextlib.contextmanager
 def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Iterator[npt.NDArray[np.uint8]]:
     """As :func:`decode`; until the end of the block the picture counts among those that are in memory.
@@ -75,7 +94,7 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 raise DataError(reason)
             with Image.open(source, formats=_FORMATS) as picture:
                 count = picture.width * picture.height
-                times = _COPIES.get(picture.format or "", 1)
+                times = _copies(picture)
                 if count * times > budgets.PICTURE_PIXELS:
                     raise DataError(f"{picture.width}x{picture.height} pixels; the limit is "
                                     f"{budgets.PICTURE_PIXELS // times}")

@@ -94,7 +94,9 @@ def concern(kind: type[_Class]) -> type[_Class]:
             value, choices = getattr(self, entry.name), entry.metadata["choices"]
             if value is entry.default:
                 continue
-            require(entry.name, value, entry.type, type(self).__module__)
+            plain = require(entry.name, value, entry.type, type(self).__module__)
+            if plain is not value:
+                object.__setattr__(self, entry.name, plain)
             if choices and value not in choices:
                 raise QdqtoolError(f"`{entry.name}={value!r}`: choose one of {', '.join(choices)}")
 

@@ -40,19 +40,21 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         single, rest, known = _parameters(function)
-        for name, value in itertools.chain(zip(single, args, strict=False), keywords.items()):
-            parameter = known.get(name)
-            if parameter is not None and value is not parameter.default:
-                require(name, value, parameter.annotation, function.__module__)
-        if rest is not None:
-            for value in args[len(single):]:
-                require(rest.name, value, rest.annotation, function.__module__)
-        return function(*args, **keywords)  # a TypeError as for any function of Python where they do not fit
+
+        def plain(name: str, value: Any) -> Any:
+            parameter = known.get(name, rest if name == "" else None)
+            if parameter is None or value is parameter.default:
+                return value
+            return require(parameter.name, value, parameter.annotation, function.__module__)
+
+        first = (plain(name, value) for name, value in itertools.zip_longest(single[:len(args)], args, fillvalue=""))
+        named = {name: plain(name, value) for name, value in keywords.items()}
+        return function(*first, **named)  # a TypeError as for any function of Python where they do not fit
 
     return call
 
 
-def require(name: str, value: object, annotation: Any, module: str) -> None:
+def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     """Refuses a value of another type.
 
     Args:
@@ -61,12 +63,15 @@ def require(name: str, value: object, annotation: Any, module: str) -> None:
         annotation: Its annotation, in words or as a type.
         module: Where the annotation stands.
 
+    Returns:
+        The value; a number of numpy, or any other, as Python's own, and an array for a tuple as one.
+
     Raises:
         QdqtoolError: The value is of another type.
     """
     hint = _evaluated(annotation, module) if isinstance(annotation, str) else annotation
     if type(value) is hint:
-        return
+        return value
     try:
         right = _sound(value) and fits(value, hint)
     except Exception:  # of a class of the user's, which has a length or elements and does not give them
@@ -78,6 +83,19 @@ def require(name: str, value: object, annotation: Any, module: str) -> None:
             shown = object.__repr__(value)
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
         raise QdqtoolError(f"`{name}={shown}`: is {_class(value)}; give {_words(hint)}")
+    either = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return _plain(value, typing.get_args(hint) if either else (hint,))
+
+
+def _plain(value: Any, hints: tuple[Any, ...]) -> Any:
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, numbers.Integral) and int in hints:
+        return int(value)
+    if isinstance(value, numbers.Real) and float in hints:
+        return float(value)
+    whole = [h for h in hints if typing.get_origin(h) is tuple]
+    return tuple(value.tolist()) if whole and _is_array(value) else value
 
 
 def _sound(value: object) -> bool:
@@ -112,7 +130,10 @@ def typed_fields(record: Any) -> None:
         QdqtoolError: A field is of another type.
     """
     for one in dataclasses.fields(record):
-        require(one.name, getattr(record, one.name), one.type, type(record).__module__)
+        given = getattr(record, one.name)
+        value = require(one.name, given, one.type, type(record).__module__)
+        if value is not given:
+            object.__setattr__(record, one.name, value)
 
 
 _Known = tuple[list[str], inspect.Parameter | None, dict[str, inspect.Parameter]]

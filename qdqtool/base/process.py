@@ -5,6 +5,7 @@ Onnx is loaded here only when something asks for it, and threads take tasks from
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -380,7 +381,7 @@ def descendants(process: int | str, thread: int | None = None) -> list[int]:
     return found
 
 
-_MARK = "QDQTOOL_STARTED_BY"
+_MARK, RUN = "QDQTOOL_STARTED_BY", "QDQTOOL_RUN"
 _ENDS = """
 import os, select, sys
 os.closerange(3, 1 << 16)
@@ -409,6 +410,16 @@ def marked(environment: Mapping[str, str] | None = None) -> dict[str, str]:
         environment: What else it holds; this process's own by default.
     """
     return {**(os.environ if environment is None else environment), **_watched(os.getpid())}
+
+
+def end_run(mark: str) -> None:
+    """Ends what carries the mark of one run in its environment, whatever sessions it is in; on Linux."""
+    wanted = f"{RUN}={mark}".encode()
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    os.kill(int(name), signal.SIGKILL)
 
 
 def mark_all() -> None:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base.process import descendants, marked
+from qdqtool.base.process import RUN, descendants, end_run, marked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.io.outputs import atomic_write
@@ -330,9 +330,10 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
     Raises:
         OSError: It cannot be started.
     """
+    mark = os.urandom(8).hex()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        env=marked(),
+        env={**marked(), RUN: mark},
     )
     try:
         return process.wait(timeout)
@@ -346,3 +347,4 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
             with contextlib.suppress(OSError):
                 os.kill(other, signal.SIGKILL)
         process.wait()
+        end_run(mark)  # what has a session of its own, and no parent any more

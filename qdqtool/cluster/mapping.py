@@ -103,7 +103,7 @@ def connected(where: object) -> Iterator[Client]:
             security = None  # as Dask's configuration says
         try:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool", security=security)
-        except (OSError, ValueError, ImportError, TimeoutError) as error:
+        except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ClusterError(
                 f"`cluster={where}`: no scheduler can be reached there; start one with `dask scheduler` ({reason})"

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.base.records import record
+from qdqtool.base.text import counted
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Json, Refusal
@@ -178,7 +179,8 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     UnfitInput: lambda r: str(r.what),
     WeightsNotConstant: lambda r: "its weights are computed, not constant",
     WeightsType: lambda r: f"its weights are {r.kind}, not float",
-    WeightsRank: lambda r: f"its weights have {r.dimensions} dimensions; TensorRT takes constant INT8 weights of two",
+    WeightsRank: lambda r: (
+        f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT takes constant INT8 weights of two"),
     DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
     SmallConvolution: lambda r: (
         f"small convolution ({r.inputs} to {r.outputs} channels, kernel {_extent(r.kernel)}): "

@@ -295,6 +295,8 @@ def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str
     if r.exact:
         raised = f", raising opset {r.opset} to 17" if r.opset < 17 else ""
         return text, f"qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the same{raised}."
+    if r.opset >= 17:
+        return text, "Keep these nodes FP32: no LayerNormalization computes the same."
     return text
 
 

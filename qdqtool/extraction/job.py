@@ -259,6 +259,8 @@ class Job:
             self.notes.append(f"stopped after {limit} tries; a higher `limit` may make it smaller")
         self.proto = shrinker.proto
         if not self.proto.graph.node:
+            if not self.checked:
+                raise QdqtoolError("nothing is left: what is predicted there depends on no node; leave out `minimize`")
             raise QdqtoolError(
                 f"{self.checked}, for a model without nodes as well: that does not depend on the model; give a check "
                 "that comes out otherwise when the fault is gone, or a text that it prints (`says`)"

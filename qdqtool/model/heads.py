@@ -459,6 +459,8 @@ def _distribution(model: Model, node: Node) -> str:
 def _columns(model: Model, node: Node) -> int | None:
     """How many outputs the constant weights of a layer make for each place; None where that is not known."""
     shape = model.constant_shape(node.input(1))
+    if shape is not None and len(shape) == 1 and node.op == "MatMul":
+        return 1
     axis = output_axis(node, len(shape)) if shape else None
     return shape[axis] if shape and axis is not None and axis < len(shape) else None
 

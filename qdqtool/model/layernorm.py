@@ -156,7 +156,7 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
     powers, products = _divided(model, root)
     first = next((p for p in products if p.op == "Div" or powers[-1].output in _sources(model, p)), None)
     read = [t for p in products for t in _sources(model, p) if t not in {n.output for n in powers}]
-    subs = [sub for t in read if (sub := _maker(model, t, "Sub")) is not None]
+    subs = [sub for t in read for s in (t, *_factors(model, t)) if (sub := _maker(model, s, "Sub")) is not None]
     if first is None or tensor not in {*read, *(t for n in subs for t in _sources(model, n))}:
         return None
     plain = [n.op for n in behind] == ["Add"]
@@ -178,6 +178,13 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
         tensor, _with_casts(model, nodes), tuple(wide), square, reduced, axes.pop() if exact else None,
         float(epsilon[0].reshape(-1)[0]) if len(epsilon) == 1 else None, scale, bias,
     )  # fmt: skip
+
+
+def _factors(model: Model, tensor: str) -> list[str]:
+    """What a product with a constant multiplies: some multiply with the gain before they divide."""
+    product = _maker(model, tensor, "Mul")
+    found = _sources(model, product) if product is not None else []
+    return found if any(not is_run_time(model, t) for t in found) else []
 
 
 def _mean(model: Model, sub: Node | None) -> Node | None:

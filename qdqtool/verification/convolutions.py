@@ -298,6 +298,8 @@ def computes_in(layer: BuiltLayer) -> Precision:
             return stored[0]
         if _widened(layer) and Precision.FP16 in floats:
             return Precision.FP16
+        if len({t.precision for t in layer.outputs}) > 1:  # other nodes' results too, and which is whose is not said
+            return floats[0] if len(set(floats)) == 1 else Precision.UNKNOWN
         return layer.output_precision if layer.output_precision.is_float else (floats or [Precision.UNKNOWN])[0]
     return layer.input_precision
 

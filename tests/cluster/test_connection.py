@@ -46,9 +46,10 @@ def test_other_objects() -> None:
         check_where(3)
 
 
-def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("scheme", ["tcp", "tls", "ucx", "inproc"])
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str) -> None:
     monkeypatch.setattr("qdqtool.cluster.mapping.CONNECT_SECONDS", 0.5)
-    where = f"tcp://127.0.0.1:{closed_port()}"
+    where = f"{scheme}://127.0.0.1:{closed_port()}"
     level = logging.getLogger("distributed").level
     with pytest.raises(ClusterError, match="no scheduler can be reached there") as caught, connected(where):
         raise AssertionError

@@ -192,6 +192,13 @@ def test_what_leaves_the_group_is_ended_too(words: str) -> None:
     assert not [p for p in left if b"sleep" in _read(p)]
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
+def test_what_a_command_leaves_behind_is_ended_with_it() -> None:
+    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
+    CommandCheck(residual(1), f"sh -c 'setsid sleep {mark} & exit 0'").close()
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

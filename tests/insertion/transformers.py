@@ -143,9 +143,10 @@ class Detr(Tokens):
             delta = self.op("Add", f"{name}.moved", self.mlp(f"{name}.box", x, 4), self.inverse_sigmoid(name, points))
             return self.op("Sigmoid", f"{name}.points", delta)
         delta = self.mlp(f"{name}.box", x, 4 if kind == "rf-detr" else 4 * 9)
-        if kind == "d-fine":
+        if kind.startswith("d-fine"):
             bins = self.op("Reshape", f"{name}.bins", delta, self.const(f"{name}.bins.shape", [1, -1, 4, 9], np.int64))
-            w = self.const(f"{name}.project.weight", np.linspace(-1, 1, 9).reshape(9, 1) ** 3)
+            column = np.linspace(-1, 1, 9).reshape((9, 1) if kind == "d-fine column" else 9)
+            w = self.const(f"{name}.project.weight", column ** 3)
             mean = self.op("MatMul", f"{name}.project", self.op("Softmax", f"{name}.softmax", bins, axis=-1), w)
             delta = self.op("Reshape", f"{name}.means", mean, self.const(f"{name}.means.shape", [1, -1, 4], np.int64))
         size = self.part(f"{name}.size", points, 2, 4)

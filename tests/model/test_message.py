@@ -2,6 +2,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -224,4 +225,10 @@ def test_what_is_right() -> None:
     assert fits(Path("a"), os.PathLike[str])
     with pytest.raises(QdqtoolError, match="give a path"):
         require("path", next(os.scandir(b"/")), os.PathLike[str], __name__)  # a path of bytes
+    for given, hint, plain in (
+        (np.float32(3), float, 3.0), (Fraction(1, 2), "float | None", 0.5), (np.int8(3), "int | float", 3),
+        (np.int8(3), float, 3.0), (np.array([32, 64]), "tuple[int, int] | None", (32, 64)),
+    ):
+        found = require("number", given, hint, __name__)
+        assert found == plain and type(found) is type(plain)
     assert qdqtool.predict(relu_net(), advice=np.bool_(False)).summary()["convolutions"] == 1  # type: ignore[arg-type]

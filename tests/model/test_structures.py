@@ -85,6 +85,31 @@ def test_layer_norms_in_pieces(square: str) -> None:
     assert layer_norms(Model(vit())) == []
 
 
+@pytest.mark.parametrize("root", ["variance", "standard deviation", "squares"])
+@pytest.mark.parametrize("inverse", [True, False])
+def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(root: str, inverse: bool) -> None:
+    """As the Annotated Transformer and BERT-pytorch write it: gain * (x - mean) / (std + epsilon) + bias."""
+    net = Tokens(4, 4)
+    mean = net.op("ReduceMean", "mean", "x", axes=[-1])
+    less = net.op("Sub", "less", "x", mean)
+    gain, epsilon = (net.const(name, np.full(size, value, np.float32)) for name, size, value in
+                     (("gain", 4, 2.0), ("epsilon", 1, 1e-6)))
+    if root == "squares":
+        squares = net.op("ReduceMean", "m2", net.op("Mul", "x2", "x", "x"), axes=[-1])
+        variance = net.op("Sub", "variance", squares, net.op("Mul", "2m", mean, mean))
+    else:
+        variance = net.op("ReduceMean", "variance", net.op("Mul", "square", less, less), axes=[-1])
+    below = net.op("Add", "eps", net.op("Sqrt", "root", variance), epsilon) if root == "standard deviation" else net.op(
+        "Sqrt", "root", net.op("Add", "eps", variance, epsilon))
+    scaled = net.op("Mul", "scaled", gain, less)
+    net.output(net.op("Mul", "out", scaled, net.op("Reciprocal", "inverse", below)) if inverse else net.op(
+        "Div", "out", scaled, below))
+    model = net.index()
+    found = layer_norms(model)
+    assert [p.square.name for p in found] == ["x2" if root == "squares" else "square"]
+    assert as_one(model, found[0]) is None and {"root", "out"} <= {n.name for n in found[0].wide}
+
+
 @pytest.mark.parametrize("change", ["cube", "another mean", "other axes", "no epsilon"])
 def test_what_is_no_layer_norm(change: str) -> None:
     proto = vit(pieces=True)
