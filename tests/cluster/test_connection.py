@@ -46,7 +46,7 @@ def test_other_objects() -> None:
         check_where(3)
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "tls", "ucx", "inproc"])
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str) -> None:
     monkeypatch.setattr("qdqtool.cluster.mapping.CONNECT_SECONDS", 0.5)
     where = f"{scheme}://127.0.0.1:{closed_port()}"
