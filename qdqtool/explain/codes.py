@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qdqtool.knowledge import Made, entry, table
@@ -69,10 +70,18 @@ class Code:
     error: tuple[tuple[str, str], ...] = ()
 
     def on(self, target: str) -> Holds | None:
-        """What is known for a target; None where the code does not apply."""
+        """What is known for a target; None where the code does not apply.
+
+        On a target that no code names (a new one) holds what does on the nearest earlier one, proven no better than
+        the target's own rules are.
+        """
         base = target.removesuffix(STRONGLY_TYPED)
-        names = {target} if base == target else {base, "trt11"}  # where the file's types decide, what holds on 11 does
-        return next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
+        known = _known_as(base)
+        names = {known} if base == target else {known, "trt11"}  # where the file's types decide, what holds on 11 does
+        held = next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
+        if held is None or known == base:
+            return held
+        return replace(held, evidence=held.evidence.weaker(TARGETS[base].evidence))
 
     def severity_on(self, target: str) -> Severity:
         held = self.on(target)
@@ -97,6 +106,17 @@ def _code(name: str, given: dict[str, Any]) -> Code:
 
 
 CODES: Mapping[str, Code] = Made(table("codes"), _code)
+
+
+@functools.cache
+def _known_as(target: str) -> str:
+    """The target whose codes hold on a target: itself where a code names it, else the nearest earlier of its kind."""
+    mine = TARGETS.get(target)
+    if mine is None or any(target in held.targets for code in CODES.values() for held in code.holds):
+        return target
+    earlier = (t for t in TARGETS.values() if t.is_rtx == mine.is_rtx and t.version < mine.version)
+    before = max(earlier, key=lambda t: t.version, default=None)
+    return target if before is None else _known_as(before.name)
 
 
 def get(code: str) -> Code:

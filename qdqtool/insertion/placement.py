@@ -76,6 +76,8 @@ class Rules:
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
         failing: Codes of the forms of convolutions that builds for the target failed on, to leave float.
+        bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add: ``auto`` leaves
+            them unquantized there.
     """
 
     head: str = "box"
@@ -90,6 +92,7 @@ class Rules:
     quantized: Collection[str] = ()
     attention: str = "float"
     failing: Collection[str] = ()
+    bare: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -407,11 +410,14 @@ def _residual(
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
         first, second = longest_path(model, inputs[0], inputs[1])
         side = 0 if first > second else 1
+    bare = [i for i in sides if inputs[i] in rules.bare] if rules.residual == "auto" else []
+    if bare and side not in bare:
+        side = bare[0]
     found = behind[side]
     assert found is not None
     choice = rules.residual
     if choice == "auto":
-        by_target = found.activation or rules.residual_after_activation == "none"
+        by_target = (found.activation and not bare) or rules.residual_after_activation == "none"
         choice = rules.residual_after_activation if by_target else "skip"
     if choice == "none":
         return [], ResidualLeft(PLACEMENT, node.name, rules.residual == "none")

@@ -22,6 +22,7 @@ from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.options import Placing
 from qdqtool.trt.outcome import settled
+from qdqtool.trt.refusals import ResidualBothQuantized
 from qdqtool.trt.targets import Target
 from qdqtool.types import QuantizedTensor, Severity
 
@@ -222,7 +223,31 @@ def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
                   not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
                   failing=[c for c in ("KERNEL-LARGE", "DW-ADD", "DW-SILU")
                            if (held := codes.get(c).on(target.name)) is not None and held.severity != Severity.INFO])
+    rules = replace(rules, bare=written_bare(model, rules, target, placing.unify))
     return replace(rules, residual_after_activation=after_activation(model, rules, target, placing.unify))
+
+
+def written_bare(model: Model, rules: Rules, target: Target, unify: bool) -> frozenset[str]:
+    """The tensors that convolutions write themselves into residual Adds, for ``bare`` of :class:`Rules`.
+
+    What a convolution takes in of the nodes behind it is known to the simulator alone: it refuses an Add that such a
+    tensor reaches through a pair (``ResidualBothQuantized``). Empty where the choice is the user's, or is none.
+    """
+    found: frozenset[str] = frozenset()
+    while rules.residual == "auto" and not target.is_rtx:
+        placement = place(model, replace(rules, residual_after_activation="both", bare=found))
+        if not any(len(positions) > 1 for positions in _residual_positions(placement).values()):
+            break
+        try:
+            index = sketch(model, placement, scale_groups(model, placement.readers, unify))
+            refusals = settled(index, target).refusals
+        except QdqtoolError:  # a graph that cannot be simulated
+            break
+        more = {index.node(r.quantizer).input(0) for r in refusals if isinstance(r, ResidualBothQuantized)} - found
+        if not more:
+            break
+        found |= more
+    return found
 
 
 def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> str:
@@ -279,12 +304,17 @@ def _worst(model: Model, placement: Placement, target: Target, unify: bool, reac
 
 def _all_read(placement: Placement) -> bool:
     """Whether every Add that is touched reads both inputs dequantized: then no convolution can take it."""
+    return all(len(positions) > 1 for positions in _residual_positions(placement).values())
+
+
+def _residual_positions(placement: Placement) -> dict[int, set[int]]:
+    """Of each residual Add, by index, the inputs that it reads dequantized."""
     read: dict[int, set[int]] = {}
     for found in placement.readers.values():
         for reader in found:
             if reader.role == "residual":
                 read.setdefault(reader.node.index, set()).add(reader.position)
-    return all(len(positions) > 1 for positions in read.values())
+    return read
 
 
 def _worth(model: Model, target: Target) -> Worth:

@@ -118,7 +118,7 @@ _TRT10 = Target(
 )
 TARGETS: dict[str, Target] = {
     t.name: t
-    for t in (
+    for t in sorted((
         Target(
             "trt8.0", (8, 0), Evidence.SEEN,
             "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen on 8.5",
@@ -151,7 +151,7 @@ TARGETS: dict[str, Target] = {
             strongly_typed=True, float16_scales=True, blocked_scales=True, needs_zero_point=False,
             layer_normalization=True, int8_weights=True,
         ),
-    )
+    ), key=lambda t: (t.is_rtx, t.version))
 }
 
 

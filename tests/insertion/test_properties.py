@@ -266,6 +266,55 @@ def test_nothing_warns_of_what_insertion_did_with_parts_of_known_networks(net: N
         assert ("dw" in {s.node for s in made.skipped}) == target.startswith("trt8")
 
 
+@st.composite
+def chains(draw: st.DrawFn) -> onnx.ModelProto:
+    """Residual Adds of which one side or both are convolutions with a chain of elementwise nodes behind them."""
+    net = Net(seed=draw(st.integers(0, 9)))
+    stem = net.conv("stem", "x")
+    sides = [_chain(draw, net, "long", net.conv("b", net.op("Relu", "inner", net.conv("a", stem))))]
+    sides.append(_chain(draw, net, "short", net.conv("down", stem)) if draw(st.booleans()) else stem)
+    out = net.op("Add", "add", *draw(st.permutations(sides)))
+    net.output(net.conv("end", net.op("Relu", "last", out) if draw(st.booleans()) else out))
+    return net.model()
+
+
+def _chain(draw: st.DrawFn, net: Net, side: str, tensor: str) -> str:
+    ops = ["Mul", "Div", "Sub", "Add", "Neg", "Abs", "Sqrt", "Clip", "HardSwish", "Relu", "SiLU"]
+    for i, op in enumerate(draw(st.lists(st.sampled_from(ops), max_size=3))):
+        name = f"{side}{i}"
+        if op in ("Mul", "Div", "Sub", "Add"):
+            shape = draw(st.sampled_from([(), (1,), (1, 1, 1, 1), (1, 16, 1, 1)]))
+            tensor = net.op(op, name, tensor, net.const(f"{name}.k", np.full(shape, 2.0)))
+        elif op == "SiLU":
+            tensor = net.silu(name, tensor)
+        elif op == "Clip":
+            tensor = net.op(op, name, tensor, net.const(f"{name}.low", 0.0), net.const(f"{name}.high", 6.0))
+        else:
+            tensor = net.op(op, name, net.op("Abs", f"{name}.abs", tensor) if op == "Sqrt" else tensor)
+    return tensor
+
+
+@given(chains(), st.sampled_from(["trt8.5", "trt10", "trt11"]))
+def test_no_chain_behind_a_convolution_gets_pairs_that_prediction_advises_against(
+    model: onnx.ModelProto, target: str
+) -> None:
+    made = insert(model, images(1), method="max", target=target)
+    told = {f.code for f in qdqtool.predict(made.model, target).findings}
+    assert not told & {"ADD-BOTH", "SKIP-FLOAT"}
+    assert not [c.code for c in fix(made.model, target).applied if c.code.startswith("ADD")]
+
+
+def test_a_product_with_one_number_is_taken_by_the_convolution_in_front_of_a_residual(net: Net) -> None:
+    """The simulator has it fused, so that the skip alone is quantized, as behind a bare convolution."""
+    x = net.conv("a", "x")
+    net.output(net.conv("d", net.op("Add", "add", net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0)), x)))
+    made = insert(net.model(), images(1), method="max", target="trt10")
+    assert made.prediction is not None
+    outcome = made.prediction.convolution("b")
+    assert outcome is not None and outcome.fused == ["mul", "add"] and outcome.int8_in_int8_out
+    assert [q.tensor for q in made.activations if q.tensor == "mul.out"] == []
+
+
 def test_a_reader_that_can_be_quantized_is_advised_to(net: Net) -> None:
     """A convolution left float by the user, beside one in INT8: INT8 for both lets what they read be written so."""
     x = net.conv("stem", "x")

@@ -107,11 +107,16 @@ EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 
 # Where a line goes that is neither a whole file nor the end of one: behind this text.
 BEHIND = {
-    "qdqtool/trt/targets.py": "    for t in (\n",
+    "qdqtool/trt/targets.py": "    for t in sorted((\n",
     "qdqtool/model/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
-    "qdqtool/trt/passes/slice_removal.py": "from qdqtool.trt.passes._infra import",
+    "qdqtool/trt/passes/slice_removal.py": "class SliceRemoval",
 }
 
+RUN = """
+import pytest
+def run(*files):
+    assert pytest.main([*files, "-n", "0", "-k", "not test_example and not every_example"]) == 0
+"""
 CHECKS = {
     "error": """
 from qdqtool.explain.errors import lookup
@@ -131,12 +136,21 @@ assert way_named("example").name == "example-runtime" and way_named("example").f
 from qdqtool.timing.gpus import find
 assert find("example nine thousand").name == "Example 9000" and find("Example 9000").has_int8
 """,
-    "target": """
+    "target": f"""
 from qdqtool import predict
 from tests.trt.builder import Graph
 g = Graph()
 prediction = predict(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)), "trt9.9")
 assert prediction.summary()["int8"] == 1 and str(prediction.convolutions[0].evidence) == "assumed"
+for target, evidence in (("trt8.6", "documented"), ("trt9.9", "assumed")):
+    g = Graph()
+    faulty = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16))
+    zero = next(t for t in faulty.graph.initializer if t.name == "c.in.Q.zero")
+    zero.raw_data = bytes([3])
+    findings = predict(faulty, target).findings
+    assert ("ZP-NONZERO", evidence) in [(f.code, str(f.evidence)) for f in findings], findings
+{RUN}
+run("tests/trt/test_targets.py", "tests/explain/test_codes.py", "tests/knowledge")
 """,
     "operator": """
 import numpy as np
@@ -157,19 +171,34 @@ prediction = predict(g.model(g.resize(g.input(1, 8, 8, 8), "up")))
 assert [(e.pass_name, e.case) for e in prediction.trace if e.subject == "up"] == [("ExamplePass", "ExamplePass/lonely")]
 assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("What a line of it means")
 """,
-    "case": """
-from qdqtool.trt.passes.slice_removal import SHOWN
-assert SHOWN.evidence == "seen" and SHOWN.build_names() == ("resnet18-qat-rtx2000-trt8510",)
+    "case": f"""
+from qdqtool.trt.pipeline import cases
+assert {{"SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"}} <= cases().keys()
+{RUN}
+run("tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py")  # and of the example's pass and operator
 """,
 }
 
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with every example in it."""
-    root = tmp_path_factory.mktemp("contributing")
-    shutil.copytree(HOME, root / "qdqtool", ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the package and its tests with every example in it."""
+    return _changed(tmp_path_factory.mktemp("contributing"))
+
+
+@pytest.fixture(scope="module")
+def with_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with the example of a target alone."""
+    return _changed(tmp_path_factory.mktemp("target"), "qdqtool/trt/targets.py")
+
+
+def _changed(root: Path, only: str = "") -> Path:
+    for name in ("qdqtool", "calibration", "tests"):
+        shutil.copytree(HOME.parent / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HOME.parent / "pyproject.toml", root)
     for name, text in EXAMPLE.findall(PAGE.read_text("utf-8")):
+        if only not in ("", name):
+            continue
         path = root / name
         if not path.exists():
             path.write_text(text, "utf-8")
@@ -178,9 +207,9 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name in BEHIND:
             before, mark, after = old.partition(BEHIND[name])
             assert mark, name
-            if name.endswith("removal.py"):  # behind the whole line of the import
-                line, _, after = after.partition("\n")
-                new = f"{before}{mark}{line}\nfrom qdqtool.knowledge.tables import seen\n{text}{after}"
+            if name.endswith("removal.py"):  # in front of the class, and where the page says
+                new = f"{before}{text}\n\n{mark}{after}".replace("COPY)", "COPY, STRIDED)").replace(
+                    "LayerKind.SLICE):", "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)")
             else:
                 new = f"{before}{mark}{text.rstrip()},\n{after}"
         elif name.endswith("meanings.toml"):
@@ -190,6 +219,8 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             new = f"{old.rstrip()}\n{text}"
         path.write_text(new, "utf-8")
+    if only:
+        return root
     pipeline = root / "qdqtool" / "trt" / "pipeline.py"
     mark = "from qdqtool.trt.passes.scale_activation_fusion"
     text = pipeline.read_text("utf-8").replace("ConcatRemoval)", "ConcatRemoval, ExamplePass)")
@@ -199,16 +230,17 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_example_has_a_check() -> None:
-    assert len(EXAMPLE.findall(PAGE.read_text("utf-8"))) == len(CHECKS) + 1  # a pass has two
+    assert len(EXAMPLE.findall(PAGE.read_text("utf-8"))) == len(CHECKS) + 3  # a case has two, a pass three
     sections = {s.split()[-1] for s in re.findall(r"^## (.*?) \(", PAGE.read_text("utf-8"), re.MULTILINE)}
     assert {"text", "code", "build", "GPU", "target", "operator", "pass"} <= sections
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_example(check: str, changed: Path) -> None:
+def test_example(check: str, request: pytest.FixtureRequest) -> None:
+    changed = request.getfixturevalue("with_target" if check == "target" else "changed")
     paths = os.pathsep.join([str(changed), str(HOME.parent)])
     done = subprocess.run(
         [sys.executable, "-c", CHECKS[check]], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
         capture_output=True, text=True, timeout=120,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -1,7 +1,9 @@
 """Every case of every pass and operator fires: on a published build, or on a graph of a few nodes."""
 
 import functools
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -309,6 +311,10 @@ GRAPHS: dict[str, tuple[Build, str]] = {
         lambda g: [g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None), x], "trt8.5"
     ),
 }
+
+
+for _file in sorted(Path(__file__).with_name("passes").glob("test_*.py")):
+    GRAPHS.update(getattr(importlib.import_module(f"tests.trt.passes.{_file.stem}"), "GRAPHS", {}))
 
 
 def model_of(name: str) -> onnx.ModelProto:
