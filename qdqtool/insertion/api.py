@@ -141,7 +141,7 @@ def insert(
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
     if statistics is not None:
-        warnings.extend(_said_of_outliers(work, found, quantized, statistics, chosen))
+        warnings.extend(_said_of_outliers(work, found, quantized, statistics, chosen, made.smooth is None))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -214,9 +214,12 @@ def _refused(prediction: Prediction) -> list[str]:
 
 def _said_of_outliers(
     model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
-    target: Target,
+    target: Target, advice: bool,
 ) -> list[str]:
-    """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts."""
+    """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts.
+
+    ``advice`` is False where what it advises was done as far as it can be.
+    """
     nodes = {q.tensor: q.node for q in quantized}
     spreads = []
     for scale in found:
@@ -226,7 +229,7 @@ def _said_of_outliers(
             spreads += [(nodes[t], scale.scale, ratio) for t in scale.group.quantized]
     report = Report(target.name)
     outliers(report, model, spreads, statistics.images)
-    return [f"{f.code}: {f.message} {f.fix}" for f in report.findings]
+    return [f"{f.code}: {f.message} {f.fix}" if advice else f"{f.code}: {f.message}" for f in report.findings]
 
 
 def _said_of_norms(model: Model, target: Target) -> list[str]:

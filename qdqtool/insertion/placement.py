@@ -140,8 +140,8 @@ def place(model: Model, rules: Rules) -> Placement:
     chosen = _Choice(model, rules)
     placement = Placement()
     if rules.attention == "int8" and not chosen.attention:
-        placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two products of "
-                               "computed tensors")
+        placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two MatMuls of "
+                               "computed tensors (products that an Einsum computes are not quantized)")
     preset = float_nodes(model, rules.head)
     for node in model.ordered:
         if node.op in WEIGHTED:
