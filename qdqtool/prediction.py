@@ -132,7 +132,7 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
 
     Args:
         model: The model that was predicted.
-        prediction: Its outcome. Of TensorRT-RTX, whose own refusals say more, the lint adds what they do not.
+        prediction: Its outcome.
         way: How the engine is built.
     """
     from qdqtool.explain.report import Report
@@ -145,11 +145,8 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
     if target_named(prediction.target).is_rtx:
         from qdqtool.explain.compiler import explain as explain_compiler
 
-        checked = Report(prediction.target, way)
-        lint(view, checked, fused_in(prediction))
-        explain_compiler(prediction, report)
-        known = {f.code for f in report.findings}
-        report.findings += [f for f in checked.findings if f.severity != Severity.ERROR and f.code not in known]
+        explain_compiler(prediction, report, view)
+        lint(view, report, fused_in(prediction))
     else:
         from qdqtool.explain.api import explain
 

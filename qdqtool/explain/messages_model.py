@@ -54,11 +54,6 @@ def _rank(finding: Finding, cause: Cause, r: lint.ScaleRank) -> str:
     return f"{r.node} has {blocked}scales of shape {list(r.shape)}; a scalar or a vector is wanted."
 
 
-@words(lint.ScaleShape1)
-def _shape_1(finding: Finding, cause: Cause, r: lint.ScaleShape1) -> str:
-    return f"{r.node} has a scale of shape [1]: taken as per-channel, what reads it stays float."
-
-
 @words(lint.ScaleCount)
 def _count(finding: Finding, cause: Cause, r: lint.ScaleCount) -> str:
     length = f", which is {r.shape[r.axis]} long" if -len(r.shape) <= r.axis < len(r.shape) else ""

@@ -35,10 +35,10 @@ _LOST: dict[Why, Words] = {
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
         _ACTIVATION),
     Why.INPUT_AXIS: (
-        "{conv}: the scale of its input ({dq}) varies along an axis; TensorRT-RTX takes one scale for a whole tensor.",
-        "Quantize the input with one scalar scale."),
+        "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it in float.",
+        "Quantize the tensor with one scalar scale."),
     Why.INPUT_SHAPE1: (
-        "{conv}: the scale of {dq} has shape [1], which TensorRT-RTX takes for per-channel; the convolution runs in "
+        "{dq}: its scale has shape [1], which TensorRT-RTX takes for per-channel; a convolution that reads it runs in "
         "float.", "Give {dq} a scalar scale (shape [])."),
     Why.WEIGHTS_AXIS: (
         "{conv}: the scales of its weights ({dq}) vary along another axis than the output channels (0).",

@@ -64,6 +64,8 @@ class Report:
         self.target = target
         #: How the engine is built (``qdqtool.explain.ways``), None where that is not known.
         self.way = way
+        #: Codes that somebody else reports, of which nothing is added.
+        self.left_out: frozenset[FindingCode] = frozenset()
         self.findings: list[Finding] = []
         self._known: dict[tuple[FindingCode, str], Finding] = {}
         # Convolutions and the nodes of the findings that concern them.
@@ -104,7 +106,7 @@ class Report:
 
         entry = codes.get(code)
         holds = entry.on(self.target)
-        if holds is None:
+        if holds is None or code in self.left_out:
             return False
         if isinstance(cause, Refusal):
             cause = Cause(cause)

@@ -53,7 +53,7 @@ STEPS = (
         ("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), quantizers.zero_points, _ONE_BIT,
     ),
     Step((lint.ScaleNotPositive,), ("SCALE-NONPOS",), quantizers.positive_scales, _EXACT),
-    Step((lint.ScaleShape1, trt.ActivationPerChannel, rtx.IntegersLost), ("SCALE-SHAPE1", "ACT-PER-CHANNEL"),
+    Step((trt.ActivationPerChannel, rtx.IntegersLost), ("SCALE-SHAPE1", "ACT-PER-CHANNEL"),
          quantizers.scalars, _ONE_BIT),
     Step((lint.BiasQuantized,), ("BIAS-DQ",), weights.biases, _EXACT),
     Step((lint.WeightsBehind, lint.StoredReadElsewhere), ("W-NONCONST", "WEIGHT-INDIRECT"), weights.computed, _EXACT),

@@ -1,5 +1,6 @@
 """Everything that the model alone shows: what fails a build or changes its result, and shapes that INT8 dislikes."""
 
+from qdqtool.explain.compiler import CODES
 from qdqtool.explain.report import Report
 from qdqtool.lint import operators, quantizers, structure, weight_scales, weights
 from qdqtool.lint.structure import Fused
@@ -29,7 +30,11 @@ def fused_in(prediction: Prediction) -> Fused:
 
 
 def run(view: View, report: Report, fused: Fused) -> None:
-    """Adds the findings of every check; ``fused`` are the nodes that the layer of each convolution took in."""
+    """Adds the findings of every check; ``fused`` are the nodes that the layer of each convolution took in.
+
+    What TensorRT-RTX does with a model its own simulation says, so that the checks say nothing of that there.
+    """
+    report.left_out = CODES if target_named(report.target).is_rtx else frozenset()
     operators.run(view, report)
     quantizers.run(view, report)
     weights.run(view, report)
@@ -37,3 +42,4 @@ def run(view: View, report: Report, fused: Fused) -> None:
     structure.heads(view, report, fused)
     operators.half(view, report)
     structure.run(view, report, fused)
+    report.left_out = frozenset()

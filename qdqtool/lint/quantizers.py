@@ -18,7 +18,6 @@ from qdqtool.trt.faults import (
     ScaleHalf,
     ScaleNotPositive,
     ScaleRank,
-    ScaleShape1,
     TypeUnknown,
     UnsignedZeroPoint,
     ZeroPointCount,
@@ -41,7 +40,7 @@ def run(view: View, report: Report) -> None:
             continue  # judged with its convolution, or with its Q
         params = view.params(node)
         for code, found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
-                            *_axis(view, report.target, node, params)):
+                            *_axis(view, node, params)):
             report.add(code, found, convolutions=view.convolutions_behind(node))
 
 
@@ -115,19 +114,16 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
     blocks = target_named(target).blocked_scales
     if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):
         yield "SCALE-RANK", ScaleRank(CHECK, name, shape, node.integer("block_size", 0) > 0)
-    if shape == (1,) and not view.is_weight(node) and qdq.is_q(node):
-        yield "SCALE-SHAPE1", ScaleShape1(CHECK, name)
 
 
-def _axis(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Found]:
+def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
     if not params.per_channel or (params.scale_shape is not None and len(params.scale_shape) > 1):
         return
     name = node.name
     if view.model.opset < 13:
         yield "OPSET-AXIS", AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
-        if not target_named(target).is_rtx:  # whose compiler takes some, and names the others
-            yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
+        yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
         return
     shape = view.model.constant_shape(node.input(0))
     axis = view.axis(node) or 0

@@ -10,7 +10,6 @@ from qdqtool.model.view import View, Weights
 from qdqtool.trt.faults import (
     CHECK,
     BiasQuantized,
-    DeconvolutionFloat,
     ProductOfActivations,
     StoredReadElsewhere,
     WeightsBehind,
@@ -94,8 +93,6 @@ def _check_quantized(view: View, report: Report, conv: Node, weights: Weights) -
         if node is not None and view.model.is_output(node.output):
             report.add("W-Q-OUTPUT", WeightsOutput(CHECK, node.name, conv.name), convolutions=concerned)
     _axis(view, report, conv, weights)
-    if conv.op == "ConvTranspose":
-        report.add("CT-FLOAT", DeconvolutionFloat(CHECK, conv.name), convolutions=concerned)
 
 
 def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:

@@ -37,6 +37,7 @@ from qdqtool.trt.faults import (
     ScaleNotPositive,
     ScaleRank,
     StoredReadElsewhere,
+    ZeroPointCount,
 )
 from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
@@ -141,6 +142,7 @@ class _Walk:
             if qdq.is_q(node):
                 kind = self.types.get(node.input(2), 0) or self.model.elem_type(node.input(2))
                 known = kind or node.integer("output_dtype", 0) or onnx.TensorProto.INT8
+                known = onnx.TensorProto.INT8 if known == onnx.TensorProto.INT32 else known
             elif qdq.is_dq(node):
                 known = self.model.elem_type(node.input(1)) or self.types.get(node.input(1), 0) or known
             elif node.op == "Cast":
@@ -165,17 +167,17 @@ class _Walk:
         data = self.model.shape(node.input(0)) or self.model.shape(node.output)
         axes: frozenset[int] = frozenset()
         if len(shape) == 1 and shape[0] > 1:
-            axis = node.integer("axis", 1)
+            axis = _axis(self.model, node)
             axes = frozenset({axis % len(data) if data else axis})
         # Scales by block (of a MatMul's weights) do not hinder an INT8 gemm: the compiler takes them into the product.
         width = WIDTH.get(self.types.get(node.output, 0), 32)
         return Dequantized(node, self._integer(node, params.precision), not shape, scale, width, width, axes=axes)
 
     def _integer(self, node: Node, found: Precision) -> Precision:
-        """uint8 is imported as int8; an unknown type is taken for int8."""
+        """uint8 is imported as int8, and so is a Q to int32; an unknown type is taken for int8."""
         known = precision_of(self.types.get(node.input(0), 0))
         precision = found if found != Precision.UNKNOWN else known
-        return Precision.INT8 if precision in (Precision.UINT8, Precision.UNKNOWN) else precision
+        return Precision.INT8 if precision in (Precision.UINT8, Precision.INT32, Precision.UNKNOWN) else precision
 
 
 def _outcome(
@@ -337,7 +339,7 @@ def refusals(
                 if node.op in operators and refused(node, types.get(node.input(0), 0)):
                     yield _fault(node, Fault.OPERATOR, what.format(op=node.op), words.format(op=node.op))
         if qdq.is_qdq(node):
-            yield from _quantizer(model, constants, types, node)
+            yield from _of_pair(model, constants, types, node)
         elif node.op in UNSUPPORTED and node.domain in ("", "ai.onnx"):
             integers = node.op in qdq.INTEGER_OPERATORS
             yield IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
@@ -376,70 +378,101 @@ def _constant(name: str, data_type: int) -> Iterator[Refusal]:
         yield CompilerFault(COMPILER, name, Fault.CONSTANT_TYPE, (_BAD_CONSTANTS[data_type],))
 
 
-def _quantizer(model: Model, constants: Constants, types: dict[str, int], node: Node) -> Iterator[Refusal]:
+def _axis(model: Model, node: Node) -> int:
+    """The axis of a quantizer's scales as written, or what the parser takes for it."""
+    return node.integer("axis", 1 if model.opset >= 13 else 0)
+
+
+def _of_pair(model: Model, constants: Constants, types: dict[str, int], node: Node) -> list[Refusal]:
+    """What is refused of a Q, or of a DQ and not of its Q in the same way."""
+    def refused(one: Node, name: str) -> list[Refusal]:
+        return list(_quantizer(model, constants, types, one, name))
+
+    found = refused(node, node.name)
+    q = model.producer(node.input(0)) if found and qdq.is_dq(node) else None
+    if q is None or not qdq.is_q(q):
+        return found
+    told = refused(q, q.name)
+    return [r for r, same in zip(found, refused(node, q.name), strict=True) if same not in told]
+
+
+def _quantizer(
+    model: Model, constants: Constants, types: dict[str, int], node: Node, name: str
+) -> Iterator[Refusal]:
+    """What is refused of a quantizer, told under a name."""
     params = qdq.read_params(model, node)
     source = types.get(node.input(0), 0)
     if qdq.is_dq(node) and source == onnx.TensorProto.INT32:
-        yield BiasQuantized(COMPILER, node.name, "", Precision.INT32)
+        yield BiasQuantized(COMPILER, name, "", Precision.INT32)
         return
     if qdq.is_dq(node) and source == onnx.TensorProto.UINT8 and node.input(0) in model.inputs:
-        yield _fault(node, Fault.UINT8_INPUT)
-    yield from _scale(model, constants, node, params)
-    yield from _zero_point(model, constants, node)
+        yield CompilerFault(COMPILER, name, Fault.UINT8_INPUT)
+    shape = params.scale_shape if params.scale_shape is not None else constants.shape(node.input(1))
+    yield from _scale(model, constants, node, name, params, shape)
+    yield from _zero_point(constants, node, name, params, shape)
 
 
-def _scale(model: Model, constants: Constants, node: Node, params: QuantParams) -> Iterator[Refusal]:
+def _scale(
+    model: Model, constants: Constants, node: Node, named: str, params: QuantParams, shape: tuple[int, ...] | None,
+) -> Iterator[Refusal]:
     name = node.input(1)
     if name not in constants.plain:
         if qdq.is_dq(node):
             maker = model.producer(node.input(0))
             source = (maker if maker is not None and qdq.is_q(maker) else node).input(0)
-            yield _fault(node, Fault.WEIGHTS_SCALE if source in constants.with_quantizers else Fault.SCALE, name)
+            fault = Fault.WEIGHTS_SCALE if source in constants.with_quantizers else Fault.SCALE
+            yield CompilerFault(COMPILER, named, fault, (name,))
         return
-    shape = params.scale_shape if params.scale_shape is not None else constants.shape(name)
     scale = params.scale
     if scale is None:
         value = constants.value(name)
         scale = None if value is None else value.astype(np.float64).reshape(-1)
     if shape is not None and 0 in shape:
-        yield ScaleCount(COMPILER, node.name, 0, node.integer("axis", 1), model.shape(node.input(0)) or ())
+        yield ScaleCount(COMPILER, named, 0, _axis(model, node), model.shape(node.input(0)) or ())
         return
     if scale is not None and not np.all(scale > 0):
         bad = ~(scale > 0)
         channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-        yield ScaleNotPositive(COMPILER, node.name, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
+        yield ScaleNotPositive(COMPILER, named, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
     dims = model.shape(node.input(0))
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
-    yield from _count(node, shape, dims)
+    yield from _count(node, named, _axis(model, node), shape, dims)
 
 
-def _count(node: Node, shape: tuple[int, ...], dims: tuple[int | None, ...]) -> Iterator[Refusal]:
-    axis = node.integer("axis", 1)
+def _count(
+    node: Node, named: str, axis: int, shape: tuple[int, ...], dims: tuple[int | None, ...]
+) -> Iterator[Refusal]:
     blocked = node.integer("block_size", 0)
     if len(shape) > 1:
         if not blocked:
-            yield ScaleRank(COMPILER, node.name, shape, False)
+            yield ScaleRank(COMPILER, named, shape, False)
         elif axis % max(len(dims), 1) < len(dims) - 2:
-            yield _fault(node, Fault.BLOCKS, str(axis))
+            yield CompilerFault(COMPILER, named, Fault.BLOCKS, (str(axis),))
         return
     if axis < 0:
         axis += len(dims)
     if not 0 <= axis < len(dims) or (dims[axis] is not None and shape[0] != dims[axis]):
-        yield ScaleCount(COMPILER, node.name, shape[0], axis, dims)
+        yield ScaleCount(COMPILER, named, shape[0], axis, dims)
 
 
-def _zero_point(model: Model, constants: Constants, node: Node) -> Iterator[Refusal]:
+def _zero_point(
+    constants: Constants, node: Node, named: str, params: QuantParams, scales: tuple[int, ...] | None
+) -> Iterator[Refusal]:
     name = node.input(2)
     if not name:
         return
     if name not in constants.plain:
-        yield _fault(node, Fault.ZERO_POINT, name)
+        yield CompilerFault(COMPILER, named, Fault.ZERO_POINT, (name,))
         return
+    shape = constants.shape(name)
+    if shape is not None and scales is not None and math.prod(shape) != math.prod(scales):
+        yield ZeroPointCount(COMPILER, named, math.prod(scales), math.prod(shape))
     value = constants.value(name)
     if value is not None and np.any(np.asarray(value).astype(np.float64) != 0):
         zeros = np.nan_to_num(np.asarray(value).astype(np.float64))
-        yield NonzeroZeroPoint(COMPILER, node.name, node.name, (int(zeros.min()), int(zeros.max())))
+        unsigned = params.precision == Precision.UINT8
+        yield NonzeroZeroPoint(COMPILER, named, named, (int(zeros.min()), int(zeros.max())), unsigned)
 
 
 def _convolution(types: dict[str, int], states: dict[str, State], node: Node) -> Iterator[Refusal]:

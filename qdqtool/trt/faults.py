@@ -81,10 +81,6 @@ class ScaleRank(Refusal):
     blocked: bool
 
 
-class ScaleShape1(Refusal):
-    """A scale of shape [1], taken for one for each channel."""
-
-
 class ScaleCount(Refusal):
     """Another number of scales than the axis of the tensor is long."""
 

@@ -76,9 +76,9 @@ def test_missing_zero_point_is_an_error_on_8_only():
 
 def test_scale_of_shape_1_matters_on_rtx():
     proto = simple(scale=[0.05], zero=0)
-    assert "SCALE-SHAPE1" in codes_of(proto, "rtx1.7")
-    assert "SCALE-SHAPE1" not in codes_of(proto, "trt8.5")
-    assert "SCALE-SHAPE1" not in codes_of(simple(), "rtx1.7")
+    assert predict(proto, "rtx1.7").findings_by_code()["SCALE-SHAPE1"] == 1
+    assert "SCALE-SHAPE1" not in predict(proto, "trt8.5").findings_by_code()
+    assert "SCALE-SHAPE1" not in predict(simple(), "rtx1.7").findings_by_code()
     g = Graph(opset=19, half=True)
     out = g.conv(g.input(1, 16, 8, 8), "c", 16)
     proto = g.model(out)
@@ -284,8 +284,8 @@ def quantized_bias():
 
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
 def test_quantized_bias(target):
-    found = finding(quantized_bias(), "BIAS-DQ", target)
-    assert (found.node, cause(found).convolution, cause(found).precision) == ("bdq", "c", Precision.INT32)
+    (found,) = (f for f in predict(quantized_bias(), target).findings if f.code == "BIAS-DQ")
+    assert (found.node, found.convolutions, cause(found).precision) == ("bdq", ["c"], Precision.INT32)
 
 
 def test_transposed_convolution_and_batch_normalization(g):
@@ -293,7 +293,7 @@ def test_transposed_convolution_and_batch_normalization(g):
     proto = g.model(g.bn(y, "bn"))
     for target in ("trt8.5", "trt11"):
         assert "CT-BN" in {f.code for f in predict(proto, target).findings}
-    assert "CT-FLOAT" in codes_of(proto, "rtx1.7")
+    assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
 
 
 # Heads and shapes -------------------------------------------------------------------------------------------------

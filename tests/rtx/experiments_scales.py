@@ -179,6 +179,12 @@ def refused() -> Iterator[tuple[str, Make]]:
         "Conv", quantized(net), (lambda s, z: net.op("DequantizeLinear", net.op(
             "QuantizeLinear", net.weight(W, "none"), s, z, axis=0), s, z, axis=0))(
                 net.input((8,)), net.const(np.zeros(8, np.int8))), name="c")
+    for where in ("Q", "DQ", "both"):
+        def odd(net: Net, where: str = where) -> Outputs:
+            scale, one, two = net.const(0.05), net.const(np.int8(0)), net.const(np.zeros(2, np.int8))
+            q = net.op("QuantizeLinear", net.input(SHAPE), scale, one if where == "DQ" else two)
+            return conv(net, net.op("DequantizeLinear", q, scale, one if where == "Q" else two))
+        yield f"two zero points for one scale, {where}", odd
     yield "scale from a network input", lambda net: conv(net, (lambda s, z: net.op(
         "DequantizeLinear", net.op("QuantizeLinear", net.input(SHAPE), s, z), s, z))(
             net.input(()), net.const(np.int8(0))))
@@ -191,5 +197,15 @@ def refused() -> Iterator[tuple[str, Make]]:
         "InstanceNormalization", net.input((1, 8, 1, 1)), net.const(np.ones(8)), net.const(np.zeros(8)))
 
 
+def old() -> Iterator[tuple[str, Make]]:
+    """Scales for each channel in an opset that has no axis."""
+    for axis in (None, 0, 1):
+        yield f"opset 12, weights along axis {axis}", lambda net, axis=axis: net.op(  # type: ignore[misc]
+            "Conv", quantized(net), net.qdq(net.weight(W, "none"), np.full(8, 0.05), axis), name="c")
+        yield f"opset 12, activation along axis {axis}", lambda net, axis=axis: conv(  # type: ignore[misc]
+            net, net.qdq(net.input(SHAPE), np.full(8, 0.05), axis))
+
+
 SCALES: dict[str, Make] = dict([*scales(), *weights(), *products(), *refused()])
 HALVES: dict[str, Make] = dict(halves())
+OLD: dict[str, Make] = dict(old())
