@@ -29,7 +29,7 @@ from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
+from qdqtool.types import TOOL_VERSION, Finding, FindingCode, Json, Prediction, Severity
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -45,6 +45,7 @@ _FEW = 4  # places; of more the prediction shows which are at fault
 _TRIES = 24  # of a step, however many places it has: each predicts the whole model
 _NODES = 20_000  # that a step may predict by more tries than that, where the model is small
 
+_STAYING: tuple[FindingCode, ...] = ("CONVERSION", "INPUT-CONVERSION")  # where no other finding says why
 STEPS = (
     Step(("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), _ONE_BIT, find=quantizers.zero_points),
     Step(("SCALE-NONPOS",), _EXACT, find=quantizers.positive_scales),
@@ -61,8 +62,8 @@ STEPS = (
     Step(("SILU-INNER-Q", "ACT-INNER-Q"), _EXACT, find=pairs.inside_activations),
     Step(("ADD-BOTH",), _EXACT, find=pairs.convolution_side),
     Step(("PAD-SPLIT",), _EXACT, find=pairs.behind_pads),
-    Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT", "CONVERSION"), _SHARED, find=pairs.residuals),
-    Step(("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ", "CONVERSION"), _SHARED,
+    Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT", "ADD-OUT-FLOAT", *_STAYING), _SHARED, find=pairs.residuals),
+    Step(("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ", *_STAYING), _SHARED,
          find=pairs.scales),
 )
 _WHOLE: tuple[tuple[Aim, str, Callable[[Model, Target], Model | None]], ...] = (
@@ -350,7 +351,7 @@ class _Work:
 
     def account_for(self, wanted: Collection[str]) -> None:
         """Says of each code that was asked for where it is not found, and of each place why nothing was tried there."""
-        found = {f.code for f in self.before.findings}
+        found = {f.code for f in self.before.findings} | {c.code for c in (*self.applied, *self.refused)}
         missing = sorted(set(wanted) - found)
         self.notes += [f"{code} is not found in this model for {self.target.name}" for code in missing]
         for finding in self.prediction.findings:

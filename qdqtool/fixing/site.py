@@ -9,13 +9,13 @@ from typing import Any
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.explain.report import fixed
+from qdqtool.explain.report import FIXES, fixed
 from qdqtool.fixing.compare import ATOL
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import Finding, FindingCode, Prediction, Refusal
+from qdqtool.types import FindingCode, Prediction, Refusal
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,16 @@ class Aim:
     rounding: float = ATOL
 
 
+@dataclass(frozen=True)
+class _Reported:
+    """A finding, or a refusal without one; the least ``rank`` says best what a change is for: automatic ones first."""
+
+    code: FindingCode
+    node: str
+    refusals: tuple[Refusal, ...]
+    rank: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step(Aim):
     """Fixes that are tried together; ``find`` lists the places, given the model, the target and what was reported."""
@@ -76,23 +86,32 @@ class Step(Aim):
     find: Callable[[View, Target, Sequence[Refusal]], list[Site]]
 
     def sites(self, view: View, target: Target, prediction: Prediction, wanted: Collection[str]) -> list[Site]:
-        """The places in a predicted model, each with the code of the finding that it answers."""
-        found = [(f, refusals) for f in prediction.findings if f.code in self.codes and (refusals := fixed(f))]
-        reported = list(dict.fromkeys(r for _, refusals in found for r in refusals))
+        """The places in a predicted model, each with the code of the finding that it answers.
+
+        What was refused without a finding, for something else costs more there, has the first code of its class.
+        """
+        found = [_Reported(f.code, f.node, tuple(refusals), not f.automatic) for f in prediction.findings
+                 if f.code in self.codes and (refusals := fixed(f))]
+        told = {r for f in found for r in f.refusals}
+        for r in prediction.refusals:
+            code = next((c for c in self.codes if type(r).__name__ in FIXES[c]), None)
+            if code is not None and r not in told:
+                found.append(_Reported(code, r.node, (r,), 2))
+        reported = list(dict.fromkeys(r for f in found for r in f.refusals))
         if not reported:
             return []
-        chosen = [(f, frozenset(named(refusals))) for f, refusals in found if f.code in wanted]
+        chosen = [(f, frozenset(named(f.refusals))) for f in found if f.code in wanted]
         sites = (self._answering(s, chosen) for s in self.find(view, target, reported))
         return [s for s in sites if s is not None]
 
-    def _answering(self, site: Site, found: Sequence[tuple[Finding, frozenset[str]]]) -> Site | None:
-        """The site with the code of the finding at it, or else of one that names it; None where no finding does."""
+    def _answering(self, site: Site, found: Sequence[tuple[_Reported, frozenset[str]]]) -> Site | None:
+        """The site with the code of what was reported at it, or else of what names it; None where nothing does."""
         places = {site.node, *site.names}
-        answered = ([f for f, _ in found if f.node in places]
-                    or [f for f, names in found if not names.isdisjoint(places)])
+        answered = [f for f, names in found if f.node in places or not names.isdisjoint(places)]
         if not answered:
             return None
-        first = min(answered, key=lambda f: (self.codes.index(f.code), f.node != site.node))
+        first = min(answered, key=lambda f: (f.rank, f.node not in places, self.codes.index(f.code),
+                                             f.node != site.node))
         node = first.node if first.node in places else site.node
         return replace(site, code=first.code, node=node, answers=frozenset((f.code, f.node) for f in answered))
 
