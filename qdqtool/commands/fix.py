@@ -18,7 +18,8 @@ def command(model: str, output: str, on: inputs.Typed, fixes: Fixes, answer: inp
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
     Every fix is tried: it is kept only if the prediction gets better and the outputs in onnxruntime stay as near to
-    those of the float network as they were. What was tried and not kept is reported with the reason.
+    those of the float network as they were. What was tried and not kept is reported with the reason; with --only so is
+    every other place of those codes.
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """

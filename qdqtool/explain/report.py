@@ -57,6 +57,53 @@ def worded(finding: Finding) -> tuple[str, str]:
     return messages.worded(finding)
 
 
+FIXES: dict[FindingCode, tuple[str, ...]] = {
+    "ZP-NONZERO": ("NonzeroZeroPoint",),
+    "ZP-UINT8": ("UnsignedZeroPoint",),
+    "DQ-3-INPUTS": ("ZeroPointMissing",),
+    "ZP-VOLUME": ("ZeroPointCount",),
+    "SCALE-NONPOS": ("ScaleNotPositive",),
+    "SCALE-SHAPE1": ("ScaleShape1", "IntegersLost"),
+    "ACT-PER-CHANNEL": ("ActivationPerChannel", "IntegersLost"),
+    "BIAS-DQ": ("BiasQuantized",),
+    "W-NONCONST": ("WeightsBehind",),
+    "WEIGHT-INDIRECT": ("WeightsBehind", "StoredReadElsewhere"),
+    "WEIGHT-PREQUANT": ("WeightsStored",),
+    "W-SHARED": ("WeightsShared",),
+    "BN-UNFOLDED": ("BatchNormNotConstant",),
+    "CT-BN": ("ConvTransposeBatchNorm",),
+    "CT-AXIS": ("WeightsAxis",),
+    "W-NO-DQ": ("WeightsNotDequantized",),
+    "HEAD-QUANT": ("HeadQuantized",),
+    "HEAD-CONCAT": ("JoinedBehindHead",),
+    "SILU-INNER-Q": ("InsideActivation",),
+    "ACT-INNER-Q": ("InsideActivation",),
+    "ADD-BOTH": ("ResidualBothQuantized",),
+    "PAD-SPLIT": ("BehindPad",),
+    "SKIP-FLOAT": ("ResidualFloat", "OutputManyConsumers"),
+    "POOL-MIXED": ("OutputManyConsumers",),
+    "ADD-ACT": ("ActivationBeforeAdd",),
+    "CONCAT-SCALE": ("ConcatScales", "OutputDifferentScales", "Stays", "IntegersLost"),
+    "SPLIT-SCALE": ("OutputDifferentScales", "Stays"),
+    "POOL-SCALE": ("OutputDifferentScales", "Stays"),
+    "SIBLING-SCALE": ("OutputDifferentScales", "Stays"),
+    "DOUBLE-QDQ": ("Stays", "ScalesDiffer"),
+    "ADD-OUT-FLOAT": ("AddOutputNotQuantized",),
+    "CONVERSION": ("Stays",),
+    "INPUT-CONVERSION": ("Stays",),
+    "SCALE-FP16": ("ScaleHalf",),
+    "NORM-PIECES": ("NormInPieces",),
+    "FLOAT-FP32": ("FloatStays",),
+}
+"""The refusals that ``fix`` takes, by code: names of their classes, for those of other targets need not be loaded."""
+
+
+def fixed(finding: Finding) -> list[Refusal]:
+    """The refusals behind a finding that ``fix`` takes; none for one that no step takes."""
+    taken = FIXES.get(finding.code, ())
+    return [r for c in finding.causes for r in (c.refusal, *c.also) if type(r).__name__ in taken]
+
+
 class Report:
     """Findings for one target; a code that does not hold there is left out."""
 
@@ -129,8 +176,9 @@ class Report:
         finding = Finding(
             code, severity, place, (cause,), holds.evidence.weaker(evidence), worded, target=self.target,
             way=self.way, convolutions=self._new(code, place, convolutions), values=values,
-            automatic=entry.automatic and gains and automatic, gains=gains,
+            gains=gains,
         )
+        finding.automatic = entry.automatic and gains and automatic and bool(fixed(finding))
         self._known[code, place] = finding
         self.findings.append(finding)
         return True

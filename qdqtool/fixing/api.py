@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,9 @@ from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
+from qdqtool.explain.report import FIXES, fixed
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
-from qdqtool.fixing.site import Site, Step
+from qdqtool.fixing.site import Aim, Site, Step
 from qdqtool.io.files import Guard, not_over, watched
 from qdqtool.model.editor import Editor, float_model
 from qdqtool.model.graph import Model
@@ -25,13 +26,10 @@ from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
 from qdqtool.options import Fixes, On
 from qdqtool.prediction import predict
-from qdqtool.rtx import operands as rtx
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
-from qdqtool.trt import faults as lint
-from qdqtool.trt import refusals as trt
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import TOOL_VERSION, Json, Prediction, Refusal, Severity
+from qdqtool.types import TOOL_VERSION, Finding, FindingCode, Json, Prediction, Severity
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -47,39 +45,33 @@ _FEW = 4  # places; of more the prediction shows which are at fault
 _TRIES = 24  # of a step, however many places it has: each predicts the whole model
 _NODES = 20_000  # that a step may predict by more tries than that, where the model is small
 
+_STAYING: tuple[FindingCode, ...] = ("CONVERSION", "INPUT-CONVERSION")  # where no other finding says why
 STEPS = (
-    Step(
-        (trt.NonzeroZeroPoint, lint.UnsignedZeroPoint, lint.ZeroPointMissing, lint.ZeroPointCount, rtx.CompilerFault),
-        ("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), quantizers.zero_points, _ONE_BIT,
-    ),
-    Step((lint.ScaleNotPositive,), ("SCALE-NONPOS",), quantizers.positive_scales, _EXACT),
-    Step((trt.ActivationPerChannel, rtx.IntegersLost), ("SCALE-SHAPE1", "ACT-PER-CHANNEL"),
-         quantizers.scalars, _ONE_BIT),
-    Step((lint.BiasQuantized,), ("BIAS-DQ",), weights.biases, _EXACT),
-    Step((lint.WeightsBehind, lint.StoredReadElsewhere), ("W-NONCONST", "WEIGHT-INDIRECT"), weights.computed, _EXACT),
-    Step((lint.WeightsStored,), ("WEIGHT-PREQUANT",), weights.stored_integers, _EXACT),
-    Step((trt.WeightsShared,), ("W-SHARED",), weights.shared, _EXACT),
-    Step((trt.BatchNormNotConstant,), ("BN-UNFOLDED",), weights.parameters, _EXACT),
-    Step((trt.ConvTransposeBatchNorm,), ("CT-BN",), weights.folded_into_transposed, _EXACT),
-    Step((trt.WeightsAxis,), ("CT-AXIS",), weights.transposed, _ONE_BIT),
-    Step((trt.WeightsNotDequantized,), ("W-NO-DQ",), weights.bare, _ONE_BIT),
-    Step((lint.HeadQuantized, lint.JoinedBehindHead), ("HEAD-QUANT", "HEAD-CONCAT"), pairs.heads, _EXACT,
-         default=False),
-    Step((lint.InsideActivation,), ("SILU-INNER-Q", "ACT-INNER-Q"), pairs.inside_activations, _EXACT),
-    Step((trt.ResidualBothQuantized,), ("ADD-BOTH",), pairs.convolution_side, _EXACT),
-    Step((lint.BehindPad,), ("PAD-SPLIT",), pairs.behind_pads, _EXACT),
-    Step((trt.ResidualFloat, trt.OutputManyConsumers, trt.ActivationBeforeAdd, trt.AddOutputNotQuantized, trt.Stays),
-         ("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT"), pairs.residuals, _SHARED),
-    Step((trt.ConcatScales, trt.OutputDifferentScales, trt.ScalesDiffer, trt.Stays, rtx.IntegersLost), pairs.CODES,
-         pairs.scales, _SHARED),
+    Step(("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), _ONE_BIT, find=quantizers.zero_points),
+    Step(("SCALE-NONPOS",), _EXACT, find=quantizers.positive_scales),
+    Step(("SCALE-SHAPE1", "ACT-PER-CHANNEL"), _ONE_BIT, find=quantizers.scalars),
+    Step(("BIAS-DQ",), _EXACT, find=weights.biases),
+    Step(("W-NONCONST", "WEIGHT-INDIRECT"), _EXACT, find=weights.computed),
+    Step(("WEIGHT-PREQUANT",), _EXACT, find=weights.stored_integers),
+    Step(("W-SHARED",), _EXACT, find=weights.shared),
+    Step(("BN-UNFOLDED",), _EXACT, find=weights.parameters),
+    Step(("CT-BN",), _EXACT, find=weights.folded_into_transposed),
+    Step(("CT-AXIS",), _ONE_BIT, find=weights.transposed),
+    Step(("W-NO-DQ",), _ONE_BIT, find=weights.bare),
+    Step(("HEAD-QUANT", "HEAD-CONCAT"), _EXACT, costs=True, find=pairs.heads),
+    Step(("SILU-INNER-Q", "ACT-INNER-Q"), _EXACT, find=pairs.inside_activations),
+    Step(("ADD-BOTH",), _EXACT, find=pairs.convolution_side),
+    Step(("PAD-SPLIT",), _EXACT, find=pairs.behind_pads),
+    Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT", "ADD-OUT-FLOAT", *_STAYING), _SHARED, find=pairs.residuals),
+    Step(("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ", *_STAYING), _SHARED,
+         find=pairs.scales),
 )
-_WHOLE: tuple[tuple[type[Refusal], str, str, Callable[[Model, Target], Model | None]], ...] = (
-    (lint.ScaleHalf, "SCALE-FP16", "the model is float32", quantizers.to_float),
-    (lint.NormInPieces, "NORM-PIECES", "layer normalizations in pieces as LayerNormalization",
-     quantizers.to_layer_norm),
-    (lint.FloatStays, "FLOAT-FP32", "what is not quantized is FP16", quantizers.to_half),
+_WHOLE: tuple[tuple[Aim, str, Callable[[Model, Target], Model | None]], ...] = (
+    (Aim(("SCALE-FP16",), _EXACT, retypes=True), "the model is float32", quantizers.to_float),
+    (Aim(("NORM-PIECES",), _EXACT), "layer normalizations in pieces as LayerNormalization", quantizers.to_layer_norm),
+    (Aim(("FLOAT-FP32",), _EXACT, retypes=True, rounding=compare.HALF_ROUNDING), "what is not quantized is FP16",
+     quantizers.to_half),
 )
-FIXABLE = tuple(c for step in STEPS for c in step.codes) + tuple(c for _, c, _, _ in _WHOLE)
 
 
 @dataclass(slots=True)
@@ -191,12 +183,13 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
         raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
     work = _Work(model, chosen, fixes.inputs, effort)
     for step in STEPS:
-        if wanted & set(step.codes) or (not only and step.default):
+        if wanted.intersection(step.codes) or (not only and not step.costs):
             work.try_step(step, wanted if only else set(step.codes))
     work.try_together()
-    for cause, code, what, convert in _WHOLE:
-        if not only or code in wanted:
-            work.try_whole(cause, code, what, convert)
+    for aim, what, convert in _WHOLE:
+        if not only or wanted.intersection(aim.codes):
+            work.try_whole(aim, what, convert)
+    work.account_for(wanted)
     return work.result()
 
 
@@ -206,7 +199,7 @@ def _wanted(only: Sequence[str]) -> set[str]:
         entry = codes.find(text)
         if entry is None:
             raise QdqtoolError(f"no finding has the code '{text}'; {codes.hint(text)}")
-        if entry.code not in FIXABLE:
+        if entry.code not in FIXES:
             raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
         wanted.add(entry.code)
     return wanted
@@ -234,6 +227,7 @@ class _Work:
         self._cannot_run = ""
         self._body = False
         self._left: list[tuple[Step, set[str]]] = []
+        self._answered: set[tuple[str, str]] = set()  # findings, by code and node, whose change was tried
 
     def result(self) -> Fixed:
         return Fixed(
@@ -254,6 +248,7 @@ class _Work:
         suspects: list[tuple[str, str]] = []  # one of them at least is at fault
         why_not = ""
         while sites := [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]:
+            self._answered.update(*(s.answers for s in sites))
             if not tries:
                 why_not = f"not separated from the places at fault within {most} tries" + (why_not and f": {why_not}")
                 refused.update({(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites})
@@ -272,8 +267,6 @@ class _Work:
                 fault = dict.fromkeys(range(len(chosen)), why_not)
             elif len(chosen) <= _FEW:
                 fault = {0: why_not} if len(chosen) == 1 else {}
-            elif why_not == gains.NO_GAIN and not fault:
-                fault = dict.fromkeys(range(len(chosen)), why_not)
             for number, why in fault.items():
                 site = chosen[number]
                 refused[keys[number]] = Change(site.code, site.node, site.what, why)
@@ -302,17 +295,20 @@ class _Work:
         except ModelError as error:
             return str(error), {}
         prediction = predict(candidate, self.target)
-        why_not = gains.no_better(self.prediction, prediction, step.codes)
-        if why_not:
-            return why_not, gains.blamed(self.model, candidate, touched, self.prediction, prediction, step.codes)
-        return self._keep(candidate, prediction, changes, set(step.codes), step.noise), {}
+        against = gains.no_better(self.prediction, prediction, step)
+        if against is not None:
+            fault = gains.blamed(self.model, candidate, touched, self.prediction, prediction, step)
+            if not fault and not against.worse:
+                fault = dict.fromkeys(range(len(sites)), against.why)
+            return against.why, fault
+        return self._keep(candidate, prediction, changes, step), {}
 
     def try_together(self) -> None:
         """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
         if len(self._left) < 2:
             return
-        model, prediction, changes, factor = self.model, self.prediction, [], 1.0
-        tried: set[str] = set()
+        model, prediction, changes = self.model, self.prediction, []
+        tried: list[Step] = []
         for step, wanted in self._left:
             sites = step.sites(self._view(model), self.target, prediction, wanted)
             editor = Editor(model.copy())
@@ -326,49 +322,57 @@ class _Work:
                 model = edited
                 prediction = predict(model, self.target)
                 changes += [Change(s.code, s.node, s.what) for s in sites]
-                tried.update(step.codes)
-                factor = max(factor, step.noise)
-        if changes and not self._judge(model, prediction, changes, tried, factor):
+                tried.append(step)
+        if not changes:
+            return
+        aim = Aim(tuple(c for step in tried for c in step.codes), max(step.noise for step in tried),
+                  costs=any(step.costs for step in tried))
+        if not self._judge(model, prediction, changes, aim):
             kept = {(c.code, c.node) for c in changes}
             self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
 
-    def try_whole(
-        self, cause: type[Refusal], code: str, what: str, convert: Callable[[Model, Target], Model | None]
-    ) -> None:
+    def try_whole(self, aim: Aim, what: str, convert: Callable[[Model, Target], Model | None]) -> None:
         """Tries a rewrite of the whole model."""
-        if not any(isinstance(c.refusal, cause) for f in self.prediction.findings for c in f.causes):
+        found = [f for f in self.prediction.findings if f.code in aim.codes and fixed(f)]
+        if not found:
             return
-        change = Change(code, "", what)
+        change = Change(found[0].code, "", what)
         try:
             candidate = convert(self.model, self.target)
         except ModelError as error:
-            self.refused.append(Change(code, "", what, str(error)))
-            return
-        if candidate is None:
-            return
-        why_not = self._judge(candidate, predict(candidate, self.target), [change], {code}, _EXACT)
-        if why_not:
-            self.refused.append(Change(code, "", what, why_not))
+            change.why_not = str(error)
+        else:
+            if candidate is None:
+                return
+            change.why_not = self._judge(candidate, predict(candidate, self.target), [change], aim)
+        self._answered.update((f.code, f.node) for f in found)
+        if change.why_not:
+            self.refused.append(change)
 
-    def _judge(
-        self, candidate: Model, prediction: Prediction, changes: list[Change], tried: set[str], factor: float
-    ) -> str:
+    def account_for(self, wanted: Collection[str]) -> None:
+        """Says of each code that was asked for where it is not found, and of each place why nothing was tried there."""
+        found = {f.code for f in self.before.findings} | {c.code for c in (*self.applied, *self.refused)}
+        missing = sorted(set(wanted) - found)
+        self.notes += [f"{code} is not found in this model for {self.target.name}" for code in missing]
+        for finding in self.prediction.findings:
+            if finding.code in wanted and (finding.code, finding.node) not in self._answered:
+                self.refused.append(Change(finding.code, finding.node, finding.fix, _untried(finding)))
+
+    def _judge(self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""
-        return gains.no_better(self.prediction, prediction, tried) or self._keep(
-            candidate, prediction, changes, tried, factor)
+        against = gains.no_better(self.prediction, prediction, aim)
+        return self._keep(candidate, prediction, changes, aim) if against is None else against.why
 
-    def _keep(
-        self, candidate: Model, prediction: Prediction, changes: list[Change], tried: set[str], factor: float
-    ) -> str:
+    def _keep(self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim) -> str:
         """Keeps a changed model whose prediction is better if it computes the same; else says why not."""
-        why_not, noise = self._runs_as_well(candidate, factor, tried)
+        why_not, noise = self._runs_as_well(candidate, aim)
         if why_not:
             return why_not
         self.model, self.prediction, self._noise = candidate, prediction, noise
         self.applied += changes
         return ""
 
-    def _runs_as_well(self, candidate: Model, factor: float, tried: set[str]) -> tuple[str, compare.Noise | None]:
+    def _runs_as_well(self, candidate: Model, aim: Aim) -> tuple[str, compare.Noise | None]:
         """Why a candidate does not compute the same, empty where it does; and its noise.
 
         Weights that are quantized no more are compared with a float network that has them so.
@@ -378,14 +382,13 @@ class _Work:
             return f"its outputs cannot be compared with those of the float network: {self._cannot_run}", None
         try:
             proto, _ = compare.runnable(candidate, self._body)
-            if tried & gains.UNQUANTIZED:
+            if aim.costs:
                 part = Model(proto, self.given.path, sha256="part")
                 self._reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
             return f"onnxruntime cannot run the result: {error}", None
-        rounding = {"rounding": compare.HALF_ROUNDING} if "FLOAT-FP32" in tried else {}
-        if not compare.within(self._noise, noise, factor, **rounding):
+        if not compare.within(self._noise, noise, aim.noise, aim.rounding):
             return _grown(self._noise, noise), None
         return "", noise
 
@@ -425,6 +428,13 @@ class _Work:
                               "have")
 
 
+def _untried(finding: Finding) -> str:
+    """Why no change was tried at the place of a finding."""
+    if not fixed(finding):
+        return "no fix does this by itself for what causes it here"
+    return "what a fix would need is not there" if finding.gains else "it would bring nothing here"
+
+
 def _grown(before: compare.Noise, after: compare.Noise) -> str:
     if not after.finite:
         return "outputs would no longer be numbers"
@@ -451,8 +461,8 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
     view = View(model)
     found = {f.code for f in prediction.findings if f.automatic}
     for step in STEPS:
-        wanted = found & set(step.codes)
-        if not wanted or not step.default:
+        wanted = found.intersection(step.codes)
+        if not wanted or step.costs:
             continue
         try:
             sites = step.sites(view, target, prediction, wanted)

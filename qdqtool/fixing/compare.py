@@ -24,7 +24,7 @@ from qdqtool.model.view import View
 __all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch
 _SIDE = 256  # an unknown height or width: a multiple of every stride in use
-_ATOL = 1e-6  # of the largest output: rounding of float arithmetic
+ATOL = 1e-6  # of the largest output: rounding of float arithmetic
 HALF_ROUNDING = 0.01  # the same of FP16, whose step is 0.05 %, behind some dozen layers
 
 
@@ -247,7 +247,7 @@ def check_finite(reference: Arrays) -> None:
             raise RunError(f"output '{name}' of the float network is not finite for these inputs")
 
 
-def within(before: Noise, after: Noise, factor: float, rounding: float = _ATOL) -> bool:
+def within(before: Noise, after: Noise, factor: float, rounding: float = ATOL) -> bool:
     """Whether no output's noise grew by more than a factor, rounding of float arithmetic apart."""
     if not after.finite:
         return False

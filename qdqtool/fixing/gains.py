@@ -7,12 +7,20 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from qdqtool.buildlog.names import base_name
+from qdqtool.fixing.site import Aim
 from qdqtool.model.graph import Model, Node
 from qdqtool.types import Prediction, Severity
 
-UNQUANTIZED = frozenset({"HEAD-QUANT", "HEAD-CONCAT"})  # asked for: speed is given up for accuracy
-RETYPED = frozenset({"SCALE-FP16", "FLOAT-FP32"})  # Casts may split a conversion in two; the types are the gain
-NO_GAIN = "the prediction would not get better"
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What speaks against a change: in words, and whether anything gets worse."""
+
+    why: str
+    worse: bool = True
+
+
+NO_GAIN = Against("the prediction would not get better", worse=False)
 
 
 @dataclass(slots=True)
@@ -34,20 +42,20 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def no_better(before: Prediction, after: Prediction, tried: Collection[str]) -> str:
-    """Why a prediction is not better than the one before; empty where it is.
+def no_better(before: Prediction, after: Prediction, aim: Aim) -> Against | None:
+    """Why a prediction is not better than the one before; None where it is.
 
     Args:
         before: Of the model as it was.
         after: Of the changed one.
-        tried: The codes that the changes are to remove.
+        aim: What the changes are for.
     """
-    return _no_better(_total(before, tried), _total(after, tried), tried)
+    return _no_better(_total(before, aim), _total(after, aim), aim)
 
 
 def blamed(
     model: Model, candidate: Model, touched: Sequence[Collection[int]], before: Prediction, after: Prediction,
-    tried: Collection[str],
+    aim: Aim,
 ) -> dict[int, str]:
     """Which of several changes made together are at fault, judged each by what lies nearer to it than to any other.
 
@@ -57,49 +65,48 @@ def blamed(
         touched: For each change the indices of the nodes that it edits; changes that share one are judged together.
         before: Prediction of the model.
         after: Of the candidate.
-        tried: The codes that the changes are to remove.
+        aim: What the changes are for.
 
     Returns:
         Number of each change around which the prediction gets worse, with the reason.
     """
     groups = _joined(touched)
     nearest = _nearest(model, candidate, touched, groups)
-    tallies = [_by_group(p, tried, nearest) for p in (before, after)]
+    tallies = [_by_group(p, aim, nearest) for p in (before, after)]
     found = {}
     for group in set(groups):
-        why = _no_better(tallies[0][group], tallies[1][group], tried)
-        if why and why != NO_GAIN:
-            found[group] = why
+        against = _no_better(tallies[0][group], tallies[1][group], aim)
+        if against is not None and against.worse:
+            found[group] = against.why
     return {i: found[group] for i, group in enumerate(groups) if group in found}
 
 
-def _no_better(before: Tally, after: Tally, tried: Collection[str]) -> str:
+def _no_better(before: Tally, after: Tally, aim: Aim) -> Against | None:
     if after.errors.total() > before.errors.total():
-        return f"it would bring errors ({', '.join(after.errors - before.errors)})"
+        return Against(f"it would bring errors ({', '.join(after.errors - before.errors)})")
     if after.errors.total() < before.errors.total():
-        return ""
-    asked = not UNQUANTIZED.isdisjoint(tried)
+        return None
     for one, two, what in ((before.int8, after.int8, "INT8 convolutions"),
                            (before.int8_to_int8, after.int8_to_int8, "convolutions INT8 to INT8")):
-        if two < one and not asked:
-            return f"there would be {two} {what} instead of {one}"
-    if after.conversions > before.conversions and not RETYPED.issuperset(tried) and not asked:
-        return f"there would be {after.conversions} conversions instead of {before.conversions}"
+        if two < one and not aim.costs:
+            return Against(f"there would be {two} {what} instead of {one}")
+    if after.conversions > before.conversions and not aim.retypes and not aim.costs:
+        return Against(f"there would be {after.conversions} conversions instead of {before.conversions}")
     gained = (after.int8 > before.int8 or after.int8_to_int8 > before.int8_to_int8
               or after.conversions < before.conversions or after.left < before.left)
-    return "" if gained else NO_GAIN
+    return None if gained else NO_GAIN
 
 
-def _total(prediction: Prediction, tried: Collection[str]) -> Tally:
+def _total(prediction: Prediction, aim: Aim) -> Tally:
     summary = prediction.summary()
     return Tally(
         summary["int8"], summary["int8_to_int8"], summary["conversions"] or 0,
-        sum(f.code in tried for f in prediction.findings),
+        sum(f.code in aim.codes for f in prediction.findings),
         Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR),
     )
 
 
-def _by_group(prediction: Prediction, tried: Collection[str], nearest: dict[str, int]) -> defaultdict[int, Tally]:
+def _by_group(prediction: Prediction, aim: Aim, nearest: dict[str, int]) -> defaultdict[int, Tally]:
     found: defaultdict[int, Tally] = defaultdict(Tally)
     for conv in prediction.convolutions:
         tally = found[nearest.get(conv.name, -1)]
@@ -109,7 +116,7 @@ def _by_group(prediction: Prediction, tried: Collection[str], nearest: dict[str,
         found[nearest.get(name if name in nearest else base_name(name), -1)].conversions += 1
     for finding in prediction.findings:
         tally = found[nearest.get(finding.node, -1)]
-        tally.left += finding.code in tried
+        tally.left += finding.code in aim.codes
         if finding.severity == Severity.ERROR:
             tally.errors[finding.code] += 1
     return found

@@ -25,7 +25,7 @@ from qdqtool.model.view import View, adds_computed
 from qdqtool.trt.faults import HeadQuantized, InsideActivation, JoinedBehindHead
 from qdqtool.trt.refusals import ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
-from qdqtool.types import FindingCode, Precision, Refusal
+from qdqtool.types import Precision, Refusal
 
 
 def _dqs(view: View, q: Node) -> list[Node]:
@@ -46,7 +46,7 @@ def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) 
         if gate is not None:
             maker = view.model.producer(gate.input(0))
             what = f"{gate.name} removed from between {maker.name if maker else ''} and its Mul"
-            sites.append(Site("SILU-INNER-Q", gate.name, what, _bypass(view, gate)))
+            sites.append(Site(gate.name, what, _bypass(view, gate), (q.name,)))
     return sites
 
 
@@ -55,11 +55,10 @@ def _inner(view: View, q: Node) -> Site:
     ends = [n for dq in dqs for n in view.model.readers(dq.output)]
     gates = [n for n in ends if is_activation(n)]
     muls = [n for n in ends if of(n).operation == "PROD"]
-    code = "SILU-INNER-Q" if muls else "ACT-INNER-Q"
     last = muls[0] if muls else gates[0]
     readers = view.model.readers(last.output)
     if (readers and all(qdq.is_q(n) for n in readers)) or view.model.is_output(last.output) or not readers:
-        return Site(code, q.name, f"{q.name} and its DequantizeLinear removed", _bypass(view, q))
+        return Site(q.name, f"{q.name} and its DequantizeLinear removed", _bypass(view, q))
 
     def move(editor: Editor) -> None:
         if not editor.bypass(q, dqs):
@@ -70,7 +69,7 @@ def _inner(view: View, q: Node) -> Site:
         floats = editor.insert(first, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes))
         editor.redirect(last.output, floats, readers)
 
-    return Site(code, q.name, f"{q.name} moved behind {last.name}", move)
+    return Site(q.name, f"{q.name} moved behind {last.name}", move)
 
 
 def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
@@ -89,7 +88,7 @@ def convolution_side(view: View, target: Target, reported: Sequence[Refusal]) ->
         assert isinstance(r, ResidualBothQuantized)
         q = view.model.node(r.quantizer)
         what = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
-        sites.append(Site("ADD-BOTH", r.add, what, _bypass(view, q)))
+        sites.append(Site(r.add, what, _bypass(view, q)))
     return sites
 
 
@@ -118,7 +117,7 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
                 editor.set_input(add, position, output)
 
         read = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
-        sites.append(Site("ADD-ACT" if residual is None else "SKIP-FLOAT", add.name, f"{add.name} reads {read}", apply))
+        sites.append(Site(add.name, f"{add.name} reads {read}", apply))
     return sites
 
 
@@ -144,7 +143,7 @@ def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list
             editor.remove(q)
             editor.remove(dq)
 
-        sites.append(Site("PAD-SPLIT", conv.name, f"{q.name} moved in front of {pad.name}", apply))
+        sites.append(Site(conv.name, f"{q.name} moved in front of {pad.name}", apply))
     return sites
 
 
@@ -166,15 +165,15 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
             editor.set_input(conv, 0, x)
             editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored()))
 
-        sites.append(Site("HEAD-QUANT", conv.name, f"{conv.name} reads floats", apply))
+        sites.append(Site(conv.name, f"{conv.name} reads floats", apply))
     for q in nodes_of(view, [r for r in reported if isinstance(r, JoinedBehindHead)]):
         if _dqs(view, q):
             what = f"{q.name} and its DequantizeLinear removed behind the head"
-            sites.append(Site("HEAD-CONCAT", q.name, what, _bypass(view, q)))
+            sites.append(Site(q.name, what, _bypass(view, q)))
     return sites
 
 
-CODES: tuple[FindingCode, ...] = ("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ")
+_NAMED = 4  # quantizers of a group
 
 
 def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -197,8 +196,6 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         places = {*(n.name for n in (*members, *crossed)), *(q.input(0) for q in members)}
         if places.isdisjoint(names):
             continue
-        code = _code(members, crossed)
-        where = crossed[0].name if crossed else members[0].input(0)
         smallest = min(known)
         bits = f", at most {np.log2(unified / smallest):.1f} bits lost" if smallest > 0 else ""
         before = ", ".join(dict.fromkeys(number(v) for v in known))
@@ -209,8 +206,9 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
                     shape = view.params(node).scale_shape or ()
                     editor.set_quantizer(node, np.full(shape, unified), np.zeros(shape, np.int8))
 
-        what = f"{where}: one scale {number(unified)} instead of {before} for {len(members)} quantizers{bits}"
-        sites.append(Site(code, where, what, apply))
+        of_all = ", ".join(q.name for q in members[:_NAMED]) + ", ..." * (len(members) > _NAMED)
+        what = f"one scale {number(unified)} instead of {before} for {len(members)} quantizers ({of_all}){bits}"
+        sites.append(Site(members[0].name, what, apply, places))
     return sites
 
 
@@ -222,12 +220,6 @@ def _scalar(params: QuantParams) -> float | None:
 def _shifted(view: View, q: Node) -> bool:
     zero = view.params(q).zero_point
     return zero is None or bool(np.any(zero != 0))
-
-
-def _code(members: list[Node], crossed: list[Node]) -> FindingCode:
-    if crossed:
-        return "CONCAT-SCALE" if of(crossed[0]).joins else "SPLIT-SCALE" if of(crossed[0]).cuts else "POOL-SCALE"
-    return "SIBLING-SCALE" if len({q.input(0) for q in members}) == 1 else "DOUBLE-QDQ"
 
 
 class _Groups:
@@ -265,7 +257,4 @@ class _Groups:
             members[self._find(q.input(0))].append(q)
         for node in self.crossed:
             crossed[self._find(node.input(0))].append(node)
-        return [
-            (qs, sorted(crossed[key], key=lambda n: (not of(n).joins, not of(n).cuts, n.index)))
-            for key, qs in members.items() if len(qs) > 1
-        ]
+        return [(qs, crossed[key]) for key, qs in members.items() if len(qs) > 1]

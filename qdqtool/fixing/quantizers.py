@@ -67,7 +67,6 @@ def _family_site(
     )
     if not (unsigned or shifted or missing or uneven):
         return None
-    code = "ZP-NONZERO" if shifted else "ZP-UINT8" if unsigned else "DQ-3-INPUTS" if missing else "ZP-VOLUME"
     if unsigned or shifted:
         key = params.key or head.index  # None where a scale is NaN
         if key not in known:
@@ -86,7 +85,7 @@ def _family_site(
         for node in nodes:
             _set(view, editor, node, scale)
 
-    return Site(code, head.name, what, apply)
+    return Site(head.name, what, apply, [n.name for n in nodes])
 
 
 def _symmetric(params: QuantParams) -> Floats:
@@ -128,9 +127,8 @@ def positive_scales(view: View, target: Target, reported: Sequence[Refusal]) -> 
         params = view.params(head)
         if params.scale is None or (np.all(params.scale > 0) and np.all(np.isfinite(params.scale))):
             continue
-        sites.append(
-            Site("SCALE-NONPOS", head.name, f"{head.name}: scales made positive", _positive(view, q, dqs, params))
-        )
+        apply = _positive(view, q, dqs, params)
+        sites.append(Site(head.name, f"{head.name}: scales made positive", apply, [n.name for n in dqs]))
     return sites
 
 
@@ -178,14 +176,14 @@ def scalars(view: View, target: Target, reported: Sequence[Refusal]) -> list[Sit
             continue
         if params.scale.size == 1 and not target.is_rtx:
             continue
-        code = "SCALE-SHAPE1" if params.scale.size == 1 else "ACT-PER-CHANNEL"
         scale = float(params.scale.max())
 
         def apply(editor: Editor, q: Node = q, dqs: list[Node] = dqs, scale: float = scale) -> None:
             for node in (q, *dqs):
                 editor.set_quantizer(node, np.asarray(scale), np.zeros((), np.int8))
 
-        sites.append(Site(code, q.name, f"{q.name}: one scalar scale, {number(scale)}", apply))
+        what = f"{q.name}: one scalar scale, {number(scale)}"
+        sites.append(Site(q.name, what, apply, [n.name for n in dqs]))
     return sites
 
 

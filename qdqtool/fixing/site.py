@@ -9,6 +9,8 @@ from typing import Any
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
+from qdqtool.explain.report import FIXES, fixed
+from qdqtool.fixing.compare import ATOL
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.view import View
@@ -21,16 +23,20 @@ class Site:
     """A fix at one place.
 
     Attributes:
-        code: The finding code that it removes.
         node: Where.
         what: What is done, in a few words, for the user.
         apply: Does it.
+        names: The nodes and tensors that it is about, ``node`` among them.
+        code: That of the finding which it removes; a step gives it.
+        answers: All findings that it answers, by code and node.
     """
 
-    code: str
     node: str
     what: str
     apply: Callable[[Editor], None]
+    names: Collection[str] = ()
+    code: str = ""
+    answers: frozenset[tuple[str, str]] = frozenset()
 
 
 def named(reported: Sequence[Refusal]) -> set[str]:
@@ -45,31 +51,69 @@ def nodes_of(view: View, reported: Sequence[Refusal]) -> list[Node]:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Fixes that are tried together.
+class Aim:
+    """What changes that are judged together are for, and what they may cost.
 
     Attributes:
-        causes: The classes of refusals behind the findings that it can remove.
-        codes: Their codes, for ``--only``.
-        find: Lists the places, given the model, the target and the refusals that were reported.
+        codes: Those of the findings that they can remove (``qdqtool.explain.report.FIXES`` says of which refusals).
         noise: By how much the noise of the network's outputs against the float network may grow.
-        default: Whether it is done without being asked for by ``--only``.
+        costs: Whether speed is given up for accuracy, which is done only where ``--only`` asks for it.
+        retypes: Whether types are the gain; Casts may then split a conversion in two.
+        rounding: Of the outputs, as a part of the largest one.
     """
 
-    causes: tuple[type[Refusal], ...]
     codes: tuple[FindingCode, ...]
-    find: Callable[[View, Target, Sequence[Refusal]], list[Site]]
     noise: float
-    default: bool = True
+    costs: bool = False
+    retypes: bool = False
+    rounding: float = ATOL
+
+
+@dataclass(frozen=True)
+class _Reported:
+    """A finding, or a refusal without one; the least ``rank`` says best what a change is for: automatic ones first."""
+
+    code: FindingCode
+    node: str
+    refusals: tuple[Refusal, ...]
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Aim):
+    """Fixes that are tried together; ``find`` lists the places, given the model, the target and what was reported."""
+
+    find: Callable[[View, Target, Sequence[Refusal]], list[Site]]
 
     def sites(self, view: View, target: Target, prediction: Prediction, wanted: Collection[str]) -> list[Site]:
-        """The places in a predicted model, of the codes that are wanted."""
-        found = (r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also))
-        refused = [r for r in dict.fromkeys((*prediction.refusals, *found)) if isinstance(r, self.causes)]
-        sites = self.find(view, target, refused) if refused else []
-        # An Add that reads its residual in INT8 is the same change, seen from a pooling that both read.
-        return [s if s.code in wanted else replace(s, code="POOL-MIXED") for s in sites
-                if s.code in wanted or (s.code == "SKIP-FLOAT" and "POOL-MIXED" in wanted)]
+        """The places in a predicted model, each with the code of the finding that it answers.
+
+        What was refused without a finding, for something else costs more there, has the first code of its class.
+        """
+        found = [_Reported(f.code, f.node, tuple(refusals), not f.automatic) for f in prediction.findings
+                 if f.code in self.codes and (refusals := fixed(f))]
+        told = {r for f in found for r in f.refusals}
+        for r in prediction.refusals:
+            code = next((c for c in self.codes if type(r).__name__ in FIXES[c]), None)
+            if code is not None and r not in told:
+                found.append(_Reported(code, r.node, (r,), 2))
+        reported = list(dict.fromkeys(r for f in found for r in f.refusals))
+        if not reported:
+            return []
+        chosen = [(f, frozenset(named(f.refusals))) for f in found if f.code in wanted]
+        sites = (self._answering(s, chosen) for s in self.find(view, target, reported))
+        return [s for s in sites if s is not None]
+
+    def _answering(self, site: Site, found: Sequence[tuple[_Reported, frozenset[str]]]) -> Site | None:
+        """The site with the code of what was reported at it, or else of what names it; None where nothing does."""
+        places = {site.node, *site.names}
+        answered = [f for f, names in found if f.node in places or not names.isdisjoint(places)]
+        if not answered:
+            return None
+        first = min(answered, key=lambda f: (f.rank, f.node not in places, self.codes.index(f.code),
+                                             f.node != site.node))
+        node = first.node if first.node in places else site.node
+        return replace(site, code=first.code, node=node, answers=frozenset((f.code, f.node) for f in answered))
 
 
 def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, name: str) -> npt.NDArray[Any]:

@@ -40,7 +40,7 @@ def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
             editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value()))
             editor.remove(dq)
 
-        sites.append(Site("BIAS-DQ", dq.name, f"{dq.name}: bias stored as float", apply))
+        sites.append(Site(dq.name, f"{dq.name}: bias stored as float", apply))
     return sites
 
 
@@ -81,7 +81,7 @@ def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> 
             axis = {"axis": int(dq.attributes["axis"])} if "axis" in dq.attributes else {}
             editor.set_input(dq, 0, editor.insert(dq, qdq.Q, f"{dq.name}_quantize", inputs, axis))
 
-        sites.append(Site("WEIGHT-PREQUANT", dq.name, f"{dq.name}: weights stored as float, with a Q", apply))
+        sites.append(Site(dq.name, f"{dq.name}: weights stored as float, with a Q", apply))
     unique = {s.node: s for s in sites}
     return list(unique.values())
 
@@ -105,7 +105,7 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
                 _copy(editor, conv, weights, value)
 
         users_of = ", ".join(c.name for c, _ in found)
-        sites.append(Site("W-SHARED", source, f"'{source}': weights copied for each of {users_of}", apply))
+        sites.append(Site(source, f"'{source}': weights copied for each of {users_of}", apply))
     return sites
 
 
@@ -125,7 +125,8 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
     for conv in view.weighted:
         weights = view.weights(conv)
         first = weights.first
-        if names.isdisjoint((conv.name, *(n.name for n in weights.before))):
+        places = [conv.name, *(n.name for n in weights.before)]
+        if names.isdisjoint(places):
             continue
         if first is None or not weights.before or len(weights.before) > _FOLD_LIMIT:
             continue
@@ -137,7 +138,7 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
             editor.set_input(first, 0, editor.constant(f"{source}_folded", value))
 
         what = f"{first.name}: {', '.join(n.op for n in weights.before)} in front of it folded into the weights"
-        sites.append(Site("WEIGHT-INDIRECT" if weights.q is None else "W-NONCONST", conv.name, what, apply))
+        sites.append(Site(conv.name, what, apply, places))
     return sites
 
 
@@ -195,7 +196,7 @@ def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
             dq = editor.insert(conv, qdq.DQ, f"{conv.name}/weight_quantizer/{qdq.DQ}", [q, *inputs], attributes)
             editor.set_input(conv, 1, dq)
 
-        sites.append(Site("W-NO-DQ", conv.name, f"{conv.name}: weights quantized {_granularity(axis)}", apply))
+        sites.append(Site(conv.name, f"{conv.name}: weights quantized {_granularity(axis)}", apply))
     return sites
 
 
@@ -228,7 +229,7 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
         ) -> None:
             _one_scale(editor, conv, weights, value, like)
 
-        sites.append(Site("CT-AXIS", conv.name, f"{conv.name}: one scale for all its weights", apply))
+        sites.append(Site(conv.name, f"{conv.name}: one scale for all its weights", apply))
     return sites
 
 
@@ -273,7 +274,7 @@ def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[
             for position, value in values.items():
                 editor.set_input(norm, position, editor.constant(f"{norm.name}/{norm.input(position)}", value))
 
-        sites.append(Site("BN-UNFOLDED", norm.name, f"{norm.name}: its parameters stored as plain constants", apply))
+        sites.append(Site(norm.name, f"{norm.name}: its parameters stored as plain constants", apply))
     return sites
 
 
@@ -336,4 +337,4 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
         editor.remove(norm)
         editor.set_output(conv, 0, norm.output)
 
-    return Site("CT-BN", conv.name, f"{norm.name} folded into {conv.name}", apply)
+    return Site(conv.name, f"{norm.name} folded into {conv.name}", apply)

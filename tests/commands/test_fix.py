@@ -1,11 +1,13 @@
 """``qdqtool fix``."""
 
+import json
 
 import numpy as np
 import onnx
 import pytest
 
 from qdqtool.cli import run
+from tests.explain.graphs import GRAPHS
 from tests.explain.test_causes import residual
 from tests.lint.test_api import simple
 
@@ -52,6 +54,15 @@ def test_errors_that_are_left_end_with_1(tmp_path, capsys):
     code = run(["fix", str(tmp_path / "bad.onnx"), "-o", str(tmp_path / "f.onnx"), "--only", "ADD-BOTH"])
     assert code == 1
     assert "left: " in capsys.readouterr().out
+
+
+def test_codes_that_are_asked_for_are_accounted_for(tmp_path, capsys):
+    onnx.save(GRAPHS["weights-not-constant"](), tmp_path / "m.onnx")
+    arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5", "--format", "json"]
+    assert run(["fix", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "f.onnx"), *arguments]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["applied"] == [] and [n.split()[0] for n in answer["notes"]] == ["ADD-BOTH"]
+    assert [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]] == [("W-NONCONST", "c", True)]
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -8,12 +8,18 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.explain.report import FIXES
 from qdqtool.fixing import pairs
-from qdqtool.fixing.api import fix
+from qdqtool.fixing.api import _WHOLE, STEPS, fix
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Refusal
+from tests.explain.graphs import GRAPHS
 from tests.explain.test_causes import concat, residual, split
+from tests.explain.test_producers import models
 from tests.fixing.steps import sites
 from tests.growth import FAMILIES
 from tests.insertion import nets
@@ -276,6 +282,72 @@ def test_heads_have_to_be_asked_for(g):
     fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
     assert {c.node for c in fixed.applied} == {"box", "score"}
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
+
+
+# What findings promise --------------------------------------------------------------------------------------------
+
+
+def test_what_is_fixed_is_a_class_of_refusal_and_has_a_step():
+    known = {c.__name__ for c in Refusal.__subclasses__()}
+    assert {name for names in FIXES.values() for name in names} <= known
+    assert {c for step in STEPS for c in step.codes} | {c for aim, *_ in _WHOLE for c in aim.codes} == FIXES.keys()
+
+
+@pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10", "trt11", "rtx1.7"])
+def test_each_promise_is_tried(target):
+    """Of the graphs of all refusals and cases: a step has a place for each finding that is marked as automatic."""
+    promised = set()
+    chosen = target_named(target)
+    whole = {code for aim, *_ in _WHOLE for code in aim.codes}
+    for proto in models():
+        prediction = predict(proto, chosen)
+        marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
+        view = View(Model(proto))
+        steps = [s for s in STEPS if any(code in s.codes for code, _ in marked)]
+        tried = {a for step in steps for s in step.sites(view, chosen, prediction, step.codes) for a in s.answers}
+        assert {(code, node) for code, node in marked if code not in whole} <= tried
+        for code in {code for code, _ in marked}:
+            done = fix(proto, target, [code])
+            assert code in {c.code for c in (*done.applied, *done.refused)}
+            promised.add(code)
+    assert len(promised) >= (4 if chosen.is_rtx else 12)
+
+
+def crossed(pooled):
+    """A Concat whose parts and whole have one scale, and behind it a pair of another one."""
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    parts = [g.pair(g.conv(g.pair(x, f"in{i}"), f"c{i}", 16), f"part{i}", 0.1) for i in range(2)]
+    y = g.pair(g.op("Concat", parts, "cat", axis=1), "whole", 0.1)
+    g.channels[y] = 32
+    y = g.pair(g.pool(y, "pool") if pooled else y, "behind", 0.3)
+    g.channels[y] = 32
+    return g.model(g.op("Softmax", g.conv(y, "c", 16, scale=None), "end"))
+
+
+@pytest.mark.parametrize(("proto", "code", "node"), [
+    (crossed(True), "POOL-SCALE", "pool"), (crossed(False), "DOUBLE-QDQ", "behind.Q"),
+    (GRAPHS["scales-differ"](), "DOUBLE-QDQ", "end.in.Q"),
+])
+@pytest.mark.parametrize("target", ["trt8.5", "trt10"])
+def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, target):
+    (found,) = (f for f in predict(proto, target).findings if f.automatic and f.code != "FLOAT-FP32")
+    assert (found.code, found.node) == (code, node)
+    for only in ((), (code,)):
+        fixed = fix(proto, target, only)
+        assert [(c.code, c.node) for c in fixed.applied] == [(code, node)]
+        assert code not in codes(fixed.after)
+
+
+def test_each_place_of_a_code_that_was_asked_for_is_accounted_for(g):
+    """Weights of an input cannot be folded, those behind an Identity can."""
+    proto = GRAPHS["weights-not-constant"]()
+    (found,) = (f for f in predict(proto, "trt8.5").findings if f.code == "W-NONCONST")
+    assert not found.automatic and not fix(proto, "trt8.5").refused
+    fixed = fix(proto, "trt8.5", ["W-NONCONST", "ADD-BOTH"])
+    assert [(c.code, c.node, c.what) for c in fixed.refused] == [("W-NONCONST", found.node, found.fix)]
+    assert fixed.refused[0].why_not and not fixed.applied
+    assert [n for n in fixed.notes if n.startswith("ADD-BOTH ")] and not any("W-NONCONST" in n for n in fixed.notes)
 
 
 # Refusals ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from qdqtool.fixing import api, sandbox, weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
 from qdqtool.fixing.sandbox import RunError, Sandbox, TooMuch
+from qdqtool.fixing.site import Aim
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -26,6 +27,8 @@ from tests.growth import Net, convolutions
 from tests.insertion.nets import run
 from tests.trt import evidence
 from tests.trt.builder import Graph
+
+AIM = Aim(("SKIP-FLOAT",), noise=1.0)
 
 # Which of several changes is at fault; and that the number of tries does not follow that of places.
 
@@ -49,19 +52,19 @@ def test_each_lost_convolution_is_laid_to_the_change_beside_it(places: list[int]
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
     assert after.summary()["int8"] == before.summary()["int8"] - len(places)
-    found = blamed(model, candidate, [*touched, {harmless.index}], before, after, ("SKIP-FLOAT",))
+    found = blamed(model, candidate, [*touched, {harmless.index}], before, after, AIM)
     assert set(found) == set(range(len(places)))
 
 
 def test_changes_of_one_node_are_judged_together() -> None:
     model, candidate, touched = removed(9, [4])
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
-    assert set(blamed(model, candidate, [*touched, touched[0]], before, after, ("SKIP-FLOAT",))) == {0, 1}
+    assert set(blamed(model, candidate, [*touched, touched[0]], before, after, AIM)) == {0, 1}
 
 
 def test_the_same_is_no_gain() -> None:
     prediction = predict(convolutions(12), "trt8.5")
-    assert no_better(prediction, prediction, ("SKIP-FLOAT",)) == NO_GAIN
+    assert no_better(prediction, prediction, AIM) == NO_GAIN
 
 
 def joined(count: int, apart: set[int]):
