@@ -43,6 +43,7 @@ class Lack(StrEnum):
     """How a part lacks, with the words for it."""
 
     ABSENT = "{section}"
+    NOT_REACHED = "no {section}"
     NAMES_ONLY = "{section} (names only, no precisions)"
     BEGINNING = "{section} (the beginning)"
     LAST = "{section} (the end)"
