@@ -79,8 +79,6 @@ def insert(
     model: ModelSource | Model,
     data: object = None,
     *,
-    calib_table: str | os.PathLike[str] | None = None,
-    losses: int = 0,
     predict: bool = True,
     progress: bool = False,
     method: str = 'focus',
@@ -105,6 +103,8 @@ def insert(
     input_type: str = 'float',
     cluster: object = None,
     mixed_cpus: bool = False,
+    calib_table: str | os.PathLike[str] | None = None,
+    losses: int = 0,
 ) -> Insertion: ...
 def predict(
     model: ModelSource | Model,

@@ -149,6 +149,20 @@ class Kept:
 
 
 @concern
+class Measuring:
+    """Where ranges come from without images, and what is measured of the result."""
+
+    calib_table: str | os.PathLike[str] | None = option(
+        None, "A TensorRT calibration table to take the ranges from, instead of data.",
+        "Take ranges from a TensorRT calibration table.", metavar="FILE", kind="path")
+    losses: int = option(
+        0, "On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`, and how far "
+        "an FP16 model's outputs are from the float model's. That runs the network many times: 0 does not, and the "
+        "command takes 2.",
+        "Measure on so many samples which activations cost most; 0 does not.", metavar="SAMPLES", least=0, commanded=2)
+
+
+@concern
 class Placing:
     """What is quantized, and how weights are stored."""
 

@@ -20,6 +20,7 @@ from qdqtool.options import (
     Gpu,
     Kept,
     Machine,
+    Measuring,
     On,
     OnBuilds,
     Output,
@@ -34,7 +35,7 @@ from qdqtool.options import (
 )
 
 GROUPS = {
-    "insert": (qdqtool.insert, (Ranges, Images, Kept, On, Placing, Output, Workers)),
+    "insert": (qdqtool.insert, (Ranges, Images, Kept, On, Placing, Output, Workers, Measuring)),
     "tune": (qdqtool.tune, (Aim, Powered, On, Ranges, Images, Placing, Remainder, Workers, Effort)),
     "predict": (qdqtool.predict, (On, Assumed, Way)), "verify": (qdqtool.verify, (OnBuilds, Machine)),
     "compare": (qdqtool.compare, (OnBuilds, Gpu)), "fix": (fix, (On, Fixes)),

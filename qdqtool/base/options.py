@@ -28,7 +28,7 @@ _WIDTH = 112  # of a parameter's text in a docstring
 def option(
     default: Any, doc: str = "", brief: str = "", *, choices: Sequence[str] = (), name: str = "", off: bool = False,
     metavar: str = "", least: float | None = None, most: float | None = None, kind: str = "",
-    alone: float | None = None, needed: bool = False,
+    alone: float | None = None, needed: bool = False, commanded: Any = None,
 ) -> Any:
     """A field that is an option.
 
@@ -46,10 +46,11 @@ def option(
             ``path`` or ``file`` (no folder), or one of ``TYPES`` of :mod:`qdqtool.commands.inputs`.
         alone: The value of the option given without one.
         needed: Whether the command wants it.
+        commanded: The command's own default, where it is another one.
     """
     return Option(default, {
         "doc": doc, "brief": brief, "choices": tuple(choices), "name": name, "off": off, "metavar": metavar,
-        "least": least, "most": most, "kind": kind, "alone": alone, "needed": needed,
+        "least": least, "most": most, "kind": kind, "alone": alone, "needed": needed, "commanded": commanded,
     })  # fmt: skip
 
 

@@ -20,8 +20,18 @@ from typing import Any
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
-from qdqtool.buildlog.summary import CUT_LISTING, CUT_PROFILE
-from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltLayer, BuiltTensor, Listing, ProfileRow, Shape
+from qdqtool.buildlog.types import (
+    MAX_DIMENSION,
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    Gap,
+    Lack,
+    Listing,
+    ProfileRow,
+    Section,
+    Shape,
+)
 from qdqtool.errors import BuildLogError
 from qdqtool.io.outputs import parse_json
 from qdqtool.types import Precision
@@ -305,8 +315,8 @@ def read_json(data: bytes, name: str) -> Build:
         raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
-        cut = CUT_PROFILE if build.source == BuildSource.PROFILE_JSON else CUT_LISTING
-        build.missing.append(f"{cut}the end of {name})")
+        section = Section.PROFILE if build.source == BuildSource.PROFILE_JSON else Section.LISTING
+        build.gaps.append(Gap(section, Lack.CUT_FILE, name=name))
     return build
 
 

@@ -16,7 +16,7 @@ from qdqtool.base import budgets
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.sections import Sections
-from qdqtool.buildlog.types import Build, TunedLayer
+from qdqtool.buildlog.types import Build, Gap, Lack, Section, TunedLayer
 
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
@@ -237,9 +237,9 @@ class LogReader:
     def _stop(self, number: int) -> None:
         """No log has so many lines that TensorRT does not write: the rest is not read."""
         self._deaf = True
-        what = f"everything beyond line {number}"
-        self.build.missing.append(what)
-        self.build.notes.append(f"{what} was not read: {_MAX_UNEXPLAINED:,} lines before it were not understood")
+        gap = Gap(Section.ALL, Lack.BEYOND_LINE, number)
+        self.build.gaps.append(gap)
+        self.build.notes.append(f"{gap} was not read: {_MAX_UNEXPLAINED:,} lines before it were not understood")
 
     def finish(self) -> Build:
         """Ends the log: closes what is open."""

@@ -15,7 +15,7 @@ from qdqtool.base import budgets
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
-from qdqtool.buildlog.summary import DAMAGE, judge
+from qdqtool.buildlog.summary import judge
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing, ParseSection, Tactics
 from qdqtool.errors import BuildLogError
 from qdqtool.io import packed
@@ -165,7 +165,7 @@ def merge(build: Build, other: Build) -> None:
         setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
     build.layers, second, build.listing = _listing(build, other)
     build.second_layers = [*second, *build.second_layers, *other.second_layers]
-    build.missing = list(dict.fromkeys(m for m in (*build.missing, *other.missing) if m.startswith(DAMAGE)))
+    build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.lack.is_unread))
     judge(build)
 
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Shape, whole
+from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, whole
 from qdqtool.errors import BuildLogError
 
 MARK = "inferred from shapes: "
@@ -211,7 +211,7 @@ class _Rebuilder:
             lines.append("integers: TensorRT before 10 prints INT64 as INT32; INT64 was written")
         if not self.build.parse.opset:
             lines.append("opset: not printed; 13 was taken")
-        lines += [f"the log: {m}" for m in self.build.missing if m.startswith("parse section")]
+        lines += [f"the log: {m}" for m in self.build.gaps if m.section == Section.PARSE]
         return lines
 
 

@@ -19,7 +19,18 @@ from qdqtool.buildlog.lines import (
     read_profile_row,
 )
 from qdqtool.buildlog.summary import judge
-from qdqtool.buildlog.types import AddedReformat, Build, BuiltLayer, Listing, LogEvent, Milestone, ParseSection
+from qdqtool.buildlog.types import (
+    AddedReformat,
+    Build,
+    BuiltLayer,
+    Gap,
+    Lack,
+    Listing,
+    LogEvent,
+    Milestone,
+    ParseSection,
+    Section,
+)
 from qdqtool.trt.trace import TraceReader
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
@@ -348,9 +359,9 @@ class Sections:
             return True
         if not self._full:
             self._full = True
-            self.build.notes.append("the log is longer than any real one: what came after the first 300,000 records "
-                                    "was counted and not kept")
-            self.build.missing.append("everything beyond the first 300,000 records")
+            self.build.notes.append("the log is longer than any real one: what came after the first "
+                                    f"{_MAX_RECORDS:,} records was counted and not kept")
+            self.build.gaps.append(Gap(Section.ALL, Lack.BEYOND_RECORDS, _MAX_RECORDS))
         return False
 
     def finish(self) -> None:

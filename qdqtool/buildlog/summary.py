@@ -9,77 +9,63 @@ from collections.abc import Iterable
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, BuiltLayer, Listing
+from qdqtool.buildlog.types import Build, BuiltLayer, Gap, Lack, Listing, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import Trtexec, trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json, Precision
 
-ENGINE = "engine listing"
-PASSES = "optimizer passes"
-PARSE = "parse section"
-END = "end of the log"
-CUT_LISTING = f"{ENGINE} (cut off: "
-CUT_PROFILE = "profile (cut off: "
-DAMAGE = ("everything beyond", f"{CUT_LISTING}the end of ", CUT_PROFILE)  # what the reader found, not this module
-
 
 def judge(build: Build) -> None:
-    """Fills ``missing``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``; marks Q/DQ layers."""
+    """Fills ``gaps``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``; marks Q/DQ layers."""
     _mark_qdq(build)
     build.precision_flags = _precision_flags(build)
     build.names_only = bool(build.layers) and all(not x.type and not x.inputs and not x.outputs for x in build.layers)
     build.version_hint = _version_hint(build)
-    missing = [m for m in build.missing if m.startswith(DAMAGE)]
-    listing_cut = any(m.startswith(ENGINE) for m in missing)
-    cut = any(not m.startswith(CUT_PROFILE) for m in missing)
+    gaps = build.gaps = [g for g in build.gaps if g.lack.is_unread]
+    listing_cut = build.lacks(Section.LISTING)
     if build.source.is_log:
         if not build.parse.nodes:
-            missing.append(PARSE)
+            gaps.append(Gap(Section.PARSE))
         elif build.parse.outputs == [] and not build.milestones:
-            missing.append(f"{PARSE} (cut off after node {len(build.parse.nodes)})")
-            cut = True
+            gaps.append(Gap(Section.PARSE, Lack.CUT_AFTER_NODE, len(build.parse.nodes)))
         elif not build.parse.inputs or not build.parse.outputs:
-            missing.append(f"{PARSE} ({'the end' if build.parse.inputs else 'the beginning'})")
+            gaps.append(Gap(Section.PARSE, Lack.LAST if build.parse.inputs else Lack.BEGINNING))
         if not build.trace and not build.milestones:
-            missing.append(PASSES)
+            gaps.append(Gap(Section.PASSES))
         elif not _ended(build):
-            missing.append(f"{PASSES} (cut off)")
-            cut = True
+            gaps.append(Gap(Section.PASSES, Lack.CUT))
         elif not any(m.what == "Original" for m in build.milestones):
-            missing.append(f"{PASSES} (the beginning)")
-            cut = True
+            gaps.append(Gap(Section.PASSES, Lack.BEGINNING))
     if not build.layers:
-        missing.append(ENGINE)
+        gaps.append(Gap(Section.LISTING))
     elif build.names_only:
-        missing.append(f"{ENGINE} (names only, no precisions)")
+        gaps.append(Gap(Section.LISTING, Lack.NAMES_ONLY))
     else:
-        expected, hole = _expected_layers(build), ""
+        expected, hole = _expected_layers(build), None
         if not listing_cut and expected is not None and len(build.layers) < expected:
-            hole = f"{CUT_LISTING}{len(build.layers)} of {expected} layers)"
+            hole = Gap(Section.LISTING, Lack.FEWER_LAYERS, len(build.layers), expected)
         elif not listing_cut:
             hole = listing_hole(build, [t.name for t in build.parse.inputs])
-        if hole:
-            missing.append(hole)
-            cut = True
+        if hole is not None:
+            gaps.append(hole)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
-        missing.append(END)
-    build.missing = missing
+        gaps.append(Gap(Section.END))
+    harmless = [Gap(Section.PARSE, Lack.BEGINNING), Gap(Section.PARSE, Lack.LAST)]
+    cut = any(g.lack.is_torn and g.section != Section.PROFILE and g not in harmless for g in gaps)
     build.complete = bool(build.layers) and not build.names_only and not cut
 
 
-def holes(build: Build) -> list[str]:
-    """What is cut off or torn, among what is missing: sections that were never asked for are no holes."""
-    absent = (PARSE, PASSES, ENGINE, END)
-    return [m for m in build.missing if m.startswith(DAMAGE)
-            or (not build.complete and m not in absent and not m.startswith(f"{ENGINE} (names only"))]
+def holes(build: Build) -> list[Gap]:
+    """What is cut off or torn, among the gaps: sections that were never asked for are no holes."""
+    return [g for g in build.gaps if g.lack.is_unread or (not build.complete and g.lack.is_torn)]
 
 
 _CONSTANT = re.compile(r"__mye\d[\w.]*")  # what Myelin makes of weights and numbers
 
 
-def listing_hole(build: Build, inputs: Iterable[str]) -> str:
-    """What shows that layers are missing from the listing; an empty string where nothing does.
+def listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
+    """What shows that layers are missing from the listing; None where nothing does.
 
     In every listing seen, each tensor that a layer reads is written by another one, is a weight, or enters the network.
 
@@ -90,16 +76,16 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> str:
     """
     entering = {*build.bindings, *inputs}
     if not entering or build.names_only or _expected_layers(build) is not None:
-        return ""
+        return None
     written = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     read = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
     orphan = next((t for t in read if t not in written and t not in entering and not _CONSTANT.fullmatch(t)), None)
     if orphan is not None:
-        return f"{ENGINE} (a layer is missing: {read[orphan][:80]} reads {orphan[:80]}, which none writes)"
+        return Gap(Section.LISTING, Lack.UNWRITTEN, name=read[orphan][:80], tensor=orphan[:80])
     # In a log, other programs may print among the bindings.
     ends = build.bindings if build.listing == Listing.LAYER_JSON else []
     idle = next((name for name in ends if name not in written and name not in read), None)
-    return "" if idle is None else f"{ENGINE} (a layer is missing: none reads or writes the binding {idle[:80]})"
+    return None if idle is None else Gap(Section.LISTING, Lack.IDLE_BINDING, tensor=idle[:80])
 
 
 def _mark_qdq(build: Build) -> None:

@@ -28,6 +28,69 @@ def whole(shape: Shape | None) -> list[int] | None:
     return None if shape is None or None in shape else [d for d in shape if d is not None]
 
 
+class Section(StrEnum):
+    """A part of what a builder printed."""
+
+    LISTING = "engine listing"
+    PROFILE = "profile"
+    PASSES = "optimizer passes"
+    PARSE = "parse section"
+    END = "end of the log"
+    ALL = "everything"
+
+
+class Lack(StrEnum):
+    """How a part lacks, with the words for it."""
+
+    ABSENT = "{section}"
+    NOT_REACHED = "no {section}"
+    NAMES_ONLY = "{section} (names only, no precisions)"
+    BEGINNING = "{section} (the beginning)"
+    LAST = "{section} (the end)"
+    CUT = "{section} (cut off)"
+    CUT_AFTER_NODE = "{section} (cut off after node {count})"
+    FEWER_LAYERS = "{section} (cut off: {count} of {of} layers)"
+    UNWRITTEN = "{section} (a layer is missing: {name} reads {tensor}, which none writes)"
+    IDLE_BINDING = "{section} (a layer is missing: none reads or writes the binding {tensor})"
+    CUT_FILE = "{section} (cut off: the end of {name})"
+    BEYOND_LINE = "{section} beyond line {count}"
+    BEYOND_RECORDS = "{section} beyond the first {count:,} records"
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the reader found it, so that no later look at the build does."""
+        return self in (Lack.CUT_FILE, Lack.BEYOND_LINE, Lack.BEYOND_RECORDS)
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether something is cut off or torn, other than a part that was never asked for."""
+        return self not in (Lack.ABSENT, Lack.NAMES_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What a build does not show.
+
+    Attributes:
+        section: The part.
+        lack: How it lacks.
+        count: Nodes, layers, lines or records that are there.
+        of: Layers that should be.
+        name: A file or a layer.
+        tensor: A tensor.
+    """
+
+    section: Section
+    lack: Lack = Lack.ABSENT
+    count: int = 0
+    of: int = 0
+    name: str = ""
+    tensor: str = ""
+
+    def __str__(self) -> str:
+        return self.lack.format(section=self.section, count=self.count, of=self.of, name=self.name, tensor=self.tensor)
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedTensor:
     """A tensor of the ONNX graph as the parser printed it; ``dtype`` is ONNX's word (``FLOAT``, ``INT64``)."""
@@ -403,7 +466,7 @@ class Build:
             for the throughput, s for the totals.
         builds: Number of builds found in the file; everything refers to the last one (a network that is built twice is
             parsed once).
-        missing: Sections that are absent or cut off.
+        gaps: Sections that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
         names_only: Whether the listing has layer names and nothing else.
     """
@@ -440,7 +503,7 @@ class Build:
     messages: list[Message] = field(default_factory=list)
     lines: LineCounts = field(default_factory=LineCounts)
     builds: int = 0
-    missing: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     complete: bool = False
     names_only: bool = False
     notes: list[str] = field(default_factory=list)
@@ -453,6 +516,15 @@ class Build:
         self.profile_total_ms = self.iterations = self.passed = None
         self.memory = Memory()
         self.tactics.clear()
+
+    @property
+    def missing(self) -> list[str]:
+        """The gaps in words."""
+        return [str(g) for g in self.gaps]
+
+    def lacks(self, section: Section) -> bool:
+        """Whether a section is absent or not whole."""
+        return any(g.section == section for g in self.gaps)
 
     @property
     def gpu_ms(self) -> float | None:

@@ -21,9 +21,8 @@ _LONGEST = 7 * 86_400.0
 
 @click.command("build", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@click.option("--builder", type=click.Choice(BUILDERS), default=BUILDERS[0], show_default=True,
-              help="tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.")
-@click.option("--sm", multiple=True, metavar="CC", help="Compute capability, as 86 (tensorrt-rtx; may be repeated).")
+@inputs.builder("tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.", BUILDERS[0])
+@inputs.capability(multiple=True)
 @click.option("-o", "--output", type=click.Path(), metavar="DIR",
               help="Folder for build.log, layers.json and the engine.")
 @click.option("--engine", is_flag=True, help="Keep the engine (engine.plan).")

@@ -13,7 +13,7 @@ from qdqtool.base.options import Images, Option, Preprocess, concern, option, op
 from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.io.files import stem
-from qdqtool.options import On, Workers
+from qdqtool.options import BUILDERS, On, Workers
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
@@ -233,8 +233,26 @@ def _option(entry: Option, brief: str) -> Any:
         more["type"] = number(known["least"], known["most"])
     elif known["alone"] is not None:
         more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
+    if known["commanded"] is not None:
+        default = known["commanded"]
     shown = None if kind else default  # what a text means is not shown; its help says the default
     return click.option(*names, default=shown, show_default=shown is not None, **more)
+
+
+def calib(brief: str = "Folder of images, text file of paths, npz or npy.", *, needed: bool = False) -> _Decorator:
+    """The option of the images, which functions take as ``data``."""
+    return click.option("--calib", type=click.Path(), required=needed, metavar="IMAGES", help=brief)
+
+
+def builder(brief: str, default: str | None = None) -> _Decorator:
+    """The option of who builds."""
+    return click.option("--builder", type=click.Choice(BUILDERS), default=default, show_default=True, help=brief)
+
+
+def capability(*, multiple: bool = False) -> _Decorator:
+    """The option of the GPU that TensorRT-RTX builds for: one, or several."""
+    return click.option("--sm", multiple=multiple, metavar="CC", help="Compute capability to build for (tensorrt-rtx), "
+                        f"such as 86{'; may be repeated' * multiple}.")
 
 
 def images(function: Callable[..., int]) -> Callable[..., int]:

@@ -8,7 +8,7 @@ import click
 
 from qdqtool.base.options import Images
 from qdqtool.commands import inputs
-from qdqtool.options import Gpu, Kept, Output, Placing, Ranges, Request, Workers
+from qdqtool.options import Gpu, Kept, Measuring, Output, Placing, Ranges, Request, Workers
 
 if TYPE_CHECKING:
     import onnx
@@ -18,22 +18,18 @@ if TYPE_CHECKING:
 
 @click.command("insert", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
-              help="Folder of images, text file of paths, npz or npy.")
+@inputs.calib()
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
 @inputs.made_of("on", inputs.Typed)
 @inputs.made_of("ranges", Ranges)
 @inputs.images
 @inputs.made_of("kept", Kept)
 @inputs.made_of("where", Workers)
-@click.option("--calib-table", type=click.Path(), default=None, metavar="FILE",
-              help="Take ranges from a TensorRT calibration table.")
+@inputs.made_of("measuring", Measuring)
 @click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
               help="Write a TensorRT calibration table as well.")
 @inputs.made_of("placing", Placing)
 @inputs.made_of("made", Output)
-@click.option("--losses", type=click.IntRange(0), default=2, show_default=True, metavar="SAMPLES",
-              help="Measure on so many samples which activations cost most; 0 does not.")
 @inputs.made_of("machine", Gpu,
                 gpu="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
 @click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
@@ -41,16 +37,16 @@ if TYPE_CHECKING:
 @inputs.made_of("answer", inputs.Answer)
 def command(
     model: str, calib: str | None, output: str | None, on: inputs.Typed, ranges: Ranges, images: Images, kept: Kept,
-    where: Workers, calib_table: str | None, write_table: str | None, placing: Placing, made: Output, losses: int,
+    where: Workers, measuring: Measuring, write_table: str | None, placing: Placing, made: Output,
     machine: Gpu, no_predict: bool, everything: bool, answer: inputs.Answer,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
-    if calib is None and calib_table is None:
+    if calib is None and measuring.calib_table is None:
         raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
-    if calib is not None and calib_table is not None:
+    if calib is not None and measuring.calib_table is not None:
         raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
     inputs.check_workers(where)
     if where.cluster is not None and calib is None:
@@ -71,7 +67,7 @@ def command(
 
     wanted = on.chosen()
     result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
-                    calib_table=calib_table, target=wanted, losses=losses, predict=not no_predict, progress=True)
+                    measuring=measuring, target=wanted, predict=not no_predict, progress=True)
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)

@@ -48,8 +48,7 @@ _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
               help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with --gpu).")
 @click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
 @click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
-@click.option("--calib", type=click.Path(), default=None, metavar="IMAGES",
-              help="Run the model on images too: what the scales of activations clip and waste.")
+@inputs.calib("Run the model on images too: what the scales of activations clip and waste.")
 @inputs.images
 @inputs.made_of("answer", _Answered)
 def command(

@@ -16,8 +16,7 @@ from qdqtool.options import Aim, Effort, On, Placing, Powered, Ranges, Remainder
 
 @click.command("tune", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@click.option("--calib", type=click.Path(), required=True, metavar="IMAGES",
-              help="Folder of images, text file of paths, npz or npy.")
+@inputs.calib(needed=True)
 @inputs.made_of("aim", Aim)
 @inputs.made_of("machine", Powered, gpu="Where it will run (see qdqtool gpus); counts milliseconds.")
 @click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")

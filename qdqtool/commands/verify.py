@@ -8,7 +8,7 @@ import click
 
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.options import BUILDERS, Machine, OnBuilds
+from qdqtool.options import Machine, OnBuilds
 
 if TYPE_CHECKING:
     from qdqtool.verification.lines import Verification
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @click.command("verify", cls=inputs.Command)
 @click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
 @inputs.made_of("on", OnBuilds)
-@click.option("--builder", type=click.Choice(BUILDERS), help="Build MODEL here, then compare.")
-@click.option("--sm", help="Compute capability to build for (TensorRT-RTX), such as 86.")
+@inputs.builder("Build MODEL here, then compare.")
+@inputs.capability()
 @inputs.made_of("machine", Machine, gpu="Where the build ran, if it does not say: times are compared.")
 @click.option("--from-log", "from_log", is_flag=True, help="No model available: rebuild the graph from the log itself.")
 @click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")

@@ -272,10 +272,11 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
                             "build with --profilingVerbosity=detailed")
     sides = models.side_of(asked), builds.side_of(report, names[1])
     if not build.layers:
-        sides[1].missing.append(NO_LISTING)
-    hole = "" if sides[1].missing or build.bindings or build.parse.inputs else listing_hole(build, model.inputs)
-    sides[1].missing += [hole] * bool(hole)
-    sides[1].conversions = None if sides[1].missing else sum(layer.is_qdq for layer in build.layers)
+        sides[1].gaps.append(NO_LISTING)
+    if not (sides[1].gaps or build.bindings or build.parse.inputs):
+        hole = listing_hole(build, model.inputs)
+        sides[1].gaps += [] if hole is None else [hole]
+    sides[1].conversions = None if sides[1].gaps else sum(layer.is_qdq for layer in build.layers)
     prediction, said = _nearest(model, prediction, chosen, realized, sides[1].conversions)
     weighted = [c for c in prediction.convolutions if c.index in requested]
     for conv in weighted:

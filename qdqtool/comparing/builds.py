@@ -49,7 +49,7 @@ def side_of(report: EngineReport, name: str) -> Side:
     side.products = len(layers) - side.plain
     side.ms = _measured_ms(report)
     side.measured = side.ms is not None
-    side.missing = holes(build)
+    side.gaps = holes(build)
     return side
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base.parameters import typed
+from qdqtool.buildlog.types import Gap, Lack, Section
 from qdqtool.errors import QdqtoolError
 from qdqtool.io import files, packed
 from qdqtool.io.files import Guard, open_input
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
-NO_LISTING = "no engine listing"  # of a build that did not come to it
+NO_LISTING = Gap(Section.LISTING, Lack.NOT_REACHED)  # of a build that did not come to it
 
 
 class Change(StrEnum):
@@ -225,7 +226,7 @@ class Side:
         measured: Whether that was measured.
         target: What the prediction is for; empty for a build.
         gpu: Where the time is for; empty without.
-        missing: What a build lacks because it is cut off; empty for a whole one.
+        gaps: What a build lacks because it is cut off; empty for a whole one.
         obstacle: In what form a model is quantized that TensorRT does not take; empty for none.
     """
 
@@ -242,15 +243,20 @@ class Side:
     gpu: str = ""
     products: int = 0
     plain: int = 0
-    missing: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     obstacle: str = ""
+
+    @property
+    def missing(self) -> list[str]:
+        """The gaps in words."""
+        return [str(g) for g in self.gaps]
 
     def as_json(self) -> Json:
         return {
             "kind": self.kind, "title": self.title, "quantized": self.quantized, "convolutions": self.convolutions,
             "int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions, "ms": self.ms,
             "measured": self.measured, "target": self.target or None, "gpu": self.gpu or None,
-            "matrix_products": self.products, "missing": list(self.missing),
+            "matrix_products": self.products, "missing": self.missing,
         }
 
 

@@ -52,7 +52,7 @@ def _realized(comparison: Comparison) -> list[str]:
     asked_for = [n for n in comparison.nodes if n.a and n.b and (n.a if first else n.b).is_int8]
     run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
     open_ = sum(n.is_unknown for n in asked_for)
-    alone = " by the optimizer's lines alone" if NO_LISTING in built.missing + asked.missing else ""
+    alone = " by the optimizer's lines alone" if NO_LISTING in built.gaps + asked.gaps else ""
     return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8{alone}"
             + (f", {open_} unknown: the build does not show their data types" if open_ else "")]
 

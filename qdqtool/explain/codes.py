@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qdqtool.knowledge import Made, entry, table
-from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS
+from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
 from qdqtool.types import Evidence, Severity
 
 ALL_TARGETS = tuple(TARGETS)
@@ -111,12 +111,10 @@ CODES: Mapping[str, Code] = Made(table("codes"), _code)
 @functools.cache
 def _known_as(target: str) -> str:
     """The target whose codes hold on a target: itself where a code names it, else the nearest earlier of its kind."""
-    mine = TARGETS.get(target)
-    if mine is None or any(target in held.targets for code in CODES.values() for held in code.holds):
+    before = target_before(target)
+    if before is None or any(target in held.targets for code in CODES.values() for held in code.holds):
         return target
-    earlier = (t for t in TARGETS.values() if t.is_rtx == mine.is_rtx and t.version < mine.version)
-    before = max(earlier, key=lambda t: t.version, default=None)
-    return target if before is None else _known_as(before.name)
+    return _known_as(before.name)
 
 
 def get(code: str) -> Code:

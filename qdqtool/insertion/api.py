@@ -37,7 +37,7 @@ from qdqtool.model.layernorm import as_one, in_half, layer_norms
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
-from qdqtool.options import Kept, On, Output, Placing, Ranges, Workers
+from qdqtool.options import Kept, Measuring, On, Output, Placing, Ranges, Workers
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
@@ -49,7 +49,7 @@ _DIFFERS, _TIMES = 0.1, 5.0
 
 
 @watched
-@takes(ranges=Ranges, images=Images, kept=Kept, on=On, placing=Placing, made=Output, where=Workers)
+@takes(ranges=Ranges, images=Images, kept=Kept, on=On, placing=Placing, made=Output, where=Workers, measuring=Measuring)
 @typed
 def insert(
     model: ModelSource | Model,
@@ -62,8 +62,7 @@ def insert(
     placing: Placing,
     made: Output,
     where: Workers,
-    calib_table: str | os.PathLike[str] | None = None,
-    losses: int = 0,
+    measuring: Measuring,
     predict: bool = True,
     progress: bool = False,
 ) -> Insertion:
@@ -73,9 +72,6 @@ def insert(
         model: A float ONNX model; it is not changed.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
             with ``calib_table``.
-        calib_table: A TensorRT calibration table to take the ranges from, instead of data.
-        losses: On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`, and how
-            far an FP16 model's outputs are from the float model's.
         predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
         {options}
@@ -89,6 +85,7 @@ def insert(
         ClusterError: The cluster cannot be reached, or is not fit for the work.
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
+    calib_table, losses = measuring.calib_table, measuring.losses
     if where.cluster is not None:
         from qdqtool.cluster.mapping import check_where
 

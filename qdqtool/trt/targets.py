@@ -155,6 +155,13 @@ TARGETS: dict[str, Target] = {
 }
 
 
+def target_before(name: str) -> Target | None:
+    """The nearest earlier target of the same kind; None for the first, and where there is none of that name."""
+    mine = TARGETS.get(name)
+    earlier = (t for t in TARGETS.values() if mine and t.is_rtx == mine.is_rtx and t.version < mine.version)
+    return max(earlier, key=lambda t: t.version, default=None)
+
+
 _LAST = 19  # a major version that may come; what is larger is a typing error (85)
 STRONGLY_TYPED = "-strongly-typed"  # behind a target's name, where it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")

@@ -14,8 +14,8 @@ from qdqtool.base.parameters import require, typed
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, PARSE, implicit_int8, listing_hole
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, implicit_int8, listing_hole
+from qdqtool.buildlog.types import Build, Section
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
 from qdqtool.io.files import named_as_model, watched
 from qdqtool.model.graph import Model
@@ -239,10 +239,10 @@ def compare(
     """
     if not build.bindings and not build.parse.inputs and build.complete:
         hole = listing_hole(build, model.inputs)
-        if hole:
-            build = replace(build, missing=[*build.missing, hole], complete=False)
+        if hole is not None:
+            build = replace(build, gaps=[*build.gaps, hole], complete=False)
     mapper = Mapper(model, build.layers)
-    ended = not any(m.startswith("optimizer passes") for m in build.missing)
+    ended = not build.lacks(Section.PASSES)
     convolutions, mismatches = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
     reported = {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
     layers = compare_layers(prediction, build, mapper, reported)
@@ -379,12 +379,12 @@ def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
     """Refuses a graph with holes where later sections describe all of it: each hole would count as a mismatch."""
     if not build.trace and not build.layers:
         return  # the log ends in its parse section; nothing is compared
-    torn = next((m for m in build.missing if m.startswith(PARSE)), "")
+    torn = next((g for g in build.gaps if g.section == Section.PARSE), None)
     known = {t.name for t in (*proto.graph.input, *proto.graph.initializer)} | {""}
     known.update(o for node in proto.graph.node for o in node.output)
     loose = next((i for node in proto.graph.node for i in node.input if i not in known), None)
-    if torn or loose is not None:
-        why = f"{torn} is missing" if torn else f"no node makes {loose}"
+    if torn is not None or loose is not None:
+        why = f"{torn} is missing" if torn is not None else f"no node makes {loose}"
         raise BuildLogError(f"{name}: {why}, and a part of a network cannot be predicted; give the model as well")
 
 

@@ -21,7 +21,7 @@ from qdqtool.buildlog.agreement import (
     Said,
     TraceCounts,
 )
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
 from qdqtool.io.files import Guard
 from qdqtool.io.outputs import Saved
 from qdqtool.model.graph import Model
@@ -209,8 +209,7 @@ def _compare(
 def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Compared[ConversionCounts]:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
     result = Compared(ConversionCounts(prediction.conversions))
-    torn = any(m.startswith("engine listing") for m in build.missing)
-    if build.layers and not build.names_only and not torn:
+    if build.layers and not build.names_only and not build.lacks(Section.LISTING):
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in QDQ_PASSES for e in build.trace):
         names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]

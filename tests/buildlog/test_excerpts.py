@@ -11,7 +11,7 @@ import pytest
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import summarize, what_was_read
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, Lack, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Precision
@@ -72,7 +72,7 @@ def test_a_file_of_junk_is_not_read_to_its_end() -> None:
     build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 1_000_000)
     assert time.process_time() - started < 15
     assert any("was not read" in note for note in build.notes)
-    assert any(m.startswith("everything beyond line") for m in build.missing)
+    assert [g.lack for g in build.gaps if g.section == Section.ALL] == [Lack.BEYOND_LINE]
 
 
 LONG = [
@@ -113,7 +113,7 @@ def test_a_layer_json_cut_off_is_not_complete() -> None:
     build = read_build(io.BytesIO(whole[: whole.index('"c"')].encode()))
     assert [x.name for x in build.layers] == ["a", "b"]
     assert not build.complete
-    assert any(m.startswith("engine listing (cut off: the end of") for m in build.missing)
+    assert [(g.section, g.lack) for g in build.gaps] == [(Section.LISTING, Lack.CUT_FILE)]
 
 
 def test_a_cut_profile_does_not_spoil_the_listing() -> None:
@@ -123,14 +123,14 @@ def test_a_cut_profile_does_not_spoil_the_listing() -> None:
                        io.BytesIO(profile.encode()))
     assert list(build.profile) == ["a", "b", "c"]
     assert build.complete
-    assert any(m.startswith("profile (cut off") for m in build.missing)
+    assert [(g.section, g.lack) for g in build.gaps] == [(Section.PROFILE, Lack.CUT_FILE)]
 
 
 def test_the_listing_of_an_earlier_build_is_not_taken_for_the_last_one() -> None:
     cut = LOG[: LOG.index("Engine Layer Information")]
     build = read_build(io.BytesIO((LOG + cut).encode()))
     assert build.layers == []
-    assert "engine listing" in build.missing
+    assert build.lacks(Section.LISTING)
     assert not build.complete
 
 

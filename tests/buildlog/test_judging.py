@@ -11,6 +11,8 @@ from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
     BuiltTensor,
+    Gap,
+    Lack,
     Listing,
     LogEvent,
     Memory,
@@ -19,6 +21,7 @@ from qdqtool.buildlog.types import (
     ParsedTensor,
     ParseSection,
     ProfileRow,
+    Section,
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
@@ -42,8 +45,12 @@ def milestones(*named: tuple[str, int]) -> list[Milestone]:
 
 WHOLE = {"parse": parsed(), "milestones": milestones(("Original", 5), ("After reformat layers", 2)),
          "layers": [layer("a", "x", "t"), layer("b", "t", "y")], "listing": Listing.ENGINE_LINES}  # fmt: skip
-ENGINE = "engine listing"
-CUT = "optimizer passes (cut off)"
+PARSE, PASSES, LISTING = Section.PARSE, Section.PASSES, Section.LISTING
+ENGINE = Gap(LISTING)
+CUT = Gap(PASSES, Lack.CUT)
+CUT_PROFILE = Gap(Section.PROFILE, Lack.CUT_FILE, name="p.json")
+CUT_LISTING = Gap(LISTING, Lack.CUT_FILE, name="l.json")
+BEYOND = Gap(Section.ALL, Lack.BEYOND_LINE, 3)
 
 
 def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
@@ -52,35 +59,35 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
     return build
 
 
-@pytest.mark.parametrize(("changes", "missing", "complete"), [
+@pytest.mark.parametrize(("changes", "gaps", "complete"), [
     ({}, [], True),
-    ({"parse": ParseSection()}, ["parse section"], True),  # Python's logs may not have it
-    ({"parse": parsed(inputs=False)}, ["parse section (the beginning)"], True),
-    ({"parse": parsed(outputs=False)}, ["parse section (the end)"], True),
+    ({"parse": ParseSection()}, [Gap(PARSE)], True),  # Python's logs may not have it
+    ({"parse": parsed(inputs=False)}, [Gap(PARSE, Lack.BEGINNING)], True),
+    ({"parse": parsed(outputs=False)}, [Gap(PARSE, Lack.LAST)], True),
     ({"parse": parsed(outputs=False), "milestones": [], "layers": [], "trace": []},
-     ["parse section (cut off after node 1)", "optimizer passes", ENGINE], False),
-    ({"milestones": [], "trace": []}, ["optimizer passes"], True),
+     [Gap(PARSE, Lack.CUT_AFTER_NODE, 1), Gap(PASSES), ENGINE], False),
+    ({"milestones": [], "trace": []}, [Gap(PASSES)], True),
     ({"layers": []}, [CUT, ENGINE], False),
     ({"layers": [], "seconds": {"Graph construction and optimization": 1.0}}, [ENGINE], False),
     ({"layers": [], "seconds": {"Graph optimization time": 1.0}}, [ENGINE], False),  # TensorRT 10's words
     ({"layers": [], "seconds": {"Engine generation": 1.0}}, [CUT, ENGINE], False),
     ({"layers": [], "placement": [("GPU", "CONVOLUTION", "a")]}, [ENGINE], False),  # it went on behind the passes
-    ({"milestones": milestones(("After reformat layers", 2))}, ["optimizer passes (the beginning)"], False),
-    ({"layers": WHOLE["layers"][:1]}, ["engine listing (cut off: 1 of 2 layers)"], False),  # type: ignore[index]
+    ({"milestones": milestones(("After reformat layers", 2))}, [Gap(PASSES, Lack.BEGINNING)], False),
+    ({"layers": WHOLE["layers"][:1]}, [Gap(LISTING, Lack.FEWER_LAYERS, 1, 2)], False),  # type: ignore[index]
     ({"milestones": milestones(("Original", 5), ("After tensor merging", 3))},
-     ["engine listing (cut off: 2 of 3 layers)"], False),  # the last count where none is behind the reformats
+     [Gap(LISTING, Lack.FEWER_LAYERS, 2, 3)], False),  # the last count where none is behind the reformats
     ({"milestones": milestones(("Original", 5), ("After reformat layers", 2), ("After x", 9))}, [], True),
     ({"milestones": milestones(("Original", 5), ("After reformat layers", 1))}, [], True),  # more than counted
-    ({"layers": [BuiltLayer("a"), BuiltLayer("b")]}, ["engine listing (names only, no precisions)"], False),
-    ({"missing": ["everything beyond line 9"]}, ["everything beyond line 9"], False),
-    ({"missing": ["profile (cut off: the end of p.json)"]}, ["profile (cut off: the end of p.json)"], True),
-    ({"missing": ["engine listing (cut off: the end of l.json)"], "layers": WHOLE["layers"][:1]},  # type: ignore[index]
-     ["engine listing (cut off: the end of l.json)"], False),  # told once
-    ({"missing": ["found by an earlier look"]}, [], True),
+    ({"layers": [BuiltLayer("a"), BuiltLayer("b")]}, [Gap(LISTING, Lack.NAMES_ONLY)], False),
+    ({"gaps": [Gap(Section.ALL, Lack.BEYOND_LINE, 9)]}, [Gap(Section.ALL, Lack.BEYOND_LINE, 9)], False),
+    ({"gaps": [CUT_PROFILE]}, [CUT_PROFILE], True),
+    ({"gaps": [CUT_LISTING], "layers": WHOLE["layers"][:1]},  # type: ignore[index]
+     [CUT_LISTING], False),  # told once
+    ({"gaps": [CUT]}, [], True),
 ])  # fmt: skip
-def test_what_a_log_lacks(changes: dict[str, Any], missing: list[str], complete: bool) -> None:
+def test_what_a_log_lacks(changes: dict[str, Any], gaps: list[Gap], complete: bool) -> None:
     build = judged(**changes)
-    assert (build.missing, build.complete) == (missing, complete)
+    assert (build.gaps, build.complete) == (gaps, complete)
 
 
 @pytest.mark.parametrize(("source", "command", "passed", "told"), [
@@ -90,38 +97,52 @@ def test_what_a_log_lacks(changes: dict[str, Any], missing: list[str], complete:
 def test_the_end_of_a_log(source: BuildSource, command: str, passed: bool | None, told: bool) -> None:
     """Only trtexec prints one; a build is complete without it."""
     build = judged(source, command=command, passed=passed)
-    assert ("end of the log" in build.missing) is told and build.complete
+    assert build.lacks(Section.END) is told and build.complete
+
+
+@pytest.mark.parametrize(("gap", "words"), [
+    (Gap(PARSE), "parse section"), (Gap(PASSES, Lack.BEGINNING), "optimizer passes (the beginning)"),
+    (Gap(PARSE, Lack.CUT_AFTER_NODE, 5), "parse section (cut off after node 5)"),
+    (Gap(LISTING, Lack.FEWER_LAYERS, 2, 3), "engine listing (cut off: 2 of 3 layers)"),
+    (CUT_PROFILE, "profile (cut off: the end of p.json)"), (BEYOND, "everything beyond line 3"),
+    (Gap(Section.ALL, Lack.BEYOND_RECORDS, 300_000), "everything beyond the first 300,000 records"),
+    (Gap(LISTING, Lack.UNWRITTEN, name="{c}", tensor="u"),
+     "engine listing (a layer is missing: {c} reads u, which none writes)"),
+])  # fmt: skip
+def test_the_words_of_a_gap(gap: Gap, words: str) -> None:
+    assert str(gap) == words and Build(gaps=[gap]).missing == [words]
 
 
 def test_a_listing_alone_has_nothing_else_to_lack() -> None:
     build = judged(BuildSource.LAYER_JSON, parse=ParseSection(), milestones=[], listing=Listing.LAYER_JSON)
-    assert (build.missing, build.complete) == ([], True)
+    assert (build.gaps, build.complete) == ([], True)
 
 
 HOLE = [layer("a", "x", "t"), layer("c", "u", "y")]
 
 
 @pytest.mark.parametrize(("layers", "bindings", "inputs", "changes", "hole"), [
-    (HOLE, ["x", "y"], [], {}, "c reads u, which none writes"),
-    (HOLE, [], ["x"], {}, "c reads u, which none writes"),
-    (HOLE, [], [], {}, ""),  # nothing tells what enters
-    (HOLE, ["x", "y", "u"], [], {}, ""),
-    (HOLE, ["x"], ["u"], {}, ""),
-    (HOLE, ["x", "y"], [], {"names_only": True}, ""),
-    ([layer("a", "x w", "t", constants=[BuiltTensor("w", INT8)])], ["x"], [], {}, ""),  # weights
-    ([layer("a", "x", "t")], ["x", "z"], [], {"listing": Listing.LAYER_JSON}, "none reads or writes the binding z"),
-    ([layer("a", "x", "t")], ["x", "z"], [], {"listing": Listing.LAYER_INFO}, ""),  # other programs print there
-    ([layer("a", "x", "t")], ["x", "t"], [], {"listing": Listing.LAYER_JSON}, ""),
+    (HOLE, ["x", "y"], [], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
+    (HOLE, [], ["x"], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
+    (HOLE, [], [], {}, None),  # nothing tells what enters
+    (HOLE, ["x", "y", "u"], [], {}, None),
+    (HOLE, ["x"], ["u"], {}, None),
+    (HOLE, ["x", "y"], [], {"names_only": True}, None),
+    ([layer("a", "x w", "t", constants=[BuiltTensor("w", INT8)])], ["x"], [], {}, None),  # weights
+    ([layer("a", "x", "t")], ["x", "z"], [], {"listing": Listing.LAYER_JSON},
+     Gap(LISTING, Lack.IDLE_BINDING, tensor="z")),
+    ([layer("a", "x", "t")], ["x", "z"], [], {"listing": Listing.LAYER_INFO}, None),  # other programs print there
+    ([layer("a", "x", "t")], ["x", "t"], [], {"listing": Listing.LAYER_JSON}, None),
 ])  # fmt: skip
 def test_a_hole_in_a_listing(
-    layers: list[BuiltLayer], bindings: list[str], inputs: list[str], changes: dict[str, Any], hole: str
+    layers: list[BuiltLayer], bindings: list[str], inputs: list[str], changes: dict[str, Any], hole: Gap | None
 ) -> None:
     """Every tensor that is read is written, is a weight, or enters; where a log counts its layers that decides."""
     found = listing_hole(Build(layers=layers, bindings=bindings, **changes), inputs)
-    assert found.endswith(f"{hole})") if hole else found == ""
+    assert found == hole
     counted = Build(source=BuildSource.LOG, layers=layers, bindings=bindings,
                     milestones=milestones(("After reformat layers", 2)))  # fmt: skip
-    assert listing_hole(counted, inputs) == ""
+    assert listing_hole(counted, inputs) is None
 
 
 def test_q_and_dq_of_the_users_own_names_are_marked() -> None:
@@ -228,15 +249,14 @@ def test_what_either_file_knows() -> None:
     one = Build(files=["a"], device="A", parse=parsed(), iterations=3, builds=1, notes=["n"], is_rtx=False)
     two = Build(files=["b"], device="B", tensorrt="8.5.2", command="c", profile_rows=[ProfileRow("p", 1, 1, None, 1)],
                 profile_total_ms=1.0, iterations=7, performance={"Latency": {"mean": 1.0}}, builds=2, is_rtx=True,
-                memory=Memory(activation=5), notes=["m"], missing=["everything beyond line 3",
-                                                                   "end of the log"])  # fmt: skip
+                memory=Memory(activation=5), notes=["m"], gaps=[BEYOND, Gap(Section.END)])  # fmt: skip
     one.lines.total, two.lines.total, two.lines.timing = 5, 7, 2
     build = merged(one, two)
     assert (build.files, build.device, build.tensorrt, build.command) == (["a", "b"], "A", "8.5.2", "c")
     assert (build.iterations, build.profile_total_ms, len(build.profile_rows), build.builds) == (7, 1.0, 1, 2)
     assert (build.memory.activation, build.performance, build.is_rtx) == (5, {"Latency": {"mean": 1.0}}, True)
     assert (build.lines.total, build.lines.timing, build.notes) == (12, 2, ["n", "m"])
-    assert build.parse == parsed() and "everything beyond line 3" in build.missing
+    assert build.parse == parsed() and BEYOND in build.gaps
     again = merged(Build(profile_rows=[ProfileRow("q", 2, 2, None, 1)], iterations=9, memory=Memory(activation=1)),
                    Build(profile_rows=two.profile_rows, iterations=7, memory=Memory(activation=2)))  # fmt: skip
     assert (again.iterations, again.profile_rows[0].name, again.memory.activation) == (9, "q", 1)

@@ -7,7 +7,7 @@ from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.explain.ways import trtexec_command, trtexec_remark
 from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import TARGETS, Trtexec, target_named, target_of_version, trtexec_of_version
+from qdqtool.trt.targets import TARGETS, Trtexec, target_before, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.fuzz.net import Net
 from tests.trt.builder import Graph
@@ -79,6 +79,14 @@ def test_what_a_version_dropped_is_gone(prop: str, until: str) -> None:
     having = {t.name for t in CLASSIC if getattr(t, prop) is True}
     assert having == {t.name for t in CLASSIC if t.version <= TARGETS[until].version}
     assert getattr(TARGETS["rtx1.7"], prop) is False
+
+
+@pytest.mark.parametrize(("name", "before"), [
+    ("trt8.0", None), ("trt8.4", "trt8.0"), ("trt11", "trt10"), ("rtx1.7", None), ("none", None),
+])
+def test_the_target_before(name: str, before: str | None) -> None:
+    found = target_before(name)
+    assert (found and found.name) == before
 
 
 def test_names_of_8_0() -> None:

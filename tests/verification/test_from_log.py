@@ -286,7 +286,7 @@ def test_the_transcribed_build() -> None:
     prediction = predict(source, "trt8.5")
     assert (build.milestone("Original"), build.milestone("After Myelin optimization")) == (860, 504)
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
-    build = replace(build, layers=layers, listing=Listing.LAYER_JSON, missing=[])
+    build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)  # counted in it, not written out
     result = compare(source, prediction, build, unsure_events=folded)
     assert result.mismatches == []

@@ -11,7 +11,8 @@ import pytest
 
 from qdqtool.buildlog.agreement import ConversionCounts, Difference, LayerCounts, Mismatch, TraceCounts
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent, Milestone
+from qdqtool.buildlog.summary import listing_hole
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, Lack, LogEvent, Milestone, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -114,8 +115,8 @@ def q(name: str, line: int = 0) -> BuiltLayer:
     (Build(layers=[q("q0_QuantizeLinear"), q("q1_QuantizeLinear")]), False, 2),
     (Build(layers=[q("q0_QuantizeLinear")], trace=logged(*QDQ)), True, 1),  # the listing outranks the lines
     (Build(layers=[q("q0_QuantizeLinear")], names_only=True, trace=logged(*QDQ)), True, 3),
-    (Build(layers=[q("q0_QuantizeLinear")], missing=["engine listing (its end)"], trace=logged(*QDQ)), True, 3),
-    (Build(layers=[q("q0_QuantizeLinear")], missing=["profile"], trace=logged(*QDQ)), True, 1),
+    (Build(layers=[q("q0_QuantizeLinear")], gaps=[Gap(Section.LISTING, Lack.CUT)], trace=logged(*QDQ)), True, 3),
+    (Build(layers=[q("q0_QuantizeLinear")], gaps=[Gap(Section.PROFILE)], trace=logged(*QDQ)), True, 1),
     (Build(trace=logged(*QDQ)), True, 3),
     (Build(trace=logged(*QDQ)), False, None),  # cut off: more may have stayed
     (Build(trace=logged(Event("QDQToCopy", trace.SWAP_TYPE, "q0", "x"))), True, 0),  # one line for each counts
@@ -403,10 +404,11 @@ def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
     whole = replace(read_build(io.BytesIO("\n".join(LINES).encode())), milestones=[])  # no count of layers either
     assert whole.complete and not whole.bindings
     assert compare(load(MODEL_EDGES), prediction(CASE), whole).as_json()["build"]["complete"] is True
-    torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, missing=[])
+    torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
     told = compare(load(MODEL_EDGES), prediction(CASE), torn).as_json()["build"]
     assert told["complete"] is False
-    assert len([m for m in told["missing"] if "a layer is missing" in m]) == complete
+    hole = listing_hole(torn, load(MODEL_EDGES).inputs)
+    assert hole is not None and told["missing"] == [str(hole)] * complete
 
 
 def test_what_a_build_says_is_told_in_its_own_words() -> None:
