@@ -227,7 +227,7 @@ class _Work:
         self._cannot_run = ""
         self._body = False
         self._left: list[tuple[Step, set[str]]] = []
-        self._answered: set[tuple[str, str]] = set()  # findings, by code and node, whose change was tried
+        self._answers: dict[tuple[str, str], tuple[str, str]] = {}  # finding to change, each by code and node
 
     def result(self) -> Fixed:
         return Fixed(
@@ -248,7 +248,7 @@ class _Work:
         suspects: list[tuple[str, str]] = []  # one of them at least is at fault
         why_not = ""
         while sites := [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]:
-            self._answered.update(*(s.answers for s in sites))
+            self._answers.update((answered, (s.code, s.node)) for s in sites for answered in s.answers)
             if not tries:
                 why_not = f"not separated from the places at fault within {most} tries" + (why_not and f": {why_not}")
                 refused.update({(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites})
@@ -345,7 +345,7 @@ class _Work:
             if candidate is None:
                 return
             change.why_not = self._judge(candidate, predict(candidate, self.target), [change], aim)
-        self._answered.update((f.code, f.node) for f in found)
+        self._answers.update(((f.code, f.node), (change.code, change.node)) for f in found)
         if change.why_not:
             self.refused.append(change)
 
@@ -354,9 +354,12 @@ class _Work:
         found = {f.code for f in self.before.findings} | {c.code for c in (*self.applied, *self.refused)}
         missing = sorted(set(wanted) - found)
         self.notes += [f"{code} is not found in this model for {self.target.name}" for code in missing]
+        refused = {(c.code, c.node) for c in self.refused}
         for finding in self.prediction.findings:
-            if finding.code in wanted and (finding.code, finding.node) not in self._answered:
-                self.refused.append(Change(finding.code, finding.node, finding.fix, _untried(finding)))
+            change = self._answers.get((finding.code, finding.node))
+            if finding.code in wanted and change not in refused:
+                why_not = _untried(finding) if change is None else "it is left after the fix that was applied there"
+                self.refused.append(Change(finding.code, finding.node, finding.fix, why_not))
 
     def _judge(self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""

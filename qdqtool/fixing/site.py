@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,14 +101,17 @@ class Step(Aim):
         reported = list(dict.fromkeys(r for f in found for r in f.refusals))
         if not reported:
             return []
-        chosen = [(f, frozenset(named(f.refusals))) for f in found if f.code in wanted]
-        sites = (self._answering(s, chosen) for s in self.find(view, target, reported))
+        naming: dict[str, list[int]] = defaultdict(list)
+        for number, f in enumerate(found):
+            for name in {f.node, *named(f.refusals)} if f.code in wanted else ():
+                naming[name].append(number)
+        sites = (self._answering(s, found, naming) for s in self.find(view, target, reported))
         return [s for s in sites if s is not None]
 
-    def _answering(self, site: Site, found: Sequence[tuple[_Reported, frozenset[str]]]) -> Site | None:
+    def _answering(self, site: Site, found: Sequence[_Reported], naming: Mapping[str, Sequence[int]]) -> Site | None:
         """The site with the code of what was reported at it, or else of what names it; None where nothing does."""
         places = {site.node, *site.names}
-        answered = [f for f, names in found if f.node in places or not names.isdisjoint(places)]
+        answered = [found[number] for number in sorted({n for place in places for n in naming.get(place, ())})]
         if not answered:
             return None
         first = min(answered, key=lambda f: (f.rank, f.node not in places, self.codes.index(f.code),

@@ -15,6 +15,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.prediction import predict
+from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Refusal
 from tests.explain.graphs import GRAPHS
@@ -25,6 +26,7 @@ from tests.growth import FAMILIES
 from tests.insertion import nets
 from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
+from tests.trt.test_cases import model_of
 
 
 def run(proto, **inputs):
@@ -337,6 +339,15 @@ def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, ta
         fixed = fix(proto, target, only)
         assert [(c.code, c.node) for c in fixed.applied] == [(code, node)]
         assert code not in codes(fixed.after)
+
+
+def test_what_no_finding_names_has_the_code_of_its_refusal():
+    proto = model_of("RequantizeFusion/into-convolution")
+    prediction = predict(proto, "trt10")
+    assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
+    (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
+    assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
+        ("DOUBLE-QDQ", differ.node)]
 
 
 def test_each_place_of_a_code_that_was_asked_for_is_accounted_for(g):
