@@ -31,7 +31,8 @@ class ConvBehind:
 def convolution_behind(model: Model, tensor: str, reader: Node) -> ConvBehind | None:
     """The Conv or ConvTranspose whose (activated) result only ``reader`` reads; None when there is none.
 
-    An activation is any pointwise function of one tensor (:mod:`qdqtool.model.pointwise`); a bias is none.
+    An activation is any pointwise function of one tensor (:mod:`qdqtool.model.pointwise`); a bias is none, and
+    others are none to TensorRT: ``bare`` of :class:`qdqtool.insertion.placement.Rules` has them.
     """
     activation = False
     allowed = {reader.index}

@@ -4,8 +4,8 @@ SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mu
 constant operands are no inputs. TensorRT joins the nodes into one ``PWN`` and takes that into the convolution in front.
 :mod:`qdqtool.model.operators` lists which operators are pointwise.
 
-Insertion and heads ask here and not the simulator, which says of a network with Q/DQ what fuses: they decide before
-there is any Q/DQ. What insertion places is simulated before it is chosen (:mod:`qdqtool.insertion.rewrite`).
+Insertion and heads ask here what is a function of what, before there is any Q/DQ. What a convolution takes in of it the
+simulator says: insertion simulates what it places before it is chosen (:mod:`qdqtool.insertion.rewrite`).
 """
 
 from __future__ import annotations
