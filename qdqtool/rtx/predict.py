@@ -40,6 +40,7 @@ from qdqtool.trt.faults import (
     ZeroPointCount,
 )
 from qdqtool.trt.refusals import NonzeroZeroPoint
+from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
 DEFAULT_SM = (86,)
@@ -60,8 +61,9 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     walk = _Walk(model)
     walk.run()
     view = View(model)
+    known = target_named(target)
     prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target,
-                            target_evidence="rules from builds with TensorRT-RTX 1.7.1.116")
+                            target_evidence=f"{known.evidence}: {known.proof}")
     prediction.refusals = list(refusals(model, walk.constants, walk.types, walk.states, sm))
     for node in model.nodes:
         if node.op == "Conv":
