@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
-from qdqtool.rtx.operands import CompilerFault, Fault, IntegersLost, Why
+from qdqtool.rtx.operands import CompilerFault, Fault, Form, IntegersLost, Why
 from qdqtool.types import Cause, Finding
 
 _ACTIVATION = ("Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "
@@ -63,7 +63,7 @@ _FAULTS: dict[Fault, Words] = {
         '{node}: TensorRT-RTX refuses a constant of type {0}: "Failed to import initializer: {node}".',
         "Quantize to int8."),
     Fault.OPERATOR: (
-        '{node}: TensorRT-RTX does not take {0}; the parser stops with "{1}".',
+        '{node}: TensorRT-RTX does not take {what}; the parser stops with "{words}".',
         "Replace it by what TensorRT-RTX takes, or cut it off the model."),
     Fault.NMS: (
         '{node}: "NonMaxSuppression has no runners that implement the layer".',
@@ -103,6 +103,40 @@ _FAULTS: dict[Fault, Words] = {
         "Quantize to int8, or build for SM{2} or later only."),
 }
 
+# What an operator or a form of one is, and the parser's words; {1} is the operator, or the type of an input.
+_FORMS: dict[Form, tuple[str, str]] = {
+    Form.OPERATOR: ("the operator {1}", "In function check{1}: [8] false"),
+    Form.PLUGIN: ("the operator {1}", "Plugin not found"),
+    Form.INPUT: ("a network input of {1}", "Failed to convert ONNX date type to TensorRT data type."),
+    Form.OUTPUTS: (
+        "a second output of {1}", "This version of TensorRT doesn't support mode than 1 outputs for {1} nodes!"),
+    Form.DILATIONS: ("dilations of {1}", "This version of TensorRT does not support dilations other than 1."),
+    Form.TRAINING: (
+        "{1} in training", "This version of TensorRT does not support training_mode == 1 in BatchNormalization."),
+    Form.NORM: ("another norm than L1 and L2", "Only L1 and L2 normalization are supported."),
+    Form.ANTIALIASING: ("antialiasing", "Antialiasing is not supported currently."),
+    Form.ASPECT: (
+        "a policy of the aspect ratio", "Only `stretch` is supported currently as `keep_aspect_ratio_policy`."),
+    Form.COORDINATES: (
+        "this coordinate_transformation_mode of {1}", "TensorRT only supports half_pixel, pytorch_half_pixel, "
+        "tf_half_pixel_for_nn, asymmetric and align_corners transformation modes!"),
+    Form.REDUCTION_ND: ("{1} with a reduction", "ScatterND with reduction is not supported."),
+    Form.REDUCTION: ("{1} with a reduction", "Unsupported reduction type"),
+    Form.CAPITALS: ("capital letters in an equation of {1}", "Invalid character(s) in Einsum equation"),
+    Form.CAST: ("a Cast to this type", "Unsupported data type for the Cast operator!"),
+    Form.FLOATS: ("a {1} of floats", "The fmod attribute is set to 0. Inputs cannot be of floating point types."),
+    Form.UINT8: ("{1} of uint8", "But type is UInt8."),
+    Form.UINT8_BETWEEN: (
+        "uint8 between layers", "TensorRT does not support UINT8 types for intermediate tensors."),
+    Form.INT32: ("{1} of int32", "Found unsupported input type of INT32"),
+    Form.HALF: ("{1} of 16 bits", "The rank of operands should be the same adding inputs."),
+}
+_PLUGINS = {
+    "CausalConvWithState": "failed to load CausalConvWithState plugin",
+    "LinearAttention": "failed to load LinearAttention plugin",
+    "NonZero": "NonZero plugin creator version 1 was not found in plugin registry",
+    "RoiAlign": "ROIAlign plugin was not found in the plugin registry!",
+}
 
 
 @words(IntegersLost)
@@ -120,4 +154,8 @@ def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
 @words(CompilerFault)
 def _fault(finding: Finding, cause: Cause, r: CompilerFault) -> Words:
     message, fix = _FAULTS[r.fault]
-    return message.format(*r.values, node=r.node), fix.format(*r.values, node=r.node)
+    what, quoted = _FORMS[Form(r.values[0])] if r.fault == Fault.OPERATOR else ("", "")
+    if r.fault == Fault.OPERATOR and r.values[0] == Form.PLUGIN:
+        quoted = _PLUGINS.get(r.values[1], quoted)
+    filled = {"node": r.node, "what": what.format(*r.values), "words": quoted.format(*r.values)}
+    return message.format(*r.values, **filled), fix.format(*r.values, **filled)

@@ -32,7 +32,7 @@ from qdqtool.trt.refusals import (
     Step,
 )
 from qdqtool.trt.surroundings import differ
-from qdqtool.types import Cause, Evidence, FindingCode, Precision, Refusal
+from qdqtool.types import Cause, FindingCode, Precision, Refusal
 
 # Scales that differ --------------------------------------------------------------------------------------------------
 
@@ -226,7 +226,6 @@ def _stays(
         Diagnosis(
             "CONVERSION", stays.name, cause, stays.elements,
             stays.convolutions if convolutions is None else convolutions,
-            evidence=Evidence.ASSUMED if stays.attention else Evidence.SEEN,
         ),
         (stays.node,),
     )

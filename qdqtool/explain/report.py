@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from qdqtool.base.records import record
 from qdqtool.base.text import counted
-from qdqtool.trt.refusals import AddOutputNotQuantized, Size
+from qdqtool.trt.refusals import AddOutputNotQuantized, Size, Stays
 from qdqtool.types import Cause, ConvOutcome, Evidence, Finding, FindingCode, Prediction, Refusal, Severity
 
 
@@ -218,7 +218,6 @@ class Diagnosis:
         size: Of the tensor that is converted or stays float.
         convolutions: Those that it concerns.
         joined: Whether causes of the same code and node are reported one after the other.
-        evidence: Where this place is proven less well than its code.
         gains: Whether the change brings something here; a finding that would not is a note, and no automatic fix.
         automatic: Whether what the code's automatic fix needs is there.
     """
@@ -229,7 +228,6 @@ class Diagnosis:
     size: Size | None = None
     convolutions: tuple[str, ...] = ()
     joined: bool = False
-    evidence: Evidence = Evidence.SEEN
     gains: bool = True
     automatic: bool = True
 
@@ -279,8 +277,9 @@ class Known:
 
     def add(self, found: Diagnosis, about: Iterable[str] = ()) -> bool:
         """Reports a diagnosis; ``about`` are the refused nodes that it explains."""
-        refused = self.outcomes.get(found.cause.refusal.node)  # what its outcome rests on, the finding rests on too
-        evidence = found.evidence if refused is None else found.evidence.weaker(refused.evidence)
+        cause = found.cause.refusal  # what it or its outcome rests on, the finding rests on too
+        rests = cause if isinstance(cause, Stays) else self.outcomes.get(cause.node)
+        evidence = Evidence.SEEN if rests is None else rests.evidence
         size = found.size.values if found.size is not None else None
         holds = self.report.add(
             found.code, found.cause, found.node, found.convolutions, size, found.joined, evidence, gains=found.gains,

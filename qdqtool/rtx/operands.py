@@ -80,12 +80,37 @@ class Fault(StrEnum):
     HARDWARE_TYPE = "a type that the GPU lacks"
 
 
+class Form(StrEnum):
+    """An operator, or a form of one, that the parser does not take."""
+
+    OPERATOR = "operator"
+    PLUGIN = "plugin"
+    INPUT = "input"
+    OUTPUTS = "outputs"
+    DILATIONS = "dilations"
+    TRAINING = "training"
+    NORM = "norm"
+    ANTIALIASING = "antialiasing"
+    ASPECT = "aspect"
+    COORDINATES = "coordinates"
+    REDUCTION_ND = "reduction-nd"
+    REDUCTION = "reduction"
+    CAPITALS = "capitals"
+    CAST = "cast"
+    FLOATS = "floats"
+    UINT8 = "uint8"
+    UINT8_BETWEEN = "uint8-between"
+    INT32 = "int32"
+    HALF = "half"
+
+
 class CompilerFault(Refusal):
     """The compiler makes no engine of a model.
 
     Attributes:
         fault: What it is.
-        values: What its words name, in the order in which they name it.
+        values: What its words name, in the order in which they name it; of an operator its form and the operator, or
+            the type of an input.
     """
 
     quotes: ClassVar[bool] = True

@@ -24,6 +24,7 @@ from qdqtool.rtx.operands import (
     Dequantized,
     Fault,
     Float,
+    Form,
     IntegersLost,
     State,
     Why,
@@ -40,6 +41,7 @@ from qdqtool.trt.faults import (
     ZeroPointCount,
 )
 from qdqtool.trt.refusals import NonzeroZeroPoint
+from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
 DEFAULT_SM = (86,)
@@ -60,8 +62,9 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     walk = _Walk(model)
     walk.run()
     view = View(model)
+    known = target_named(target)
     prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target,
-                            target_evidence="rules from builds with TensorRT-RTX 1.7.1.116")
+                            target_evidence=f"{known.evidence}: {known.proof}")
     prediction.refusals = list(refusals(model, walk.constants, walk.types, walk.states, sm))
     for node in model.nodes:
         if node.op == "Conv":
@@ -238,21 +241,18 @@ __all__ = ["DEFAULT_SM", "Float", "predict_rtx", "status_of"]
 
 # What OnnxParser.supports_operator() of 1.7.1 answers no to, of all operators in ONNX 1.23.
 # Operators without an importer stop at a check of their own, these where a plugin of their name is looked for.
-_PLUGINS = {
-    **dict.fromkeys(("BitCast", "CumProd", "DFT", "DeformConv", "SwiGLU"), "Plugin not found"),
-    "CausalConvWithState": "failed to load CausalConvWithState plugin",
-    "LinearAttention": "failed to load LinearAttention plugin",
-    "NonZero": "NonZero plugin creator version 1 was not found in plugin registry",
-    "RoiAlign": "ROIAlign plugin was not found in the plugin registry!",
-}
-UNSUPPORTED = frozenset({
-    *_PLUGINS, "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
-    "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "Det", "DynamicQuantizeLinear",
-    "ImageDecoder", "MatMulInteger", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial",
-    "NegativeLogLikelihoodLoss", "Optional", "OptionalGetElement", "OptionalHasElement", "QLinearConv",
-    "QLinearMatMul", "RegexFullMatch", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
-    "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat",
-    "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
+_PLUGINS = frozenset({
+    "BitCast", "CausalConvWithState", "CumProd", "DFT", "DeformConv", "LinearAttention", "NonZero", "RoiAlign",
+    "SwiGLU",
+})
+UNSUPPORTED = _PLUGINS | frozenset({
+    "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
+    "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "Det", "DynamicQuantizeLinear", "ImageDecoder",
+    "MatMulInteger", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss",
+    "Optional", "OptionalGetElement", "OptionalHasElement", "QLinearConv", "QLinearMatMul", "RegexFullMatch",
+    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+    "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit",
+    "TfIdfVectorizer", "Unique",
 })
 _NO_INPUT = frozenset({
     onnx.TensorProto.INT16, onnx.TensorProto.UINT16, onnx.TensorProto.UINT32, onnx.TensorProto.UINT64,
@@ -270,37 +270,25 @@ def _other(name: str, *taken: object) -> Callable[[Node, int], bool]:
 
 
 # What the parser refuses of operators that it has: the operators, the test of a node and the type of its first input,
-# what it is, and the parser's words. Source: onnx's node tests and forms of these, built.
-_FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], str, str], ...] = (
-    (("BatchNormalization", "LayerNormalization", "MaxPool"), lambda node, _: any(node.outputs[1:]),
-     "a second output of {op}", "This version of TensorRT doesn't support mode than 1 outputs for {op} nodes!"),
-    (("AveragePool", "LpPool", "MaxPool"), _other("dilations", 1), "dilations of {op}",
-     "This version of TensorRT does not support dilations other than 1."),
-    (("BatchNormalization",), _other("training_mode", 0), "{op} in training",
-     "This version of TensorRT does not support training_mode == 1 in BatchNormalization."),
-    (("LpPool",), _other("p", 2, 1), "another norm than L1 and L2", "Only L1 and L2 normalization are supported."),
-    (("Resize",), _other("antialias", 0), "antialiasing", "Antialiasing is not supported currently."),
-    (("Resize",), _other("keep_aspect_ratio_policy", "stretch"), "a policy of the aspect ratio",
-     "Only `stretch` is supported currently as `keep_aspect_ratio_policy`."),
+# and what it is. Source: onnx's node tests and forms of these, built.
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], Form], ...] = (
+    (("BatchNormalization", "LayerNormalization", "MaxPool"), lambda node, _: any(node.outputs[1:]), Form.OUTPUTS),
+    (("AveragePool", "LpPool", "MaxPool"), _other("dilations", 1), Form.DILATIONS),
+    (("BatchNormalization",), _other("training_mode", 0), Form.TRAINING),
+    (("LpPool",), _other("p", 2, 1), Form.NORM),
+    (("Resize",), _other("antialias", 0), Form.ANTIALIASING),
+    (("Resize",), _other("keep_aspect_ratio_policy", "stretch"), Form.ASPECT),
     (("Resize",), _other("coordinate_transformation_mode", "half_pixel", "pytorch_half_pixel", "align_corners",
-                         "asymmetric", "tf_half_pixel_for_nn"),
-     "this coordinate_transformation_mode of {op}", "TensorRT only supports half_pixel, pytorch_half_pixel, "
-     "tf_half_pixel_for_nn, asymmetric and align_corners transformation modes!"),
-    (("ScatterND",), _other("reduction", "none"), "{op} with a reduction",
-     "ScatterND with reduction is not supported."),
-    (("ScatterElements",), _other("reduction", "none"), "{op} with a reduction", "Unsupported reduction type"),
-    (("Einsum",), lambda node, _: any(c.isupper() for c in str(node.attributes.get("equation"))),
-     "capital letters in an equation of {op}", "Invalid character(s) in Einsum equation"),
-    (("Cast",), lambda node, _: node.attributes.get("to") in _NO_INPUT, "a Cast to this type",
-     "Unsupported data type for the Cast operator!"),
-    (("Mod",), lambda node, elem: not node.attributes.get("fmod", 0) and elem in WIDTH, "a {op} of floats",
-     "The fmod attribute is set to 0. Inputs cannot be of floating point types."),
+                         "asymmetric", "tf_half_pixel_for_nn"), Form.COORDINATES),
+    (("ScatterND",), _other("reduction", "none"), Form.REDUCTION_ND),
+    (("ScatterElements",), _other("reduction", "none"), Form.REDUCTION),
+    (("Einsum",), lambda node, _: any(c.isupper() for c in str(node.attributes.get("equation"))), Form.CAPITALS),
+    (("Cast",), lambda node, _: node.attributes.get("to") in _NO_INPUT, Form.CAST),
+    (("Mod",), lambda node, elem: not node.attributes.get("fmod", 0) and elem in WIDTH, Form.FLOATS),
     (("Add", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Sub"),
-     lambda _, elem: elem == onnx.TensorProto.UINT8, "{op} of uint8", "But type is UInt8."),
-    (("Relu",), lambda _, elem: elem == onnx.TensorProto.INT32, "{op} of int32",
-     "Found unsupported input type of INT32"),
-    (("Celu",), lambda _, elem: elem in WIDTH and WIDTH[elem] == 16, "{op} of 16 bits",
-     "The rank of operands should be the same adding inputs."),
+     lambda _, elem: elem == onnx.TensorProto.UINT8, Form.UINT8),
+    (("Relu",), lambda _, elem: elem == onnx.TensorProto.INT32, Form.INT32),
+    (("Celu",), lambda _, elem: elem in WIDTH and WIDTH[elem] == 16, Form.HALF),
 )
 # Types of constants that the parser's importInitializers() takes; the rest ends with "cannot be imported".
 _BAD_CONSTANTS: dict[int, str] = {
@@ -331,26 +319,23 @@ def refusals(
     for name in model.inputs:
         if model.elem_type(name) in _NO_INPUT:
             kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
-            yield CompilerFault(COMPILER, name, Fault.OPERATOR, (
-                f"a network input of {kind}", "Failed to convert ONNX date type to TensorRT data type."))
+            yield CompilerFault(COMPILER, name, Fault.OPERATOR, (Form.INPUT, kind))
     for node in model.ordered:
         if node.domain in ("", "ai.onnx"):
-            for operators, refused, what, words in _FORMS:
+            for operators, refused, form in _FORMS:
                 if node.op in operators and refused(node, types.get(node.input(0), 0)):
-                    yield _fault(node, Fault.OPERATOR, what.format(op=node.op), words.format(op=node.op))
+                    yield _fault(node, Fault.OPERATOR, form, node.op)
         if qdq.is_qdq(node):
             yield from _of_pair(model, constants, types, node)
         elif node.op in UNSUPPORTED and node.domain in ("", "ai.onnx"):
             integers = node.op in qdq.INTEGER_OPERATORS
             yield IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
-                node, Fault.OPERATOR, f"the operator {node.op}",
-                _PLUGINS.get(node.op, f"In function check{node.op}: [8] false"))
+                node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
         elif node.op == "Cast" and node.attributes.get("to") == onnx.TensorProto.UINT8 and (
                 node.output not in model.outputs):
-            yield _fault(node, Fault.OPERATOR, "uint8 between layers",
-                         "TensorRT does not support UINT8 types for intermediate tensors.")
+            yield _fault(node, Fault.OPERATOR, Form.UINT8_BETWEEN, node.op)
         elif node.op == "InstanceNormalization" and _one_value(model, node):
             yield _fault(node, Fault.ONE_VALUE)
         elif node.op in ("Conv", "ConvTranspose"):

@@ -216,6 +216,7 @@ class Layer:
         merged: Qs that this one stands for as well, each with what it moved up past; the first :data:`MERGED`, as a Q
             that comes to a tensor by several ways is there once for each of them.
         blocked: What kept a Q from moving on, where it last stood.
+        held: What says that a DQ stays in front of its readers; they rest on it only where they would move it.
         acts_as: Of a POINTWISE made of several ``SiLU``, or else the operator of its last node.
         joined: Of a POINTWISE the Add that was joined behind an activation, after the node in front of it.
         first_scale: The scale that a conversion from INT8 to INT8 reads.
@@ -250,6 +251,7 @@ class Layer:
     passed: Way = NOWHERE
     merged: tuple[tuple[str, Way], ...] = ()
     blocked: Refusal | None = None
+    held: tuple[Case, ...] = ()
     acts_as: str = ""
     joined: tuple[str, str] | None = None
     first_scale: Scale = None

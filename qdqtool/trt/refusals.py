@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from qdqtool.base.records import record
 from qdqtool.model.qdq import PerChannel
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import Evidence, Precision, Refusal
 
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""
@@ -482,6 +482,7 @@ class Stays(Refusal, reason="stays"):
         precision: The quantized type.
         quantize: Whether it is a Q.
         attention: Whether it quantizes what a Softmax gives to a MatMul of two computed tensors.
+        evidence: How well it is proven that it stays there.
         tensor: The ONNX tensor that it converts.
         scale: Its scale.
         origin: What writes that tensor.
@@ -508,3 +509,4 @@ class Stays(Refusal, reason="stays"):
     requantizes: bool = False
     precision: Precision = Precision.INT8
     attention: bool = False
+    evidence: Evidence = Evidence.SEEN

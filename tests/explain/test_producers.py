@@ -16,8 +16,9 @@ from qdqtool.explain.inputs import FAULTS
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.rtx.operands import IntegersLost
+from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import FindingCode, Severity
+from qdqtool.types import Evidence, FindingCode, Severity
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.rtx.record import models as experiments
 from tests.trt.builder import Graph
@@ -139,6 +140,15 @@ def test_the_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) ->
                     seen.add(type(refusal))
                     assert told.intersection(FAULTS[type(refusal)]), (conv.name, refusal)
     assert len(seen) >= len(FAULTS) - 1  # types of floats differ from 10 on alone
+
+
+@pytest.mark.parametrize(("case", "place", "others"), [
+    ("VanillaSwapWithPreceedingDQ/several-readers", "a.DQ", {"a.Q"}), ("Pad/q-past-copying-pad", "p.Q", {"p.DQ"}),
+])
+def test_a_conversion_is_proven_as_well_as_the_cases_behind_it(case: str, place: str, others: set[str]) -> None:
+    assert cases()[case].evidence == Evidence.ASSUMED
+    found = {f.node: f.evidence for f in predict(model_of(case), "trt8.5").findings if f.code == "CONVERSION"}
+    assert found == {place: Evidence.ASSUMED, **dict.fromkeys(others, Evidence.SEEN)}
 
 
 # TensorRT-RTX ---------------------------------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
+from qdqtool.explain.report import worded
 from qdqtool.prediction import predict
+from qdqtool.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.rtx.predict import status_of
-from qdqtool.types import Severity
+from qdqtool.types import Cause, Evidence, Finding, Severity
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.rtx.record import SEEDS, TABLE, answer, models
@@ -64,6 +66,18 @@ def test_refusals_say_what_the_compiler_says() -> None:
         if was["status"] != "built":
             errors = [f for f in predict(all_models()[question], "rtx1.7").findings if f.severity == Severity.ERROR]
             assert errors and all(f.node and f.fix for f in errors), question
+
+
+def test_records_hold_names_and_numbers_alone() -> None:
+    """Their words are made last, and no form of an operator is without."""
+    faults = [r for m in all_models().values() for r in predict(m, "rtx1.7", advice=False).refusals
+              if isinstance(r, CompilerFault)]
+    assert any(r.fault == Fault.OPERATOR for r in faults)
+    assert not [r for r in faults if any(" " in str(v) for v in r.values)]
+    for form in Form:
+        fault = CompilerFault("", "n", Fault.OPERATOR, (form, "Resize"))
+        found = Finding("BUILD-FAILS", Severity.ERROR, "n", (Cause(fault),), Evidence.SEEN, worded, target="rtx1.7")
+        assert found.message.startswith("n: ") and found.fix and "{" not in found.message
 
 
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")

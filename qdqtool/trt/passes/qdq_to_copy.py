@@ -6,7 +6,7 @@ from collections.abc import Callable
 from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
+from qdqtool.trt.network import Network, weakest
 from qdqtool.trt.passes._infra import Pass, node_name
 from qdqtool.trt.refusals import Reader, Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
@@ -55,12 +55,15 @@ class QDQToCopy(Pass):
 
     def _stays(self, layer: Layer, readers: Callable[[Tensor], tuple[Reader, ...]]) -> Stays:
         tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
+        in_attention = _in_attention(layer)
+        # DEQUANTIZE is assumed for its line in the log: the conversion is seen in an engine.
+        cases = [*layer.cases, *layer.held, *[ATTENTION] * in_attention]
         return Stays(
             self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
             scale_of(layer), origin_of(layer.data), readers(layer.data), readers(layer.out), layer.passed.steps(),
             layer.blocked,
             elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
-            _precision(layer), _in_attention(layer),
+            _precision(layer), in_attention, weakest(cases, self.target),
         )
 
 

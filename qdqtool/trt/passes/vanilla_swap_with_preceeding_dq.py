@@ -98,6 +98,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
         if not held:
             return
         self.refuse(ManyConsumers(self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)))
+        dq.held = (SEVERAL,)
         for op in held:
             for reader in (op, *op.out.consumers):
                 reader.rest_on(SEVERAL)
