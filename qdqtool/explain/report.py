@@ -63,7 +63,7 @@ FIXES: dict[FindingCode, tuple[str, ...]] = {
     "DQ-3-INPUTS": ("ZeroPointMissing",),
     "ZP-VOLUME": ("ZeroPointCount",),
     "SCALE-NONPOS": ("ScaleNotPositive",),
-    "SCALE-SHAPE1": ("ScaleShape1", "IntegersLost"),
+    "SCALE-SHAPE1": ("IntegersLost",),
     "ACT-PER-CHANNEL": ("ActivationPerChannel", "IntegersLost"),
     "BIAS-DQ": ("BiasQuantized",),
     "W-NONCONST": ("WeightsBehind",),
