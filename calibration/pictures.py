@@ -34,9 +34,6 @@ from qdqtool.io.files import note_read, unreadable
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
 _STRIP = 1 << 22  # pixels
-
-# How many times as much memory as others the decoder of a format takes for a pixel: 18 bytes to 7 for WebP's, which
-# holds all of it packed, unpacked and as Pillow's image.
 _SCAN, _SCANS = b"\xff\xda", 100  # of a progressive JPEG; encoders write about ten
 _ORIENTATION = 0x0112  # EXIF's tag
 
@@ -63,7 +60,8 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
 
 
 def _copies(picture: Image.Image) -> int:
-    """How many pictures' worth of memory one takes while it is decoded: Pillow's is one; of its scans JPEG keeps all.
+    """How many pictures' worth of memory one takes while it is decoded: JPEG keeps all of its scans, and WebP's decoder
+    (18 bytes a pixel for 7) holds it packed, unpacked and as Pillow's image.
 
     Raises:
         DataError: It is a JPEG of more scans than any encoder writes: each costs the time of a picture.
@@ -94,13 +92,13 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 raise DataError(reason)
             with Image.open(source, formats=_FORMATS) as picture:
                 count = picture.width * picture.height
-                times = _copies(picture)
+                copies, times = _copies(picture), 1 + (picture.format == "WEBP")
                 if count * times > budgets.PICTURE_PIXELS:
                     raise DataError(f"{picture.width}x{picture.height} pixels; the limit is "
                                     f"{budgets.PICTURE_PIXELS // times}")
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
-                stack.enter_context(_DECODING.taken(count * times))
+                stack.enter_context(_DECODING.taken(count * copies))
                 orientation = picture.getexif().get(_ORIENTATION, 1)
                 pixels = _as_rgb(picture)
             del picture  # with its own copy of the pixels, which would live as long as the block

@@ -104,7 +104,7 @@ def test_what_is_said_of_it() -> None:
 
 
 @pytest.mark.parametrize(("kind", "mode", "times"), [
-    ("png", "RGB", 1), ("jpg", "RGB", 1), ("webp", "RGB", 2), ("png", "RGBA", 2), ("jpg", "CMYK", 3),
+    ("png", "RGB", 1), ("jpg", "RGB", 1), ("webp", "RGB", 2), ("png", "RGBA", 1), ("jpg", "CMYK", 1),
 ])
 def test_as_many_pixels_as_there_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, times: int
