@@ -34,6 +34,7 @@ from qdqtool.io.files import note_read, unreadable
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
 _STRIP = 1 << 22  # pixels
+_COPIES = {"WEBP": 2}  # 18 bytes a pixel for 7: its decoder holds it packed, unpacked and as Pillow's image
 _SCAN, _SCANS = b"\xff\xda", 100  # of a progressive JPEG; encoders write about ten
 _ORIENTATION = 0x0112  # EXIF's tag
 
@@ -60,8 +61,7 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
 
 
 def _copies(picture: Image.Image) -> int:
-    """How many pictures' worth of memory one takes while it is decoded: JPEG keeps all of its scans, and WebP's decoder
-    (18 bytes a pixel for 7) holds it packed, unpacked and as Pillow's image.
+    """How many pictures' worth of memory one takes while it is decoded: JPEG keeps all of its scans.
 
     Raises:
         DataError: It is a JPEG of more scans than any encoder writes: each costs the time of a picture.
@@ -76,7 +76,7 @@ def _copies(picture: Image.Image) -> int:
         file.seek(place)
         if scans > _SCANS:
             raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
-    return 1 + (picture.format == "WEBP") + progressive + (len(picture.getbands()) > 3)
+    return _COPIES.get(picture.format or "", 1) + progressive + (len(picture.getbands()) > 3)
 
 
 @contextlib.contextmanager
@@ -92,13 +92,13 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 raise DataError(reason)
             with Image.open(source, formats=_FORMATS) as picture:
                 count = picture.width * picture.height
-                copies, times = _copies(picture), 1 + (picture.format == "WEBP")
+                times = _COPIES.get(picture.format or "", 1)
                 if count * times > budgets.PICTURE_PIXELS:
                     raise DataError(f"{picture.width}x{picture.height} pixels; the limit is "
                                     f"{budgets.PICTURE_PIXELS // times}")
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
-                stack.enter_context(_DECODING.taken(count * copies))
+                stack.enter_context(_DECODING.taken(count * _copies(picture)))
                 orientation = picture.getexif().get(_ORIENTATION, 1)
                 pixels = _as_rgb(picture)
             del picture  # with its own copy of the pixels, which would live as long as the block

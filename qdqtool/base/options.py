@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
-from qdqtool.base.parameters import fits, require, typed_fields
+from qdqtool.base.parameters import fits, require_field, typed_fields
 from qdqtool.base.records import record
 from qdqtool.errors import DataError, QdqtoolError
 
@@ -95,9 +95,7 @@ def concern(kind: type[_Class]) -> type[_Class]:
             value, choices = getattr(self, entry.name), entry.metadata["choices"]
             if value is entry.default:
                 continue
-            plain = require(entry.name, value, entry.type, type(self).__module__)
-            if plain is not value:
-                object.__setattr__(self, entry.name, plain)
+            value = require_field(self, entry.name, entry.type)
             if choices and value not in choices:
                 raise QdqtoolError(f"`{entry.name}={value!r}`: choose one of {', '.join(choices)}")
 

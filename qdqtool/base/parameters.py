@@ -41,14 +41,13 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         single, rest, known = _parameters(function)
 
-        def plain(name: str, value: Any) -> Any:
-            parameter = known.get(name, rest if name == "" else None)
+        def plain(parameter: inspect.Parameter | None, value: Any) -> Any:
             if parameter is None or value is parameter.default:
                 return value
             return require(parameter.name, value, parameter.annotation, function.__module__)
 
-        first = (plain(name, value) for name, value in itertools.zip_longest(single[:len(args)], args, fillvalue=""))
-        named = {name: plain(name, value) for name, value in keywords.items()}
+        first = map(plain, itertools.chain((known[n] for n in single), itertools.repeat(rest)), args)
+        named = {name: plain(known.get(name), value) for name, value in keywords.items()}
         return function(*first, **named)  # a TypeError as for any function of Python where they do not fit
 
     return call
@@ -130,10 +129,20 @@ def typed_fields(record: Any) -> None:
         QdqtoolError: A field is of another type.
     """
     for one in dataclasses.fields(record):
-        given = getattr(record, one.name)
-        value = require(one.name, given, one.type, type(record).__module__)
-        if value is not given:
-            object.__setattr__(record, one.name, value)
+        require_field(record, one.name, one.type)
+
+
+def require_field(record: Any, name: str, annotation: Any) -> Any:
+    """As :func:`require` of a field of a record, which then holds what is returned.
+
+    Raises:
+        QdqtoolError: The field is of another type.
+    """
+    given = getattr(record, name)
+    value = require(name, given, annotation, type(record).__module__)
+    if value is not given:
+        object.__setattr__(record, name, value)
+    return value
 
 
 _Known = tuple[list[str], inspect.Parameter | None, dict[str, inspect.Parameter]]

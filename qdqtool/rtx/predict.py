@@ -78,18 +78,18 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
                 prediction.refusals.extend([] if refusal is None else [refusal])
             else:
                 prediction.float_products.append(node.name)
-    prediction.regions = _regions(model, prediction)
+    prediction.regions = _regions(view, prediction)
     return prediction
 
 
-def _regions(model: Model, prediction: Prediction) -> list[MyelinRegion]:
+def _regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
     """Myelin compiles the whole network; reported where that matters: with attention or a normalization in it."""
+    model = view.model
     norms = [n for n in model.ordered if n.op in NORMALIZES] + [p.square for p in layer_norms(model)]
     softmaxes = [a.softmax for a in attentions(model)]
     if not norms and not softmaxes:
         return []
-    varying = View(model).varying
-    nodes = [n for n in model.nodes if n.output in varying]
+    nodes = [n for n in model.nodes if n.output in view.varying]
     s = prediction.summary()
     first = min([*norms, *softmaxes], key=lambda n: n.index)
     return [MyelinRegion(
@@ -290,6 +290,7 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], Form], ...] = 
     (("Relu",), lambda _, elem: elem == onnx.TensorProto.INT32, Form.INT32),
     (("Celu",), lambda _, elem: elem in WIDTH and WIDTH[elem] == 16, Form.HALF),
 )
+_FORMS_OF = {op: [row for row in _FORMS if op in row[0]] for row in _FORMS for op in row[0]}
 # Types of constants that the parser's importInitializers() takes; the rest ends with "cannot be imported".
 _BAD_CONSTANTS: dict[int, str] = {
     onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16", onnx.TensorProto.FLOAT8E5M2: "float8e5m2",
@@ -321,20 +322,20 @@ def refusals(
             kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
             yield CompilerFault(COMPILER, name, Fault.OPERATOR, (Form.INPUT, kind))
     for node in model.ordered:
-        if node.domain in ("", "ai.onnx"):
-            for operators, refused, form in _FORMS:
-                if node.op in operators and refused(node, types.get(node.input(0), 0)):
-                    yield _fault(node, Fault.OPERATOR, form, node.op)
+        standard = node.domain in ("", "ai.onnx")
+        for _, refused, form in _FORMS_OF.get(node.op, ()) if standard else ():
+            if refused(node, types.get(node.input(0), 0)):
+                yield _fault(node, Fault.OPERATOR, form, node.op)
         if qdq.is_qdq(node):
             yield from _of_pair(model, constants, types, node)
-        elif node.op in UNSUPPORTED and node.domain in ("", "ai.onnx"):
+        elif node.op in UNSUPPORTED and standard:
             integers = node.op in qdq.INTEGER_OPERATORS
             yield IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
                 node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
         elif node.op == "Cast" and node.attributes.get("to") == onnx.TensorProto.UINT8 and (
-                node.output not in model.outputs):
+                not model.is_output(node.output)):
             yield _fault(node, Fault.OPERATOR, Form.UINT8_BETWEEN, node.op)
         elif node.op == "InstanceNormalization" and _one_value(model, node):
             yield _fault(node, Fault.ONE_VALUE)
