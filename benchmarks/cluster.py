@@ -41,7 +41,7 @@ from PIL import Image
 from calibration import TensorStatistics, clustered, collect, runner
 from calibration.dataset import Looks
 from qdqtool.cluster.mapping import Cluster
-from qdqtool.demo.run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.model.modelfile import load
 
 SIZE = 320

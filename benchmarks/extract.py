@@ -29,7 +29,7 @@ import qdqtool
 import qdqtool.errors
 from qdqtool.builders import build
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.extraction.private import made_private, texts
 from qdqtool.extraction.select import choose, key
 from qdqtool.insertion.api import insert

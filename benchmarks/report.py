@@ -18,12 +18,12 @@ from pathlib import Path
 from PIL import Image
 
 import qdqtool
-from qdqtool.demo.run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.model.modelfile import save
-from qdqtool.reporting.api import Report
-from tests.reporting.browser import Page, browser, missing
-from tests.reporting.networks import yolov8x_qdq
+from qdqtool.render.reporting.api import Report
+from tests.render.reporting.browser import Page, browser, missing
+from tests.render.reporting.networks import yolov8x_qdq
 
 RUNS = 5
 PICTURE = Path(__file__).parents[1] / "docs" / "report.png"

@@ -105,7 +105,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
 
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
-    from qdqtool.demo.run import yolov8
+    from qdqtool.commands.demo_run import yolov8
     from qdqtool.model.modelfile import save
 
     save(yolov8(letter, size), path)
@@ -114,7 +114,7 @@ def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
 def _quantized(path: Path) -> None:
     import numpy as np
 
-    from qdqtool.demo.run import yolov8n
+    from qdqtool.commands.demo_run import yolov8n
     from qdqtool.insertion.api import insert
 
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 640, 640)).astype(np.float32)
@@ -189,7 +189,7 @@ class Files:
             where = self.folder / f"images-{count}-{size}"
             if count and not where.exists():
                 where.mkdir()
-                self._apart("from qdqtool.demo.run import write_images\n"
+                self._apart("from qdqtool.commands.demo_run import write_images\n"
                             f"write_images(Path({str(where)!r}), {count}, {size})")
             found["IMAGES"] = str(where if count else self._photos)
             if not count:

@@ -29,12 +29,12 @@ from calibration.pictures import (
     url_source,
 )
 from qdqtool.base import budgets
+from qdqtool.base.files import NO_NAME, open_input, read_input
 from qdqtool.base.options import Preprocess
+from qdqtool.base.packed import Archive, Header, read_values
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import NO_NAME, open_input, read_input
-from qdqtool.io.packed import Archive, Header, read_values
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from calibration.dataset import Looks
 from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
 from qdqtool.base import budgets
+from qdqtool.base.files import read_input
+from qdqtool.base.outputs import atomic_write, parse_json, write_text
+from qdqtool.base.packed import Archive
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import read_input
-from qdqtool.io.outputs import atomic_write, parse_json, write_text
-from qdqtool.io.packed import Archive
 
 FORMAT = "qdqtool/calibration/4"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done

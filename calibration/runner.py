@@ -27,11 +27,11 @@ from calibration.session import (
     worker_count,
 )
 from calibration.statistics import DEFAULT_BINS, spotted_samples
+from qdqtool.base.files import check_output
 from qdqtool.base.options import Preprocess
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.io.files import check_output
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load

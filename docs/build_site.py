@@ -30,7 +30,7 @@ import calibration
 import qdqtool
 from qdqtool import cli, qat
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.explain.codes import CODES, Code
 from qdqtool.explain.errors import KNOWN, KnownError

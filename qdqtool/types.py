@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform
 
+from qdqtool.base.files import Guard
+from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import record
-from qdqtool.io.files import Guard
-from qdqtool.io.outputs import save_answer
 
 
 @dataclass(slots=True)

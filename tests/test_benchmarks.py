@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 OPTIONAL = {"torch", "torchvision", "ultralytics", "selenium", "distributed", "tensorrt_rtx", "lightning", "modelopt"}

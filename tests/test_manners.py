@@ -67,7 +67,7 @@ def test_a_file_is_written_without_a_stdout(model: Path, tmp_path: Path) -> None
 _WAIT = """
 import sys, time
 from qdqtool import cli
-from qdqtool.io import outputs
+from qdqtool.base import outputs
 from qdqtool.base import process
 import click
 @cli.cli.command("wait")

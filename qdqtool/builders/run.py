@@ -18,10 +18,10 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
+from qdqtool.base.outputs import atomic_write
 from qdqtool.base.process import RUN, descendants, end_run, marked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.io.outputs import atomic_write
 from qdqtool.model import modelfile
 from qdqtool.model.graph import Model
 

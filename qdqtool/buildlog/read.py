@@ -11,15 +11,14 @@ import sys
 from collections.abc import Iterator
 from typing import IO, BinaryIO, cast
 
-from qdqtool.base import budgets
+from qdqtool.base import budgets, packed
+from qdqtool.base.files import note_read, open_input
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
 from qdqtool.buildlog.summary import judge
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing, ParseSection, Tactics
 from qdqtool.errors import BuildLogError
-from qdqtool.io import packed
-from qdqtool.io.files import note_read, open_input
 
 __all__ = ["LogSource", "read_build"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.explain.lint.structure import quantized_gate, shared_residuals
 from qdqtool.explain.messages import number
 from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.fixing.weights import dequantized
-from qdqtool.lint.structure import quantized_gate, shared_residuals
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node

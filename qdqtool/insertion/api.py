@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
+from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain.lint.activation_scales import outliers, spread
+from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import (
@@ -28,9 +31,6 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite, rules_for
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
 from qdqtool.insertion.smoothing import Smoothed, smooth
-from qdqtool.io.files import watched
-from qdqtool.lint.activation_scales import outliers, spread
-from qdqtool.lint.operators import norms
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
 from qdqtool.model.layernorm import as_one, in_half, layer_norms

@@ -39,8 +39,8 @@ from qdqtool.explain.left_float import (
     WeightsRank,
     WeightsType,
 )
+from qdqtool.explain.lint.operators import LARGE_KERNEL
 from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_behind, longest_path, weight_scale_axis
-from qdqtool.lint.operators import LARGE_KERNEL
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head

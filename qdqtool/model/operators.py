@@ -1,8 +1,8 @@
 """One fact per operator: what TensorRT's network has for it, what a Q passes, what has weights, what is an activation.
 
 The importer, placement, scale groups, fixing and the explanations read this table and keep no list of operators of
-their own (TensorRT-RTX is another compiler and keeps its rules in ``qdqtool/rtx``). Facts are :class:`Case` objects, so
-that what rests on them says how well it is proven.
+their own (TensorRT-RTX is another compiler and keeps its rules in ``qdqtool/trt/rtx``). Facts are :class:`Case`
+objects, so that what rests on them says how well it is proven.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from calibration.arrays import SampleFilesSource, StackedArray, StackedSource, o
 from calibration.dataset import Dataset, InputSpec
 from calibration.listing import file_digest
 from qdqtool.base import budgets
+from qdqtool.base.packed import Archive
 from qdqtool.errors import DataError
-from qdqtool.io.packed import Archive
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
 TWO = [SPEC, InputSpec("size", (1, 2), "int64")]

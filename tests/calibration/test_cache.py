@@ -24,9 +24,8 @@ from calibration.cache import (
 from calibration.dataset import Looks
 from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
-from qdqtool.base import budgets
+from qdqtool.base import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.io import files
 from tests.calibration.nets import conv_net, write_pictures
 
 NAMES = ["images", "c1", "r2"]

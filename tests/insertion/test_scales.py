@@ -9,7 +9,7 @@ import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import TensorStatistics
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion import scales
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table

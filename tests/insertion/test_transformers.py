@@ -81,7 +81,7 @@ def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str
 
 
 def test_a_network_without_attention_has_no_word_of_it() -> None:
-    from qdqtool.demo.run import yolov8n
+    from qdqtool.commands.demo_run import yolov8n
 
     for target in ("trt8.6", "trt10", "rtx1.7"):
         prediction = predict(yolov8n(64, classes=2), target)
