@@ -30,6 +30,7 @@ _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_functio
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
 #: written out, a slice, a product and a sum for each.
 PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
+_OWN = ("correlation", "deconv", "gemm")  # layers of one product
 _GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
 ATTENTION = "_gemm_mha"
@@ -242,12 +243,14 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
     """
     mapper = Mapper(model, layers, names)
     products = [n for n in model.nodes if n.op in WEIGHTED]
-    inside = Counter(id(layer) for n in products for layer in {id(x): x for x, _ in mapper.places(n)}.values())
-    # A generated kernel that computes several small products does not say which of them is in which type.
+    placed = [{id(x): x for x, _ in mapper.places(n)}.values() for n in products]
+    # A generated kernel that computes several small products does not say which of them is in which type. One with a
+    # layer of its own is not computed there: the kernel takes in what stands behind it, or gives it its integers.
+    inside = Counter(id(x) for at in placed if all(x.type not in _OWN for x in at) for x in at)
     crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name}
     return [
-        _row(n.index, n.name, n.op, [layer for layer, _ in mapper.places(n) if id(layer) not in crowded])
-        for n in products
+        _row(n.index, n.name, n.op, [layer for layer in at if id(layer) not in crowded])
+        for n, at in zip(products, placed, strict=True)
     ]
 
 
@@ -284,7 +287,7 @@ def computes_in(layer: BuiltLayer) -> Precision:
     if ATTENTION in layer.name:  # both of its products, where queries, keys and values (behind masks) have one type
         kinds = {t.precision for t in layer.inputs[-3:]}
         return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
-    if layer.type in ("correlation", "deconv", "gemm"):
+    if layer.type in _OWN:
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.
         others = [t.precision for t in (*layer.inputs[1:2], *layer.constants[:1])]
         if not layer.inputs:

@@ -304,6 +304,13 @@ def test_a_kernel_of_two_products_tells_nothing() -> None:
     both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
     rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
     assert {r.precision for r in rows} == {Precision.UNKNOWN}
+    # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
+    own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
+    name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
+    behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
+    rows = built_nodes(model, [own, behind], {n.index: n.name for n in model.nodes})
+    assert [(r.name, r.precision, r.layer) for r in rows] == [
+        ("first", Precision.INT8, own.name), ("second", Precision.INT8, name)]
 
 
 @pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
