@@ -31,6 +31,7 @@ _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_functio
 #: written out, a slice, a product and a sum for each.
 PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
 _OWN = ("correlation", "deconv", "gemm")  # layers of one product
+_LEFT_OUT = "Etc"  # in the name of a generated kernel of many steps
 _GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
 ATTENTION = "_gemm_mha"
@@ -275,17 +276,18 @@ def _widened(layer: BuiltLayer) -> bool:
 
 
 def _choose(layers: list[BuiltLayer]) -> BuiltLayer | None:
-    """The layer that multiplies; the first of the most certain kind."""
+    """The layer that multiplies; the first of the most certain kind, else the one whose name leaves steps out."""
     multiplying = [x for x in layers if product_rank(x) is not None]
-    return min(multiplying, key=lambda x: product_rank(x) or 0, default=None)
+    unsaid = [x for x in layers if x.type == "kgen" and _LEFT_OUT in x.name]
+    return min(multiplying, key=lambda x: product_rank(x) or 0, default=unsaid[0] if len(unsaid) == 1 else None)
 
 
 def computes_in(layer: BuiltLayer) -> Precision:
     """The type in which a layer multiplies; of a classic layer that of its data input."""
     tensors = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in tensors if p.is_float]
-    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (behind masks) have one type
-        kinds = {t.precision for t in layer.inputs[-3:]}
+    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (masks aside) have one type
+        kinds = {t.precision for t in [t for t in layer.inputs if t.precision != Precision.BOOL][-3:]}
         return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
     if layer.type in _OWN:
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.
@@ -297,6 +299,8 @@ def computes_in(layer: BuiltLayer) -> Precision:
         return next((p for p in tensors[:2] if p.is_float), layer.output_precision)
     if layer.type in ("runtime_fusion", "runtime_function", "kgen"):
         stored = [p for p in tensors if p in (Precision.INT8, Precision.FP8)]
+        if stored and _LEFT_OUT in layer.name and PRODUCT.search(layer.name) is None:
+            return Precision.UNKNOWN
         if stored and _integers_arrive(layer.name, (tensors or [FLOAT])[0]):
             return stored[0]
         if _widened(layer) and Precision.FP16 in floats:

@@ -306,6 +306,19 @@ def test_a_constant_joined_in_counts_with_its_values(net: Net) -> None:
     assert set(group.sources) == {"a.out", "cat.out"}
 
 
+@pytest.mark.parametrize(("fill", "op", "below"), [
+    (-np.inf, "MaxPool", True), (np.inf, "MaxPool", True), (-1e38, "MaxPool", True),
+    (-1e38, "AveragePool", False), (1.0, "MaxPool", False),
+])  # fmt: skip
+def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(net: Net, fill: float, op: str, below: bool) -> None:
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pads = net.const("pads", [0, 0, 0, 0, 0, 0, 1, 1], np.int64)
+    padded = net.op("Pad", "p", a, pads, net.const("fill", fill))
+    net.output(net.conv("d", net.op(op, "m", padded, kernel_shape=[3, 3])))
+    (group,) = scale_groups(net.index(), ["m.out"])
+    assert group.sources == ("a.out" if below else ("m.out" if op == "AveragePool" else "p.out"),)
+
+
 def test_arithmetic_ends_a_group(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     bounds = net.const("low", 0.0), net.const("high", 6.0)

@@ -299,6 +299,14 @@ def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> Non
     assert first.as_json()["inputs"] == [str(p) for p in told]
 
 
+@pytest.mark.parametrize(("constants", "precision"), [("Half Half", "FP16"), ("Half Int8", "UNKNOWN")])
+def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str, precision: str) -> None:
+    model = load(two_convolutions())
+    one = row_of("__myl_SlicReshAddMulReshSlicReshMulEtc_myl0_5", "kgen", "Half Half", constants, "Half Int8", "first")
+    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+    assert [str(r.precision) for r in rows] == [precision, "UNKNOWN"]
+
+
 def test_a_kernel_of_two_products_tells_nothing() -> None:
     model = load(two_convolutions())
     both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
@@ -329,7 +337,7 @@ def test_products_with_casts_behind_and_products_written_out(
 
 @pytest.mark.parametrize(("inputs", "precision"), [
     ("Int8 Int8 Int8", "INT8"), ("Half Half Half", "FP16"), ("Int8 Int8 Half", "UNKNOWN"),
-    ("Half Half Int8 Int8 Int8", "INT8"),
+    ("Half Half Int8 Int8 Int8", "INT8"), ("Half Half Bool Bool Half", "FP16"),
 ])  # fmt: skip
 def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
     model = load(two_convolutions())
