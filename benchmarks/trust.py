@@ -1,4 +1,4 @@
-"""The README's table "How far to trust it": the simulator against every build of tests/data/evidence.
+"""The table of docs/evidence.md: the simulator against every build of tests/data/evidence.
 
     python -m benchmarks.trust
 
