@@ -1,6 +1,6 @@
 """A small vision transformer and a small detector with queries, in float and in INT8: docs/attention.md.
 
-    python benchmarks/attention.py [--docs docs/attention.md] [--table vit|detector|outliers|random]
+    python benchmarks/attention.py [--page docs/attention.md] [--table vit|detector|outliers|random]
 
 Both learn from generated pictures, which takes a quarter of a minute each. Some channels of their tokens begin far
 from zero and some gains of their normalizations are large, as in published transformers; training goes on from there.
@@ -9,26 +9,25 @@ several shares of such channels and seeds; ``random`` leaves its weights as they
 10 times as large as there, each by a factor of its own (one over a uniform number).
 """
 
-import argparse
 import copy
 import io
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import torch
-from common import publish, table
-from onnx import helper, numpy_helper
+from common import corners, parser_of, publish, table
 from torch import Tensor, nn
 from torch.nn import functional
 
 import qdqtool
 from calibration import collect
+from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_session
+from qdqtool.tuning.metrics import iou
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512
@@ -143,22 +142,15 @@ def with_stream(model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[
     loaded = Model(floats)
     sums = [n for n in loaded.ordered if n.op == "Add" and not any(loaded.is_constant(t) for t in n.inputs)]
     seen = collect(loaded, data, list(dict.fromkeys(t for n in sums for t in n.inputs)))
-    made, names = copy.deepcopy(model), {n.name for n in sums}
-    nodes = list(made.graph.node)
-    del made.graph.node[:]
-    for node in nodes:
-        for i, tensor in enumerate(node.input) if node.name in names else ():
+    editor, names = Editor(Model(copy.deepcopy(model))), {n.name for n in sums}
+    for node in editor.model.nodes:
+        for i, tensor in enumerate(node.inputs) if node.name in names else ():
             base = f"{node.name}/stream{i}"
-            made.graph.initializer.extend([
-                numpy_helper.from_array(np.asarray(seen[tensor].absmax / 127, np.float32), f"{base}/scale"),
-                numpy_helper.from_array(np.asarray(0, np.int8), f"{base}/zero")])
-            more = [f"{base}/scale", f"{base}/zero"]
-            made.graph.node.append(helper.make_node("QuantizeLinear", [tensor, *more], [f"{base}/q"], name=f"{base}/Q"))
-            made.graph.node.append(helper.make_node("DequantizeLinear", [f"{base}/q", *more], [f"{base}/dq"],
-                                                    name=f"{base}/DQ"))
-            node.input[i] = f"{base}/dq"
-        made.graph.node.append(node)
-    return made
+            more = [editor.constant(f"{base}/scale", np.asarray(seen[tensor].absmax / 127, np.float32)),
+                    editor.constant(f"{base}/zero", np.asarray(0, np.int8))]
+            q = editor.insert(node, "QuantizeLinear", f"{base}/Q", [tensor, *more])
+            editor.set_input(node, i, editor.insert(node, "DequantizeLinear", f"{base}/DQ", [q, *more]))
+    return editor.finish().proto
 
 
 def outputs(model: onnx.ModelProto, images: Images) -> list[list[Images]]:
@@ -175,9 +167,7 @@ def judged(model: onnx.ModelProto) -> tuple[float, float]:
     if len(found[0]) == 1:
         return right, float("nan")
     given = np.concatenate([f[1] for f in found])
-    ends = [(b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2) for b in (given, boxes)]
-    both = np.clip(np.minimum(ends[0][1], ends[1][1]) - np.maximum(ends[0][0], ends[1][0]), 0, None).prod(1)
-    return right, float(np.mean(both / (given[:, 2:].prod(1) + boxes[:, 2:].prod(1) - both)))
+    return right, float(np.diag(iou(corners(given), corners(boxes))).mean())
 
 
 def calibrating() -> list[dict[str, Images]]:
@@ -246,8 +236,7 @@ def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=Path, help="write the table into this page")
+    parser = parser_of(__doc__)
     parser.add_argument("--table", choices=(*QUERIES, "outliers", "random"), action="append", help="only this one")
     parser.add_argument("--steps", type=int, default=350, help="of training, for each network")
     given = parser.parse_args()
@@ -258,7 +247,7 @@ def main() -> None:
             found = rows(QUERIES[name], given.steps)
         else:
             head, found = by_outliers(given.steps if name == "outliers" else 0)
-        publish(name, table(head, found), given.docs)
+        publish(name, table(head, found), given.page)
 
 
 if __name__ == "__main__":

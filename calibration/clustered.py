@@ -177,8 +177,6 @@ class ClusterPass:
     The result does not depend on who counts what, or when: see :class:`calibration.statistics.TensorStatistics`.
     """
 
-    counting = "calibration.clustered:count"  # what the workers do with a portion
-
     def __init__(
         self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
         computed: Sequence[str], bins: int, focus: Focus | None,
@@ -223,7 +221,7 @@ class ClusterPass:
             QdqtoolError: What a sample or the cluster raised.
         """
         assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
-        with Job(self.cluster, "calibration.clustered:Engine", assignment, self.counting) as job:
+        with Job(self.cluster, "calibration.clustered:Engine", assignment, "calibration.clustered:count") as job:
             del assignment
             with self._merger:
                 for portion, packed in job.results(self._portions(job)):

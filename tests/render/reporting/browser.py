@@ -1,4 +1,4 @@
-"""Headless Chromium for tests and benchmarks: opens a report, measures, takes pictures."""
+"""Headless Chromium for tests and for docs/report.png: opens a report, measures, takes pictures."""
 
 import base64
 import importlib.util
@@ -94,10 +94,6 @@ class Page:
               ? requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))
               : setTimeout(wait, 5);
             wait();"""))
-
-    def loaded_ms(self) -> float:
-        """Milliseconds from the navigation until the scripts were done, as the browser noted it."""
-        return float(self.run("return performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"))
 
     def pan(self, frames: int = 60, speed: float = 9.0) -> dict[str, list[float]]:
         """Drags the network for some frames: milliseconds of each frame, and of each long task."""

@@ -1,6 +1,6 @@
 """Reports in a real browser: no complaint, and what one clicks, types and presses does what it says.
 
-Bounds on time are generous here, for a busy machine; ``benchmarks/report.py`` measures.
+Bounds on time are generous here, for a busy machine; docs/report.md has what was measured.
 """
 
 import csv
