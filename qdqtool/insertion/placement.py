@@ -44,9 +44,9 @@ from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_beh
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
-from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
+from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
-from qdqtool.model.subgraphs import inner_graphs
+from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant

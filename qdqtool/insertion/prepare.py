@@ -28,7 +28,8 @@ from qdqtool.insertion.structure import is_convolution
 from qdqtool.model.editor import Editor
 from qdqtool.model.external import array_of
 from qdqtool.model.graph import Model, Node, without_large_weights
-from qdqtool.model.operators import DOMAINS, LayerKind, of, output_axis
+from qdqtool.model.operators import LayerKind, of, output_axis
+from qdqtool.model.subgraphs import DOMAINS
 
 _Floats = npt.NDArray[np.float64]
 _TEXTS = "OSU"  # kinds of numpy types

@@ -30,8 +30,9 @@ from qdqtool.insertion.placement import Placement
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import constant_behind
-from qdqtool.model.operators import DOMAINS, LayerKind, of, rearranges, reduced_axes
+from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
 from qdqtool.model.sizes import MOVES, follow_from_sizes
+from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Json
 
 if TYPE_CHECKING:

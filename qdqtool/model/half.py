@@ -18,7 +18,8 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import feeding_weighted, find_head
 from qdqtool.model.layernorm import layer_norms
-from qdqtool.model.operators import DOMAINS, WEIGHTED, inputs_behind_q
+from qdqtool.model.operators import WEIGHTED, inputs_behind_q
+from qdqtool.model.subgraphs import DOMAINS
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
 HALF_MAX = float(np.finfo(np.float16).max)

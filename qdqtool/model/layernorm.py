@@ -12,7 +12,8 @@ import onnx
 
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import DOMAINS, is_run_time, reduced_axes
+from qdqtool.model.operators import is_run_time, reduced_axes
+from qdqtool.model.subgraphs import DOMAINS
 
 NORM_OPSET = 17  # the first with LayerNormalization
 NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",

@@ -15,6 +15,7 @@ from qdqtool.base.records import record
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import precision_of
+from qdqtool.model.subgraphs import DOMAINS
 
 
 class LayerKind(StrEnum):
@@ -123,8 +124,6 @@ class Operator:
     moves: bool = False
     myelin: bool = False
 
-
-DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 YOLO = "yolo-resnet18-orin-trt8502"
 RESNET = "resnet18-qat-rtx2000-trt8510"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from qdqtool.model.graph import Model
-from qdqtool.model.operators import CUTS, DOMAINS, LayerKind, of
+from qdqtool.model.operators import CUTS, LayerKind, of
+from qdqtool.model.subgraphs import DOMAINS
 
 MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")

@@ -10,7 +10,8 @@ from qdqtool.explain.report import Report
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.layernorm import as_one, in_half, layer_norms
-from qdqtool.model.operators import DOMAINS, LayerKind, of
+from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     CHECK,
@@ -42,7 +43,7 @@ def run(view: View, report: Report) -> None:
             report.add("QOPERATOR", IntegerOperator(CHECK, node.name, node.op))
         elif precision := _other_type(view, node):
             outside[precision].append(node)
-        elif operators.of(node).name == "" and (node.domain not in operators.DOMAINS or not onnx.defs.has(node.op)):
+        elif operators.of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
             report.add("NORM-FLOAT", NormalizationFloat(CHECK, node.name, node.op), values=view.values(node.input(0)))
