@@ -34,7 +34,7 @@ _OWN = ("correlation", "deconv", "gemm")  # layers of one product
 _LEFT_OUT = "Etc"  # in the name of a generated kernel of many steps
 _GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
-ATTENTION = "_gemm_mha"
+ATTENTION = "_mha_v"  # _gemm_mha_v2; _gemv_mha_v1 of one query
 
 
 def trt_name(node: Node) -> str:
