@@ -30,6 +30,7 @@ from qdqtool.base.files import (
     temporary_beside,
 )
 from qdqtool.base.parameters import typed
+from qdqtool.base.process import remove_at_end
 from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
 
@@ -191,6 +192,7 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
         temporary = None
         try:
             handle, temporary = temporary_beside(target, ".tmp")
+            remove_at_end(temporary, own=True)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes 0600; users expect what open() gives
