@@ -2,7 +2,7 @@
 
 from qdqtool.explain.compiler import CODES
 from qdqtool.explain.report import Report
-from qdqtool.lint import operators, quantizers, structure, weight_scales, weights
+from qdqtool.lint import activation_scales, operators, quantizers, structure, weight_scales, weights
 from qdqtool.lint.structure import Fused
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
@@ -39,6 +39,7 @@ def run(view: View, report: Report, fused: Fused) -> None:
     quantizers.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
+    activation_scales.by_gains(view, report)
     structure.heads(view, report, fused)
     operators.half(view, report)
     structure.run(view, report, fused)
