@@ -105,9 +105,10 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
 def _outliers(finding: Finding, cause: Cause, r: lint.OutlierScales) -> Words | str:
     listed = "; ".join(f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst)
     more = f"; and {r.bad - len(r.worst)} more" if r.bad > len(r.worst) else ""
-    samples = "1 sample" if r.samples == 1 else f"{r.samples} samples"
+    where = ("By the gains of the normalizations in front" if not r.samples
+             else "On 1 sample" if r.samples == 1 else f"On {r.samples} samples")
     said = (f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
-            f"On {samples} the largest value held is many times the typical one: {listed}{more}.")
+            f"{where} the largest value held is many times the typical one: {listed}{more}.")
     if r.linear:
         return said
     return said, ("Leave them float (--exclude), and compare the accuracy. A method that clips (--method-for "

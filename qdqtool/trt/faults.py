@@ -165,7 +165,7 @@ class OutlierScales(Refusal):
         worst: The worst Qs with their scales and the largest value held over the typical one, the worst first.
         bad: How many there are.
         total: How many were looked at.
-        samples: On how many samples.
+        samples: On how many samples; 0 where the gains of normalizations in front tell it.
         linear: Whether a matrix product reads one of them: what ``--smooth`` can help.
     """
 

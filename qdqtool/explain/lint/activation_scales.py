@@ -12,7 +12,9 @@ import numpy as np
 from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import holds_shares
+from qdqtool.model.layernorm import constant_behind, layer_norms
 from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.sizes import with_last_axis
 from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
@@ -33,6 +35,9 @@ _ALIKE = 1 / 3  # of the quantizers: so many with one scale share it by mistake,
 _NAMED = 5
 _ONE, _MOST, _SEVERAL = 1.4, 0.8, 3  # other images move ranges by so much; share and number of quantizers that agree
 _OUTLIER = 100.0  # largest value held over the typical one; docs/scales.md says what networks have
+_REACH = 4.0  # standard deviations to each side, which a channel's range has on some thousand values
+_ROWS = 100  # values of a channel that say what its range is
+_BY_GAINS = 40.0  # the typical value is then smaller than taken here, the more so the larger the outliers are
 _TYPICAL = 2 / 3  # of the magnitudes stay below the typical one
 
 
@@ -72,6 +77,30 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
                                                  statistics.images, one_factor(fits)))
 
 
+def by_gains(view: View, report: Report) -> None:
+    """Adds the same finding as :func:`outliers` where a model without data tells it: behind normalizations.
+
+    What these give has a mean square of 1 over the channels before the gains, so that a typical value of the channel in
+    the middle is its gain, or less.
+    """
+    gains = {node.output: node.input(1) for node in view.model.nodes if _is_norm(node)}
+    gains.update({p.output: p.scale for p in layer_norms(view.model) if p.scale and p.axes == (-1,)})
+    spreads = []
+    for q in quantized(view) if gains else ():
+        scale, tensor = view.params(q).scale, q.input(0)
+        while tensor not in gains and len(above := with_last_axis(view.model, tensor)) == 1:
+            tensor = above[0]
+        gain = view.model.constant(constant_behind(view.model, gains.get(tensor, "")))
+        sizes = np.abs(np.zeros(0) if gain is None else gain)
+        if scale is not None and sizes.any() and np.isfinite(sizes).all():
+            spreads.append((q.name, float(scale[0]), _STEPS * float(scale[0]) / float(np.median(sizes[sizes > 0.0]))))
+    outliers(report, view.model, spreads, 0)
+
+
+def _is_norm(node: Node) -> bool:
+    return node.op in ("LayerNormalization", "RMSNormalization") and node.integer("axis", -1) == -1
+
+
 def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
     """Adds one finding for the network where scales cover outliers.
 
@@ -79,9 +108,9 @@ def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, f
         report: Where the finding goes.
         model: The Q/DQ model.
         spreads: Q, its scale and its :func:`spread`.
-        samples: On how many samples.
+        samples: On how many samples; 0 where gains tell it.
     """
-    bad = sorted((s for s in spreads if s[2] > _OUTLIER), key=lambda s: -s[2])
+    bad = sorted((s for s in spreads if s[2] > (_OUTLIER if samples else _BY_GAINS)), key=lambda s: -s[2])
     if bad:
         linear = any(_read_by_product(model, name) for name, *_ in bad)
         report.add("ACT-OUTLIER", OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples,
@@ -98,13 +127,21 @@ def spread(seen: TensorStatistics, scale: float) -> float:
     """The largest magnitude that a scale holds and the tensor has, over the typical one.
 
     Typical is what two thirds of the magnitudes above zero stay below, so that outliers may be up to a third of them.
+    Where the ranges of channels are known, it is at most a quarter of half the range of the channel in the middle:
+    outliers of one sign behind a LayerNormalization move the other channels away from zero, and leave them no range.
     """
+    held = min(seen.absmax, _STEPS * scale)
     histogram = seen.histogram
     middles = (histogram.edges[:-1] + histogram.edges[1:]) / 2
     below = np.cumsum(np.where(histogram.edges[:-1] > 0.0, histogram.counts, 0.0))
     if not below[-1]:
         return 1.0
-    return min(seen.absmax, _STEPS * scale) / float(middles[np.searchsorted(below, _TYPICAL * below[-1])])
+    typical = float(middles[np.searchsorted(below, _TYPICAL * below[-1])])
+    if seen.channels is not None:
+        ranges = seen.channels[1] - seen.channels[0]
+        if ranges.any() and seen.count >= _ROWS * ranges.size:
+            typical = min(typical, float(np.median(ranges[ranges > 0.0])) / 2 / _REACH)
+    return held / typical
 
 
 def _bad(fits: list[ActivationFit]) -> list[ActivationFit]:

@@ -1,7 +1,7 @@
 """Everything that the model alone shows: what fails a build or changes its result, and shapes that INT8 dislikes."""
 
 from qdqtool.explain.compiler import CODES
-from qdqtool.explain.lint import operators, quantizers, structure, weight_scales, weights
+from qdqtool.explain.lint import activation_scales, operators, quantizers, structure, weight_scales, weights
 from qdqtool.explain.lint.structure import Fused
 from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model
@@ -39,6 +39,7 @@ def run(view: View, report: Report, fused: Fused) -> None:
     quantizers.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
+    activation_scales.by_gains(view, report)
     structure.heads(view, report, fused)
     operators.half(view, report)
     structure.run(view, report, fused)

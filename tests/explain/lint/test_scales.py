@@ -133,6 +133,39 @@ def test_outlier_channels_of_any_share_are_seen(g: Graph, share: float) -> None:
         assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
 
 
+def behind_norm(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelProto:
+    """A Linear behind a LayerNormalization of 64 channels, whose gains and whose inputs' offsets are given."""
+    x = g.op("Add", [g.input(1, 32, 64), g.const("shift", shift, np.float32)], "shifted")
+    normal = g.op("LayerNormalization", [x, g.const("gains", gains, np.float32)], "norm", axis=-1)
+    moved = g.op("Reshape", [normal, g.const("to", np.asarray([1, 4, 8, 64]))], "windows")
+    return g.model(g.op("MatMul", [moved, g.const("w", RNG.normal(0, 1, (64, 16)), np.float32)], "fc"))
+
+
+@pytest.mark.parametrize("by_gain", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 6, 16])
+def test_outliers_of_one_sign_behind_a_normalization(count: int, by_gain: bool) -> None:
+    """They move the mean, and with it all other channels: seen by channel, and without data by gains alone.
+
+    Without gains the normalization holds them to a few times the others. Smoothed ones are none any more.
+    """
+    named = by_gain and count > 0
+    large = np.arange(64) < count
+    data = [{"x": d["x"].reshape(1, 32, 64)} for d in outlying(0.0, 1.0)]
+    model = behind_norm(Graph(17), np.where(large & by_gain, 60.0, 1.0), np.where(large, 20.0, 0.0))
+    inserted = qdqtool.insert(model, data, method="max", predict=False)
+    assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
+    smoothed = qdqtool.insert(model, data, method="max", smooth=0.5, predict=False)
+    for changed in (inserted, smoothed):
+        prediction = qdqtool.predict(changed.model)
+        found = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
+        assert bool(found) is (changed is inserted and named)
+        assert all(isinstance(r, OutlierScales) and r.samples == 0 and r.linear for r in found)
+    prediction = qdqtool.predict(inserted.model)
+    check_activations(inserted.model, prediction, data)
+    found = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
+    assert [r.samples for r in found if isinstance(r, OutlierScales)] == [4] * named
+
+
 def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) -> None:
     weights = g.const("w", RNG.normal(0, 1, (32, 16)), np.float32)
     model = g.model(g.op("MatMul", [g.input(1, 64, 32), weights], "fc"))
