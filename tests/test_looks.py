@@ -167,9 +167,9 @@ def test_completion_of_the_script(variables: dict[str, str], said: str) -> None:
 
 
 def test_an_answer_without_warnings_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The demo's network in the size of its own; `--all` and `--layers` show what is left out."""
-    save(yolov8n(320), tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 320, 320), np.float32))
+    """The demo's network; `--all` and `--layers` show what is left out."""
+    save(yolov8n(96), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 96, 96), np.float32))
     model, made = str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx")
     assert cli.run(["insert", model, "--calib", str(tmp_path / "x.npz"), "--method", "max", "-o", made]) == 0
     short = capsys.readouterr().out

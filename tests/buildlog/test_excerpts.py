@@ -44,21 +44,6 @@ def test_prose_is_refused(text: str) -> None:
         read(text)
 
 
-def test_what_an_excerpt_of_the_autotuner_tells() -> None:
-    build = read(
-        "[V] [TRT] --------------- Timing Runner: c (CaskConvolution[0x80000009])\n"
-        "[V] [TRT] CaskConvolution has no valid tactics for this config, skipping\n"
-        "[V] [TRT] Skipping CudnnConvolution: No valid tactics for d\n"
-        "[V] [TRT] Skipping tactic 0x1 due to Myelin error: no\n"
-        "[V] [TRT] e (CaskConvolution[0x9]) profiling completed in 0.5 seconds. Fastest Tactic: 0x1 Time: 0.25\n"
-        "[V] [TRT] f [Int8(1) -> Int8(1)] got cached result: CaskGemm, tactic 0x1, 0.125 ms\n"
-    )
-    assert dict(build.tactics.refused) == {("CaskConvolution", "c"): 1, ("CudnnConvolution", "d"): 1}
-    assert dict(build.tactics.reasons) == {"Myelin error: no": 1}
-    assert build.tactics.layers["e"].best_ms == 0.25
-    assert (build.tactics.layers["f"].best_ms, build.tactics.layers["f"].runner) == (0.125, "CaskGemm")
-
-
 def test_blank_lines_cost_nothing_and_end_lists() -> None:
     started = time.process_time()
     build = read("\n" * 3_000_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 3_000_000)
@@ -106,14 +91,6 @@ def layer(name: str, source: str, target: str) -> dict[str, Any]:
 
 
 LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
-
-
-def test_a_layer_json_cut_off_is_not_complete() -> None:
-    whole = json.dumps({"Layers": LAYERS, "Bindings": ["x", "y"]}, indent=1)
-    build = read_build(io.BytesIO(whole[: whole.index('"c"')].encode()))
-    assert [x.name for x in build.layers] == ["a", "b"]
-    assert not build.complete
-    assert [(g.section, g.lack) for g in build.gaps] == [(Section.LISTING, Lack.CUT_FILE)]
 
 
 def test_a_cut_profile_does_not_spoil_the_listing() -> None:

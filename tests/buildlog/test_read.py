@@ -303,11 +303,6 @@ def test_dumped_layer_information_adds_attributes_to_the_listing() -> None:
     assert build.passed is True
 
 
-def test_layer_information_alone() -> None:
-    build = read("Layers:\n" + INFO + "\n\nBindings:\nq0_out\nout\n")
-    assert (build.source, build.complete, build.bindings) == ("layer-info", True, ["q0_out", "out"])
-
-
 @pytest.mark.parametrize("listed", ["q0_out\nout", " Name: q0_out, IOMode: Input\n Name: out, IOMode: Output",
                                     " q0_out\n out"])
 def test_inputs_and_outputs_as_11_lists_them(listed: str) -> None:
@@ -326,15 +321,6 @@ def test_files_of_one_build_are_merged(tmp_path: Path) -> None:
     assert build.profile == {"q0": 0.5}
     assert build.files == [str(profile), str(log)]
     assert build.complete
-
-
-def test_files_of_two_builds_are_refused(tmp_path: Path) -> None:
-    other = tmp_path / "layers.json"
-    other.write_text(json.dumps({"Layers": ["a", "b", "c"], "Bindings": []}))
-    log = tmp_path / "build.log"
-    log.write_text(LOG)
-    with pytest.raises(BuildLogError, match="different builds: 0 of 3 layer names"):
-        read_build(log, other)
 
 
 @pytest.mark.parametrize(("content", "words"), [

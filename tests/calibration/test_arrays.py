@@ -42,31 +42,11 @@ def test_an_npy_is_read_row_by_row_with_other_types(tmp_path: Path) -> None:
         assert (sample["images"][0] == STACK[index]).all()
 
 
-def test_arrays_in_memory() -> None:
-    assert len(open_data({"images": STACK}, [SPEC])) == 7
-    assert len(list(open_data(STACK, [SPEC], max_images=2))) == 2
-    listed = open_data([{"images": row} for row in STACK], [SPEC])
-    assert [s["images"].shape for s in listed] == [(1, 3, 4, 4)] * 7
-    assert listed.fingerprint and listed.fingerprint != open_data([{"images": STACK[0]}], [SPEC]).fingerprint
-    once = open_data(({"images": row} for row in STACK), [SPEC], max_images=5)
-    assert once.fingerprint == ""
-    with pytest.raises(TypeError):
-        len(once)
-    assert len(list(once)) == 5
-    with pytest.raises(DataError, match="used up"):
-        list(once)
-
-
 class Reader:
     """Something that can be gone through again but has no length."""
 
     def __iter__(self) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
         return iter([{"images": row} for row in STACK])
-
-
-def test_an_iterable_without_length_can_be_used_again() -> None:
-    data = open_data(Reader(), [SPEC])
-    assert len(list(data)) == 7 and len(list(data)) == 7
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -149,13 +129,6 @@ def npy(path: Path, array: npt.NDArray[Any]) -> Path:
 def npz(path: Path, **arrays: npt.NDArray[Any]) -> Path:
     np.savez(path / "c.npz", allow_pickle=True, **arrays)
     return path / "c.npz"
-
-
-def test_rows_or_batches(tmp_path: Path) -> None:
-    assert [StackedSource(npy(tmp_path, a), [ONE]).single_rows for a in (ROWS, ROWS[:, None])] == [True, False]
-    mixed = npz(tmp_path, x=ROWS, y=np.zeros((5, 1, 1), np.float32))
-    assert not StackedSource(mixed, TWO_INPUTS).single_rows
-    assert StackedSource(npz(tmp_path, x=ROWS, y=np.zeros((5, 1), np.float32)), TWO_INPUTS).single_rows
 
 
 def test_one_sample_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

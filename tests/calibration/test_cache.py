@@ -111,17 +111,6 @@ def test_an_interrupted_pass_is_resumed(
     assert load_progress(file).complete
 
 
-def test_a_damaged_cache_is_left_for_the_user_to_look_at(pictures: Path, tmp_path: Path) -> None:
-    file = tmp_path / "c.npz"
-    collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    whole = file.read_bytes()
-    for data in (whole[: len(whole) // 2], b"", b"text"):
-        file.write_bytes(data)
-        with pytest.raises(DataError, match=f"^{file}.*delete it$"):
-            collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-        assert file.read_bytes() == data
-
-
 def test_bits_flipped_anywhere_never_crash(pictures: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.npz"
     collect(conv_net(), pictures, NAMES, cache=file, progress=False)
@@ -188,7 +177,7 @@ def test_files_that_are_no_cache(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             load_statistics(path)
         told = f"{path}: is not a calibration cache, or is cut off; give another name or delete it"
-        assert str(caught.value) == told
+        assert str(caught.value) == told and path.read_bytes() == content
     np.savez(path, images=np.zeros(3))
     with pytest.raises(DataError) as caught:
         load_statistics(path)

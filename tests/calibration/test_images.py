@@ -17,24 +17,6 @@ from tests.calibration.nets import write_pictures
 SPEC = InputSpec("images", (1, 3, 16, 16))
 
 
-def test_a_folder_is_searched_through_in_the_order_of_paths(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "b", 2)
-    write_pictures(tmp_path / "a" / "deep", 1, suffix=".bmp")
-    write_pictures(tmp_path, 1, suffix=".webp")
-    write_pictures(tmp_path / "c", 1, suffix=".JPG")
-    (tmp_path / "notes.md").write_text("no picture")
-    (tmp_path / ".hidden.png").write_bytes(b"no picture either")
-    write_pictures(tmp_path / ".thumbnails", 1)
-    data = open_data(tmp_path, [SPEC])
-    assert len(data) == 5
-    names = [data.source.name(i) for i in range(5)]
-    expected = ["a/deep/picture000.bmp", "b/picture000.png", "b/picture001.png", "c/picture000.JPG", "picture000.webp"]
-    assert names == expected
-    assert [s["images"].shape for s in data] == [(1, 3, 16, 16)] * 5
-    assert len(list(data)) == 5, "a second pass"
-    assert data.skipped == []
-
-
 def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
     for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -208,9 +208,6 @@ def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:
     assert len(pickle.dumps(TensorStatistics(64))) < 400  # nothing counted
 
 
-SPEC = InputSpec("images", (1, 3, 16, 16))
-
-
 def test_the_same_samples_under_the_same_numbers(tmp_path: Path) -> None:
     paths = write_pictures(tmp_path, 5)
     here = open_data(tmp_path, [InputSpec("images", (2, 3, 16, 16))], max_images=3)

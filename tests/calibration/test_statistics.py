@@ -83,12 +83,6 @@ def test_a_value_that_is_not_finite_spoils_no_other(odd: float) -> None:
     assert np.array_equal(stats.counter.counts, of(0.5, -0.25).counter.counts)
 
 
-def test_equal_bins() -> None:
-    counts, edges = of(0.5, 1.0, 4.0).linear(4)
-    assert edges.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and counts.sum() == pytest.approx(3)
-    assert len(of(1.0).linear().counts) == 2048
-
-
 @pytest.mark.parametrize("before", [[], [64.0], [1e-3]])
 @pytest.mark.parametrize("values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]])
 def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[float], values: list[float]) -> None:

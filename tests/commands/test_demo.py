@@ -26,6 +26,8 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     assert f"qdqtool predict {folder / 'yolov8n-demo_qdq.onnx'}" in text
     assert "qdqtool insert yolov8n.onnx --calib images/" in text
     assert f"wrote {folder / 'yolov8n-demo_report.html'}: open it in a browser" in text
+    assert "of the default demo" in text and "recording of an earlier build" not in text
+    assert "pip install qdqtool[rtx]" in text and max(map(len, text.splitlines())) <= 80 + len(str(tmp_path)) * 2
     steps = re.split(r"^\d\. ", text, flags=re.M)
     assert len(steps[2].splitlines()) <= 25
     command = shlex.split(text.splitlines()[-1])

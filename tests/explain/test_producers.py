@@ -1,6 +1,7 @@
 """Each finding code is made in one place: by the checks of the model, or of what the simulation refused."""
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ def codes_made(path: Path) -> set[str]:
     return {n.value for n in nodes if isinstance(n, ast.Constant) and n.value in CODES and id(n) not in skipped}
 
 
+@functools.cache
 def producers() -> dict[str, set[str]]:
     """The codes that each module makes; one that only collects findings has none of its own."""
     paths = {p.relative_to(PACKAGE).as_posix(): p for p in PACKAGE.rglob("*.py")}

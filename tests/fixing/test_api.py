@@ -1,5 +1,7 @@
 """Fixes: the fault goes, the prediction gets better, and the numbers are those computed independently."""
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import pytest
@@ -298,7 +300,7 @@ def test_what_is_fixed_is_a_class_of_refusal_and_has_a_step():
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10", "trt11", "rtx1.7"])
 def test_each_promise_is_tried(target):
     """Of the graphs of all refusals and cases: a step has a place for each finding that is marked as automatic."""
-    promised = set()
+    promised: Counter[str] = Counter()
     chosen = target_named(target)
     whole = {code for aim, *_ in _WHOLE for code in aim.codes}
     for proto in models():
@@ -309,9 +311,10 @@ def test_each_promise_is_tried(target):
         tried = {a for step in steps for s in step.sites(view, chosen, prediction, step.codes) for a in s.answers}
         assert {(code, node) for code, node in marked if code not in whole} <= tried
         for code in {code for code, _ in marked}:
-            done = fix(proto, target, [code])
-            assert code in {c.code for c in (*done.applied, *done.refused)}
-            promised.add(code)
+            promised[code] += 1
+            if promised[code] <= 2:
+                done = fix(proto, target, [code])
+                assert code in {c.code for c in (*done.applied, *done.refused)}
     assert len(promised) >= (4 if chosen.is_rtx else 12)
 
 

@@ -51,13 +51,6 @@ def test_data_and_weights_of_a_convolution_and_nothing_else(net: Net) -> None:
     assert not result.skipped
 
 
-def test_one_tensor_with_two_readers(net: Net) -> None:
-    relu = net.op("Relu", "r", net.conv("a", "x"))
-    net.output(net.conv("b", relu), net.conv("c", relu))
-    result = placed(net)
-    assert [(r.node.name, r.position) for r in result.readers["r.out"]] == [("b", 0), ("c", 0)]
-
-
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
     """Conv, then (activation and) an Add with its own input, then what ``after`` says."""
     net = Net()

@@ -50,14 +50,6 @@ def test_equations_of_einsum_get_lower_case(net: Net, equation: str, written: bo
     same(before, after)
 
 
-def test_batch_normalization_that_cannot_be_folded_stays(net: Net) -> None:
-    shared = net.conv("c", "x")
-    net.output(net.norm("n1", shared), net.op("Relu", "other", shared), net.norm("n2", net.op("Relu", "r", "x")))
-    after, notes = prepared(net.model())
-    assert len(nodes_of(after, "BatchNormalization")) == 2
-    assert notes == []
-
-
 def test_shared_weights_are_copied_before_their_own_normalizations_are_folded(net: Net) -> None:
     first = net.conv("a", "x", bias=False)
     second = net.conv("b", "x", bias=False, weight="a.weight")
@@ -76,22 +68,6 @@ def test_weights_read_by_another_operator_as_well_are_copied(net: Net) -> None:
     after, _ = prepared(net.model())
     assert nodes_of(after, "Conv")[0].input[1] != "c.weight"
     same(net.model(), after)
-
-
-def test_weights_behind_identity_transpose_and_reshape_become_constants(net: Net) -> None:
-    flat = net.const("w", net.rng.standard_normal((16 * 9, 16)))
-    turned = net.op("Transpose", "t", net.op("Identity", "i", flat), perm=[1, 0])
-    kernel = net.op("Reshape", "r", turned, net.const("shape", [0, 16, 3, -1], np.int64))
-    half = net.const("h", net.rng.standard_normal((16, 16, 1, 1)), np.float16)
-    wide = net.op("Cast", "cast", half, to=1)
-    filled = net.op("ConstantOfShape", "f", net.const("fs", [4, 16, 1, 1], np.int64))
-    net.output(net.op("Conv", "a", "x", kernel), net.op("Conv", "b", "x", wide), net.op("Conv", "z", "x", filled))
-    before = net.model()
-    after, notes = prepared(before)
-    assert notes == ["3 weights computed from constants were folded"]
-    assert [n.op_type for n in after.graph.node] == ["Conv"] * 3
-    assert len(after.graph.initializer) == 3
-    same(before, after)
 
 
 def deep(length: int) -> onnx.ModelProto:
@@ -295,30 +271,6 @@ def test_what_the_converter_says_is_told_in_one_line(
     assert str(caught.value) == f"a.onnx: opset 11 cannot be raised to 13 ({told}); export with opset 13 or newer"
 
 
-def test_what_the_inliner_says_is_told_in_one_short_line(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    def inline(_: object) -> None:
-        raise RuntimeError("a\nb  c" + "d" * 200)
-
-    monkeypatch.setattr("onnx.inliner.inline_local_functions", inline)
-    net.output(net.conv("c", "x"))
-    model = net.model()
-    model.functions.append(onnx.helper.make_function("own", "F", ["a"], ["b"], [], []))
-    with pytest.raises(ModelError) as caught:
-        prepare(Model(model))
-    assert str(caught.value) == f"model: functions cannot be inlined (a b c{'d' * 115}); export without them"
-
-
-def test_nodes_with_one_name_are_named_after_their_outputs(net: Net) -> None:
-    net.output(net.op("Relu", "r", net.conv("b", net.conv("a", "x"))))
-    model = net.model()
-    for node in model.graph.node:
-        node.name = "same"
-    after, notes = prepared(model)
-    assert [n.name for n in after.graph.node] == ["a.out", "b.out", "r.out"]
-    assert notes[0].startswith("3 nodes that shared a name")
-    run(after, images(1)[0])
-
-
 def test_names_that_are_given_are_free_and_of_the_first_output_there_is() -> None:
     nodes = [onnx.helper.make_node("Relu", ["x"], ["a"], "twice"), onnx.helper.make_node("Relu", ["x"], ["b"], "a"),
              onnx.helper.make_node("Relu", ["x"], ["c"], "a_1"), onnx.helper.make_node("Relu", ["x"], ["e"]),
@@ -351,14 +303,6 @@ def test_functions_are_inlined(net: Net) -> None:
     same(model, after)
 
 
-def test_a_sum_of_two_is_an_add(net: Net) -> None:
-    net.output(net.op("Sum", "two", net.conv("a", "x"), "x"), net.op("Sum", "three", "x", "x", "x"))
-    after, notes = prepared(net.model())
-    assert [n.op_type for n in after.graph.node] == ["Conv", "Add", "Sum"]
-    assert notes == ["1 Sum nodes of two inputs were written as Add, which TensorRT fuses"]
-    same(net.model(), after)
-
-
 @pytest.mark.parametrize(("domain", "inputs", "op"), [
     ("", 2, "Add"), ("ai.onnx", 2, "Add"), ("", 1, "Sum"), ("", 3, "Sum"), ("example", 2, "Sum"),
 ])  # fmt: skip
@@ -366,5 +310,5 @@ def test_only_onnxs_own_sums_of_two_are_adds(domain: str, inputs: int, op: str) 
     nodes = [onnx.helper.make_node("Sum", ["x"] * inputs, ["y"], "s", domain=domain),
              onnx.helper.make_node("Max", ["x", "x"], ["z"], "m")]  # fmt: skip
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", Net().inputs, []))
-    prepare(Model(model))
-    assert [n.op_type for n in model.graph.node] == [op, "Max"]
+    notes = prepare(Model(model))
+    assert [n.op_type for n in model.graph.node] == [op, "Max"] and len(notes) == (op == "Add")

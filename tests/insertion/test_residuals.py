@@ -57,57 +57,29 @@ def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
     assert rewrite.after_activation(model, Rules(), TRT85, True) == max(rewrite.OPTIONS, key=lambda o: worst[o])
 
 
-def test_the_skip_wins_where_its_worse_case_is_the_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    worth = {"both": [(3, 3, -2)], "skip": [(3, 3, -1), (3, 3, 0)]}
-    asked: list[bool] = []
+@pytest.mark.parametrize(("worths", "option", "asked"), [
+    ([(3, 3, -2), (3, 3, -1), (3, 3, 0)], "skip", 3), ([(3, 3, -1), (3, 4, 0), (3, 3, 0)], "skip", 3),
+    ([(3, 3, -1), (3, 4, 0), (3, 3, -1)], "both", 3), ([(3, 3, -1), (3, 4, 0), (3, 3, -2)], "both", 3),
+    ([(3, 3, -1), (3, 3, -2)], "both", 2),  # given up at its first outcome that is no better
+    ([(1, 1, -9), (2, 2, -1)], "both", 3),  # the third cannot be simulated: what the evidence says
+])  # fmt: skip
+def test_the_skip_has_to_be_better_in_both_outcomes(
+    worths: list[tuple[int, int, int]], option: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With both quantized nothing depends on whether they fuse: one outcome of that, two of the skip."""
+    fused: list[bool] = []
 
-    def answer(proto: object, target: object) -> tuple[int, int, int]:
-        asked.append(bool(getattr(target, "residual_through_activation", False)))
-        return worth["both"][0] if len(asked) == 1 else worth["skip"][len(asked) - 2]
-
-    monkeypatch.setattr(rewrite, "_worth", answer)
-    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "skip"
-    assert asked == [False, False, True]  # with both quantized nothing depends on it
-    def never(*_: object) -> None:
-        raise AssertionError("simulated")
-
-    monkeypatch.setattr(rewrite, "_worst", never)
-    assert rewrite.after_activation(bottleneck(""), Rules(), TRT85, True) == "both"
-
-
-def test_the_skip_is_given_up_at_its_first_outcome_that_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-
-    def answer(_: object, target: Target) -> tuple[int, int, int]:
-        asked.append(target.residual_through_activation)
-        return 3, 3, -len(asked)
-
-    monkeypatch.setattr(rewrite, "_worth", answer)
-    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
-    assert asked == [False, False]
-
-
-def test_a_graph_that_cannot_be_simulated_gets_what_the_evidence_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the skip was the better one before."""
-    answers = iter([(1, 1, -9), (2, 2, -1)])
-
-    def worth(*_: object) -> tuple[int, int, int]:
-        found = next(answers, None)
-        if found is None:
+    def worth(_: object, target: Target) -> tuple[int, int, int]:
+        fused.append(target.residual_through_activation)
+        if len(fused) > len(worths):
             raise QdqtoolError("no pass can take this")
-        return found
+        return worths[len(fused) - 1]
 
     monkeypatch.setattr(rewrite, "_worth", worth)
-    assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == "both"
-
-
-@pytest.mark.parametrize(("fused", "option"), [((3, 3, -2), "both"), ((3, 3, -1), "both"), ((3, 3, 0), "skip")])
-def test_the_skip_has_to_be_better_in_both_outcomes(
-    fused: tuple[int, int, int], option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = iter([(3, 3, -1), (3, 4, 0), fused])  # both; the skip apart, the skip fused
-    monkeypatch.setattr(rewrite, "_worth", lambda *_: next(answers))
     assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == option
+    assert fused == [False, False, True][:asked]
+    fused.clear()
+    assert rewrite.after_activation(bottleneck(""), Rules(), TRT85, True) == "both" and not fused
 
 
 def test_a_placement_is_worth_what_is_int8_and_the_fewer_conversions() -> None:

@@ -32,20 +32,9 @@ def two_layers() -> onnx.ModelProto:
 
 def test_names_are_those_of_qat_exports() -> None:
     model, quantized = inserted(two_layers())
-    assert [n.name for n in model.graph.node] == [
-        "/m.0/conv/_input_quantizer/QuantizeLinear",
-        "/m.0/conv/_input_quantizer/DequantizeLinear",
-        "/m.0/conv/_weight_quantizer/QuantizeLinear",
-        "/m.0/conv/_weight_quantizer/DequantizeLinear",
-        "/m.0/conv/Conv",
-        "/m.0/act/Relu",
-        "/m.1/conv/_input_quantizer/QuantizeLinear",
-        "/m.1/conv/_input_quantizer/DequantizeLinear",
-        "/m.1/conv/_weight_quantizer/QuantizeLinear",
-        "/m.1/conv/_weight_quantizer/DequantizeLinear",
-        "/m.1/conv/Conv",
-        "/m.1/act/Relu",
-    ]
+    pairs = [f"conv/_{of}_quantizer/{op}Linear" for of in ("input", "weight") for op in ("Quantize", "Dequantize")]
+    layer = [*pairs, "conv/Conv", "act/Relu"]
+    assert [n.name for n in model.graph.node] == [f"/m.{i}/{n}" for i in "01" for n in layer]
     assert (quantized[0].tensor, quantized[0].node) == ("x", "/m.0/conv/_input_quantizer/QuantizeLinear")
 
 
@@ -192,22 +181,14 @@ def test_sketched_weights_have_scales_of_one_of_the_right_shape(net: Net, dtype:
     }  # fmt: skip
 
 
-def test_float_readers_and_graph_outputs_keep_the_tensor_itself(net: Net) -> None:
+def test_quantized_readers_share_a_pair_and_float_readers_and_outputs_keep_the_tensor_itself(net: Net) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x"))
-    net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu))
-    model, _ = inserted(net.model())
-    assert next(n for n in model.graph.node if n.name == "s").input[0] == "r.out"
-    assert next(n for n in model.graph.node if n.name == "d").input[0] == "d/_input_quantizer/DequantizeLinear_output_0"
-    assert [v.name for v in model.graph.output] == ["r.out", "d.out", "s.out"]
-
-
-def test_a_tensor_with_two_quantized_readers_gets_one_pair(net: Net) -> None:
-    relu = net.op("Relu", "r", net.conv("c", "x"))
-    net.output(net.conv("d", relu), net.conv("e", relu))
+    net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu), net.conv("e", relu))
     model, quantized = inserted(net.model())
     assert [q.tensor for q in quantized if q.method == "max"] == ["x", "r.out"]
-    readers = {n.name: n.input[0] for n in nodes_of(model, "Conv")}
-    assert readers["d"] == readers["e"] == "d/_input_quantizer/DequantizeLinear_output_0"
+    readers = {n.name: n.input[0] for n in nodes_of(model, "Conv", "Sigmoid")}
+    assert readers["d"] == readers["e"] == "d/_input_quantizer/DequantizeLinear_output_0" and readers["s"] == "r.out"
+    assert [v.name for v in model.graph.output] == ["r.out", "d.out", "s.out", "e.out"]
 
 
 @pytest.mark.parametrize("op", ["Gemm", "MatMul"])

@@ -47,7 +47,7 @@ def relative_error(values: np.ndarray, scale: float) -> float:
     return float(np.sqrt(((wide - restored) ** 2).mean() / (wide**2).mean()))
 
 
-def test_max_is_the_largest_magnitude_of_all_members() -> None:
+def test_max_and_percentile_are_those_of_all_members() -> None:
     found, said = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))
     assert found.scale == pytest.approx(float(np.abs(WIDE).max()) / 127, rel=1e-6)
     assert [m.tensor for m in found.members] == ["a", "b"]
@@ -55,6 +55,8 @@ def test_max_is_the_largest_magnitude_of_all_members() -> None:
     assert found.members[0].bits_lost == pytest.approx(0.0, abs=1e-6)
     assert found.members[1].bits_lost == pytest.approx(np.log2(ratio), abs=1e-4)
     assert said == []
+    found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0))
+    assert found.scale == pytest.approx(np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127, rel=0.01)
 
 
 def test_a_groups_range_has_the_least_total_relative_error() -> None:
@@ -90,12 +92,6 @@ def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() 
         own = [m.amax / 127 for m in found.members]
         assert total(found.scale) <= min(total(s) for s in np.geomspace(min(own), max(own), 60)) * 1.02
     assert choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))[0].power is None
-
-
-def test_percentile_works_on_the_merged_values() -> None:
-    found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0))
-    expected = np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127
-    assert found.scale == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
@@ -276,28 +272,6 @@ def test_concat_ties_its_inputs_and_output(net: Net) -> None:
     assert [g.tied for g in groups] == [False, True]
 
 
-def test_chained_concats_fall_into_one_group(net: Net) -> None:
-    a, b, c = (net.op("Relu", n, net.conv(f"c{n}", "x")) for n in "abc")
-    first = net.op("Concat", "cat1", a, b, axis=1)
-    second = net.op("Concat", "cat2", b, c, axis=1)
-    net.output(net.conv("d", first, 32), net.conv("e", second, 32))
-    groups = scale_groups(net.index(), ["cat1.out", "cat2.out"])
-    assert tied(groups) == [("cat1.out", "cat2.out")]
-    assert set(groups[0].sources) == {"a.out", "b.out", "c.out"}
-
-
-def test_pools_resize_split_and_reshape_pass_the_scale_on(net: Net) -> None:
-    a = net.op("Relu", "a", net.conv("ca", "x"))
-    pool = net.op("MaxPool", "pool", a, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-    up = net.op("Resize", "up", pool, "", net.const("s", [1, 1, 1, 1]), mode="nearest")
-    halves = net.op("Split", "split", up, net.const("sizes", [8, 8], np.int64), outputs=2, axis=1)
-    net.output(net.conv("d", halves[1], 8), net.conv("e", a))
-    groups = scale_groups(net.index(), ["split.out1", "a.out"])
-    assert tied(groups) == [("split.out1", "a.out")]
-    assert groups[0].sources == ("a.out",)
-    assert not groups[0].tied
-
-
 def test_a_constant_joined_in_counts_with_its_values(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
@@ -319,47 +293,38 @@ def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(net: Net, fill: fl
     assert group.sources == ("a.out" if below else ("m.out" if op == "AveragePool" else "p.out"),)
 
 
-def test_arithmetic_ends_a_group(net: Net) -> None:
-    a = net.op("Relu", "a", net.conv("ca", "x"))
-    bounds = net.const("low", 0.0), net.const("high", 6.0)
-    clipped = net.op("Clip", "clip", a, *bounds)
-    pool = net.op("AveragePool", "p", a, kernel_shape=[2, 2])
-    net.output(net.conv("d", clipped), net.conv("e", a), net.conv("f", pool))
-    assert len(scale_groups(net.index(), ["a.out", "clip.out", "p.out"])) == 3
-
-
 @pytest.mark.parametrize(
-    ("op", "inputs", "attributes"),
+    ("op", "inputs", "attributes", "ties"),
     [
-        ("Resize", ["", "scales"], {"mode": "linear"}),
-        ("Pad", ["pads"], {}),
-        ("Pad", ["pads", "zero"], {"mode": "constant"}),
-        ("Pad", ["pads"], {"mode": "reflect"}),
-        ("Pad", ["pads"], {"mode": "edge"}),
-        ("GlobalMaxPool", [], {}),
-        ("Dropout", [], {}),
-        ("Cast", [], {"to": 1}),
-        ("Identity", [], {}),
-        ("DepthToSpace", [], {"blocksize": 2}),
+        ("Resize", ["", "scales"], {"mode": "linear"}, True),
+        ("Resize", ["", "scales"], {"mode": "nearest"}, True),
+        ("Pad", ["pads"], {}, True),
+        ("Pad", ["pads", "zero"], {"mode": "constant"}, True),
+        ("Pad", ["pads", "six"], {"mode": "constant"}, False),
+        ("Pad", ["pads"], {"mode": "reflect"}, True),
+        ("Pad", ["pads"], {"mode": "edge"}, True),
+        ("MaxPool", [], {"kernel_shape": [2, 2]}, True),
+        ("GlobalMaxPool", [], {}, True),
+        ("AveragePool", [], {"kernel_shape": [2, 2]}, False),
+        ("Clip", ["zero", "six"], {}, False),
+        ("Dropout", [], {}, True),
+        ("Cast", [], {"to": 1}, True),
+        ("Identity", [], {}, True),
+        ("Reshape", ["flat"], {}, True),
+        ("DepthToSpace", [], {"blocksize": 2}, True),
     ],
 )
-def test_whatever_a_q_passes_ties(net: Net, op: str, inputs: list[str], attributes: dict[str, Any]) -> None:
+def test_whatever_a_q_passes_ties(net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool) -> None:
     net.const("scales", [1, 1, 2, 2])
     net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    net.const("flat", [1, 16, 64], np.int64)
     net.const("zero", 0.0)
+    net.const("six", 6.0)
     a = net.op("Relu", "a", net.conv("ca", "x"))
     net.output(net.op(op, "n", a, *inputs, **attributes))
-    (group,) = scale_groups(net.index(), ["a.out", "n.out"])
-    assert group.quantized == ("a.out", "n.out")
-    assert group.sources == ("a.out",)
-
-
-@pytest.mark.parametrize(("value", "groups"), [(0.0, 1), (1.0, 2)])
-def test_a_pad_with_other_values_ends_a_group(net: Net, value: float, groups: int) -> None:
-    a = net.op("Relu", "a", net.conv("ca", "x"))
-    pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
-    net.output(net.op("Pad", "n", a, pads, net.const("value", value)))
-    assert len(scale_groups(net.index(), ["a.out", "n.out"])) == groups
+    groups = scale_groups(net.index(), ["a.out", "n.out"])
+    assert tied(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
+    assert groups[0].sources == ("a.out",) and not groups[0].tied
 
 
 def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied(net: Net) -> None:

@@ -194,7 +194,7 @@ def with_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _changed(root: Path, only: str = "") -> Path:
     for name in ("qdqtool", "calibration", "tests"):
-        shutil.copytree(HOME.parent / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(HOME.parent / name, root / name)  # and what is compiled of it
     shutil.copy(HOME.parent / "pyproject.toml", root)
     for name, text in EXAMPLE.findall(PAGE.read_text("utf-8")):
         if only not in ("", name):

@@ -48,13 +48,6 @@ def test_weights_and_constants(weights: str, constant_nodes: bool, target: str) 
     assert prediction.conversion_nodes == ["a.in.Q"]
 
 
-@pytest.mark.parametrize("opset", range(10, 24))
-def test_opsets(opset: int) -> None:
-    """Before opset 13 there is one scale for a tensor, and Split and Softmax read differently."""
-    prediction = predict(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq"), advice=False)
-    assert outcomes(prediction) == EXPECTED
-
-
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["[]", "[1]"])
 @pytest.mark.parametrize("zero", [True, False], ids=["zero-point", "no-zero-point"])
 def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
@@ -69,32 +62,36 @@ def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
     assert outcomes(prediction) == EXPECTED
 
 
-@pytest.mark.parametrize("axis", [0, -4])
-def test_axis_of_weights_from_either_end(axis: int) -> None:
-    def flip(node: onnx.NodeProto) -> None:
-        for attribute in node.attribute:
-            if attribute.name == "axis" and node.op_type.endswith("quantizeLinear"):
-                attribute.i = axis
-
-    assert outcomes(predict(changed(chain(Graph()), flip), advice=False)) == EXPECTED
+def on_axis(axis: int) -> onnx.ModelProto:
+    model = chain(Graph())
+    for attribute in (a for n in model.graph.node if n.op_type.endswith("quantizeLinear") for a in n.attribute):
+        attribute.i = axis
+    return model
 
 
-def test_microsoft_domain() -> None:
-    def move(node: onnx.NodeProto) -> None:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            node.domain = "com.microsoft"
-
-    model = changed(chain(Graph()), move)
+def of_microsoft() -> onnx.ModelProto:
+    model = chain(Graph())
+    for node in model.graph.node:
+        node.domain = "com.microsoft" if node.op_type in ("QuantizeLinear", "DequantizeLinear") else ""
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    assert outcomes(predict(model, advice=False)) == EXPECTED
+    return model
 
 
-def test_float16() -> None:
-    """Opset 19 allows float16 scales; TensorRT 10 reads them."""
-    prediction = predict(chain(Graph(opset=19, half=True)), "trt10", advice=False)
-    assert outcomes(prediction) == EXPECTED
-    strong = predict(chain(Graph(opset=19, half=True)), "trt11", advice=False)
-    assert outcomes(strong) == {"a": ([INT8], INT8), "b": ([INT8], Precision.FP16)}
+def of_ir_3() -> onnx.ModelProto:
+    """Which lists every initializer among the inputs."""
+    model = chain(Graph())
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return model
+
+
+@pytest.mark.parametrize("model", [
+    # Before opset 13 there is one scale for a tensor, and Split and Softmax read differently.
+    *(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq") for opset in range(10, 24)),
+    on_axis(0), on_axis(-4), of_microsoft(), of_ir_3(), chain(Graph(opset=19, half=True)),
+])
+def test_one_network_in_many_spellings(model: onnx.ModelProto) -> None:
+    assert outcomes(predict(model, "trt10", advice=False)) == EXPECTED
 
 
 @pytest.mark.parametrize("label", ["", "same"])
@@ -286,14 +283,6 @@ def test_input_that_is_an_output(g: Graph) -> None:
     model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)])
     prediction = predict(model, advice=False)
     assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
-
-
-def test_initializer_that_is_an_input() -> None:
-    """ONNX IR 3 lists every initializer among the inputs."""
-    model = chain(Graph())
-    for tensor in model.graph.initializer:
-        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    assert outcomes(predict(model, advice=False)) == EXPECTED
 
 
 def test_input_of_a_dq(g: Graph) -> None:
