@@ -27,6 +27,7 @@ WORK = {
 }
 # A drawing is improved until its budget of work is used up: what the smallest of these takes is not yet all of that.
 DRAWN = [(1000, 4000)]
+_LEAST = 16  # nodes; of one, some families have no Q/DQ
 DOUBLINGS = [(500, 1000), (1000, 2000), (2000, 4000)]
 RATIO, LEAST = 8.0, 0.03  # of seconds for four times the input, and what is too short to be measured
 
@@ -56,8 +57,8 @@ def _bytes(work, model) -> int:
 def _grows_with_the_file(measured, work, family: str, sizes) -> None:
     """DenseNet's file has n^2 numbers for n nodes; every other one goes with the nodes."""
     make = FAMILIES[family]
-    work(make(1))
-    least = measured(work, make(1))
+    work(make(_LEAST))
+    least = measured(work, make(_LEAST))
     for few, many in sizes:
         small, big = make(few), make(many)
         bound = (big.ByteSize() / small.ByteSize()) ** EXPONENT
