@@ -151,8 +151,8 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         if name not in given:
             raise DataError(f"the inputs have no array for the model's input '{name}'")
         dims = model.shape(name)
-        if dims is not None and len(dims) != given[name].ndim:
-            raise DataError(f"input '{name}' has {given[name].ndim} dimensions, the model wants {len(dims)}")
+        if dims is not None and len(dims) != np.ndim(given[name]):
+            raise DataError(f"input '{name}' has {np.ndim(given[name])} dimensions, the model wants {len(dims)}")
     return {name: np.asarray(given[name]) for name in model.inputs}
 
 
