@@ -33,7 +33,7 @@ from qdqtool.lint.activation_scales import outliers, spread
 from qdqtool.lint.operators import norms
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
-from qdqtool.model.layernorm import as_one, in_half, layer_norms
+from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
@@ -277,13 +277,15 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
                      f"nears FP16's 65504: {named}")
     pieces = layer_norms(model)
     others = [p for p in pieces if as_one(model, p) is None]
-    left = [p for p in others if not in_half(model, p)]
+    left = [p for p in others if not in_half(model, (p.square, p.mean))]
     if len(pieces) > len(others):
         notes.append(f"{len(pieces) - len(others)} normalizations in pieces were written as LayerNormalization: FP16 "
                      "cannot hold their squares")
     if left:
         notes.append(f"{len(left)} normalizations in pieces stay FP32 ({left[0].square.name} first): FP16 cannot hold "
                      "their squares, and no LayerNormalization computes the same")
+    if loose := [nodes[0].name for nodes in sums_of_squares(model) if not in_half(model, nodes)]:
+        notes.append(f"{len(loose)} other sums of squares stay FP32 ({loose[0]} first)")
     return notes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import holds_shares
-from qdqtool.model.layernorm import constant_behind, layer_norms
+from qdqtool.model.layernorm import constant_behind, gains_of_last_axis
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.sizes import with_last_axis
 from qdqtool.model.view import View
@@ -83,8 +83,7 @@ def by_gains(view: View, report: Report) -> None:
     What these give has a mean square of 1 over the channels before the gains, so that a typical value of the channel in
     the middle is its gain, or less.
     """
-    gains = {node.output: node.input(1) for node in view.model.nodes if _is_norm(node)}
-    gains.update({p.output: p.scale for p in layer_norms(view.model) if p.scale and p.axes == (-1,)})
+    gains = gains_of_last_axis(view.model)
     spreads = []
     for q in quantized(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
@@ -95,10 +94,6 @@ def by_gains(view: View, report: Report) -> None:
         if scale is not None and sizes.any() and np.isfinite(sizes).all():
             spreads.append((q.name, float(scale[0]), _STEPS * float(scale[0]) / float(np.median(sizes[sizes > 0.0]))))
     outliers(report, view.model, spreads, 0)
-
-
-def _is_norm(node: Node) -> bool:
-    return node.op in ("LayerNormalization", "RMSNormalization") and node.integer("axis", -1) == -1
 
 
 def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:

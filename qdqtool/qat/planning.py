@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from qdqtool.base.options import takes
+from qdqtool.base.parameters import typed
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
@@ -136,7 +137,8 @@ def _place(site: Site) -> str:
 
 
 @takes(trained=Trained)
-def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
+@typed
+def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Plan:
     """Decides where quantizers go; the network is not changed.
 
     The float network, its head in export mode, is exported to ONNX in memory,

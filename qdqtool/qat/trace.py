@@ -85,7 +85,7 @@ class Call:
 
     @property
     def described(self) -> list[tuple[str, str, list[int]]]:
-        """Of each tensor how the sample holds it, ``floats``, ``integers`` or ``booleans``, and its dimensions."""
+        """Of each tensor how the sample holds it, ``floats``, ``integers``, ``booleans`` ..., and its dimensions."""
         places = [*((f"argument {i + 1}", v) for i, v in enumerate(self.args)),
                   *((f"'{k}'", v) for k, v in self.kwargs.items())]
         return [(p, _kind(v), list(v.shape)) for p, v in places if isinstance(v, Tensor)]
@@ -119,6 +119,8 @@ def shown(kind: str, shape: Sequence[int]) -> str:
 
 
 def _kind(tensor: Tensor) -> str:
+    if tensor.is_complex():
+        return "complex numbers"
     return "floats" if tensor.is_floating_point() else "booleans" if tensor.dtype == torch.bool else "integers"
 
 
