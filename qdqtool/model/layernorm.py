@@ -79,13 +79,14 @@ def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
     inside = {n.index for pieces in layer_norms(model) for n in pieces.nodes}
     found: list[tuple[Node, ...]] = []
     for node in model.ordered:
-        if node.index in inside or not is_run_time(model, node.input(0)):
+        if node.index in inside:
             continue
         alone = _is(node, "ReduceL2", "ReduceSumSquare") or (_is(node, "LpNormalization") and node.integer("p", 2) == 2)
         half = node.integer("stash_type", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT16
         sums = [r for r in _readers(model, node) if _is(r, "ReduceMean", "ReduceSum")
                 ] if _power(model, node) == 2.0 else []
-        if (alone or sums or (_is(node, "RMSNormalization") and half)) and not _held(model, node, sums):
+        squares = alone or sums or (_is(node, "RMSNormalization") and half)
+        if squares and is_run_time(model, node.input(0)) and not _held(model, node, sums):
             found.append((node, *sums, *(r for s in (node, *sums) for r in _readers(model, s) if _is(r, "Sqrt"))))
     return found
 

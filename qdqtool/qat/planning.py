@@ -184,6 +184,7 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
     decided = _as_plan(traced, work, placement, chosen, trained, reasons, names)
     call = as_call(sample)
     _refuse_computed(decided, model)
+    _refuse_varied(decided, traced, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
     decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
     decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.described
@@ -197,6 +198,19 @@ def _refuse_computed(decided: Plan, model: nn.Module) -> None:
             raise QdqtoolError(
                 f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
                 "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
+def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
+    """Quantizers inside a module are found by the number of the call: it has to be the same each time it runs."""
+    for (module, kind), counts in traced.varied.items():
+        if (module, kind) in decided.calls:
+            found = model.get_submodule(module)
+            why = " (self-attention and cross-attention)" if isinstance(found, nn.MultiheadAttention) else ""
+            raise QdqtoolError(
+                f"'{module or '(network)'}' ({type(found).__name__}) is called in several ways{why}: "
+                f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers cannot tell them "
+                f"apart. Give each way a module of its own, or leave this one float: exclude=['^{re.escape(module)}$']"
             )
 
 
