@@ -73,8 +73,9 @@ def linear_inputs(model: Model) -> set[str]:
     found = {n.input(0): None for n in model.nodes if is_linear(model, n)}
     pending = list(found)
     for tensor in pending:
-        pending += [t for t in with_last_axis(model, tensor) if t not in found]
-        found.update(dict.fromkeys(pending))
+        new = dict.fromkeys(t for t in with_last_axis(model, tensor) if t not in found)
+        found.update(new)
+        pending += new
     return set(found)
 
 
