@@ -118,12 +118,13 @@ def _read_by_product(model: Model, quantizer: str) -> bool:
     return any(of(reader).kind == LayerKind.MATRIX_MULTIPLY for dq in dqs for reader in model.readers(dq.output))
 
 
-def spread(seen: TensorStatistics, scale: float) -> float:
+def spread(seen: TensorStatistics, scale: float, *, by_channel: bool = True) -> float:
     """The largest magnitude that a scale holds and the tensor has, over the typical one.
 
     Typical is what two thirds of the magnitudes above zero stay below, so that outliers may be up to a third of them.
     Where the ranges of channels are known, it is at most a quarter of half the range of the channel in the middle:
     outliers of one sign behind a LayerNormalization move the other channels away from zero, and leave them no range.
+    Not so with ``by_channel=False``, for what was smoothed: its channels stay where they are, and do no harm there.
     """
     held = min(seen.absmax, _STEPS * scale)
     histogram = seen.histogram
@@ -132,7 +133,7 @@ def spread(seen: TensorStatistics, scale: float) -> float:
     if not below[-1]:
         return 1.0
     typical = float(middles[np.searchsorted(below, _TYPICAL * below[-1])])
-    if seen.channels is not None:
+    if by_channel and seen.channels is not None:
         ranges = seen.channels[1] - seen.channels[0]
         if ranges.any() and seen.count >= _ROWS * ranges.size:
             typical = min(typical, float(np.median(ranges[ranges > 0.0])) / 2 / _REACH)
