@@ -285,8 +285,17 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
     return fp16_words(finding.way)
 
 
+@words(lint.EinsumFloat)
+def _einsum(finding: Finding, cause: Cause, r: lint.EinsumFloat) -> str:
+    what = "operands are dequantized" if r.quantized else "operands are not all dequantized"
+    return f"{r.node} computes a matrix product as an Einsum ({r.equation}), in float; its {what}."
+
+
 @words(lint.NormInPieces)
 def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str:
+    if r.alone:
+        return (f"{r.node} ({r.alone}) squares what is summed then: in FP16 the square of 256 is infinite, that of "
+                "2e-4 zero."), "Keep these nodes FP32, or put a factor in front that FP16 holds the squares of."
     text = f"{r.node} squares in a normalization in pieces: in FP16 the square of 256 is infinite already."
     if r.exact:
         raised = f", raising opset {r.opset} to 17" if r.opset < 17 else ""

@@ -141,7 +141,7 @@ def place(model: Model, rules: Rules) -> Placement:
     placement = Placement()
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two MatMuls of "
-                               "computed tensors (products that an Einsum computes are not quantized)")
+                               "computed tensors (an Einsum is quantized where one MatMul computes the same)")
     preset = float_nodes(model, rules.head)
     for node in model.ordered:
         if node.op in WEIGHTED:

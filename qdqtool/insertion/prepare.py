@@ -4,6 +4,7 @@
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
 * Weights computed from constants (moved, cast, standardized, normalized) become constants, or TensorRT 8 ends with
   "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Products that an Einsum computes become MatMuls, where these compute the same.
 * Nodes that share a name get names of their own; equations of Einsum get lower case.
 * Weights that several nodes share are copied, one for each ("copy the weight for the convs who share the weight").
 * BatchNormalization behind a convolution is folded into its weights, so that the weights that are quantized are those
@@ -30,7 +31,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.operators import LayerKind, of, output_axis, rearranges
 from qdqtool.model.qdq import is_qdq, precision_of
-from qdqtool.model.sizes import RANDOM
+from qdqtool.model.sizes import RANDOM, contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 
@@ -221,6 +222,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     if sums:
         notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
     for step, what in (
+        (write_products, "products that an Einsum computed were written as MatMul, which can be INT8"),
         (fold_constant_weights, "weights computed from constants were folded"),
         (copy_shared_weights, "weights shared by several nodes were copied"),
         (fold_batch_normalization, "BatchNormalization nodes were folded into their convolutions"),
@@ -242,6 +244,54 @@ def _lower_letters(node: onnx.NodeProto) -> bool:
             attribute.s = equation.translate(changed).encode()
             return True
     return False
+
+
+def write_products(model: Model) -> int:
+    """Writes each Einsum that a MatMul between Transposes computes exactly as these, in place; returns how many.
+
+    The node stays, as the MatMul or the Transpose of its result. Weights become its second operand.
+    """
+    editor, count = Editor(model), 0
+    for node in model.nodes:
+        known = contraction(node)
+        if known is None or len(known.summed) > 1:
+            continue
+        shapes = [model.shape(t) for t in node.inputs]
+        sums = {s[axes.index(known.summed)] for s, axes in zip(shapes, known.operands, strict=True) if s is not None}
+        orders = [(0, 1), (1, 0)] if model.is_constant(node.input(1)) >= model.is_constant(node.input(0)) else [
+            (1, 0), (0, 1)]
+        order = next((o for o in orders if len(known.free[o[1]]) == 1
+                      and (len(known.free[o[0]]) == 1 or (known.free[o[0]] and not known.batch))), None)
+        if order is None or len(sums - {None}) > 1:
+            continue
+        rows, columns = (known.free[p] for p in order)
+        wanted = (known.batch + rows + known.summed, known.batch + known.summed + columns)
+        operands = [_turned(editor, node, node.input(p), known.operands[p], axes)
+                    for p, axes in zip(order, wanted, strict=True)]
+        made = known.batch + rows + columns
+        proto = editor.proto_of(node)
+        del proto.attribute[:]
+        if made == known.result:
+            proto.op_type, proto.input[:] = "MatMul", operands
+        else:
+            product = editor.insert(node, "MatMul", f"{node.name}/MatMul", operands)
+            proto.op_type, proto.input[:] = "Transpose", [product]
+            proto.attribute.append(helper.make_attribute("perm", [made.index(c) for c in known.result]))
+        count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _turned(editor: Editor, node: Node, tensor: str, axes: str, wanted: str) -> str:
+    """A tensor with its axes in another order; a constant is written so."""
+    perm = [axes.index(c) for c in wanted]
+    if perm == sorted(perm):
+        return tensor
+    value = editor.model.constant(tensor)
+    if value is not None:
+        return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value.transpose(perm)))
+    return editor.insert(node, "Transpose", f"{node.name}/Transpose", [tensor], {"perm": perm})
 
 
 def _inline(model: Model) -> None:

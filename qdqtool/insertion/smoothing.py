@@ -173,6 +173,7 @@ class _Region:
         folds: For a constant (by node and input) the powers of s that it is multiplied with, by the places of s in it.
         makers: What takes the scales in above.
         reason: Why it cannot be done; empty where it can.
+        at: The node that is why.
     """
 
     channels: int
@@ -182,6 +183,7 @@ class _Region:
     folds: dict[tuple[int, int], list[tuple[Places, int]]] = field(default_factory=dict)
     makers: list[Node] = field(default_factory=list)
     reason: str = ""
+    at: str = ""
 
     def fold(self, node: Node, position: int, places: Places, power: int) -> None:
         """Multiplies a constant by a power of s, beside what was noted for it before."""
@@ -258,7 +260,9 @@ def smooth(
     found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
     fit = [region for region in found if not region.reason]
     left = Counter(region.reason for region in found if region.reason)
-    reasons = ", ".join(f"{count} {reason}" for reason, count in left.most_common())
+    first = {region.reason: region.at for region in reversed(found)}
+    reasons = ", ".join(f"{count} {reason}" + (f" ({'first ' * (count > 1)}{first[reason]})" if first[reason] else "")
+                        for reason, count in left.most_common())
     if left and sizes.open:
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not fit:
@@ -358,9 +362,11 @@ def _enter(sizes: Sizes, region: _Region, tensor: str) -> str:
         return "that are inputs of the network or constants"
     places = region.tensors[tensor]
     if not _takes_above(sizes, region, maker, tensor, places):
+        region.at = maker.name
         return f"made by {maker.op}"
     for reader in dict.fromkeys(model.readers(tensor)):
         if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
+            region.at = reader.name
             return f"read by {reader.op} too"
     return ""
 

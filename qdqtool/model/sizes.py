@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from onnx import TensorProto
 
 from qdqtool.model.graph import Model, Node
@@ -72,6 +74,44 @@ def linear_inputs(model: Model) -> set[str]:
     found = {n.input(0): None for n in model.nodes if is_linear(model, n)}
     pending = list(found)
     for tensor in pending:
-        pending += [t for t in with_last_axis(model, tensor) if t not in found]
-        found.update(dict.fromkeys(pending))
+        new = dict.fromkeys(t for t in with_last_axis(model, tensor) if t not in found)
+        found.update(new)
+        pending += new
     return set(found)
+
+
+class Contraction(NamedTuple):
+    """An Einsum that is a matrix product: the letters of its two operands and its result, by what becomes of them.
+
+    Attributes:
+        operands: The axes of each operand, a letter for each.
+        result: Those of the result.
+        batch: Letters of all three.
+        summed: Letters of both operands alone.
+        free: Letters of the first operand and the result, and of the second and the result.
+    """
+
+    operands: tuple[str, str]
+    result: str
+    batch: str
+    summed: str
+    free: tuple[str, str]
+
+
+def contraction(node: Node) -> Contraction | None:
+    """What an Einsum of two operands multiplies and sums; None for another node, and where it does anything else."""
+    if node.op != "Einsum" or node.domain not in DOMAINS or len(node.inputs) != 2:
+        return None
+    terms, arrow, result = str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
+    left, comma, right = terms.partition(",")
+    if not arrow:
+        result = "".join(sorted(c for c in {*left, *right} if (left + right).count(c) == 1))
+    if not comma or any(len(set(t)) < len(t) or not (t + "a").isalpha() for t in (left, right, result)):
+        return None
+    batch = "".join(c for c in result if c in left and c in right)
+    summed = "".join(c for c in left if c in right and c not in result)
+    free = tuple("".join(c for c in result if (c in a) > (c in b)) for a, b in ((left, right), (right, left)))
+    kept = {*batch, *summed, *free[0], *free[1]}
+    if not summed or not set(result) <= kept or not {*left, *right} <= kept:
+        return None
+    return Contraction((left, right), result, batch, summed, (free[0], free[1]))

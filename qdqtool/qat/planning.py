@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from qdqtool.base.options import takes
+from qdqtool.base.parameters import typed
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
@@ -136,7 +137,8 @@ def _place(site: Site) -> str:
 
 
 @takes(trained=Trained)
-def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
+@typed
+def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Plan:
     """Decides where quantizers go; the network is not changed.
 
     The float network, its head in export mode, is exported to ONNX in memory,
@@ -182,6 +184,7 @@ def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
     decided = _as_plan(traced, work, placement, chosen, trained, reasons, names)
     call = as_call(sample)
     _refuse_computed(decided, model)
+    _refuse_varied(decided, traced, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
     decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
     decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.described
@@ -195,6 +198,19 @@ def _refuse_computed(decided: Plan, model: nn.Module) -> None:
             raise QdqtoolError(
                 f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
                 "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
+def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
+    """Quantizers inside a module are found by the number of the call: it has to be the same each time it runs."""
+    for (module, kind), counts in traced.varied.items():
+        if (module, kind) in decided.calls:
+            found = model.get_submodule(module)
+            why = " (self-attention and cross-attention)" if isinstance(found, nn.MultiheadAttention) else ""
+            raise QdqtoolError(
+                f"'{module or '(network)'}' ({type(found).__name__}) is called in several ways{why}: "
+                f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers cannot tell them "
+                f"apart. Give each way a module of its own, or leave this one float: exclude=['^{re.escape(module)}$']"
             )
 
 

@@ -35,6 +35,44 @@ def test_batch_normalization_is_folded_into_a_convolution(net: Net, bias: bool) 
     same(before, after)
 
 
+@pytest.mark.parametrize(("equation", "left", "right", "weights", "products"), [
+    ("bij,bjk->bik", (2, 3, 4), (2, 4, 5), None, 1), ("bij,bjk->bki", (2, 3, 4), (2, 4, 5), None, 1),
+    ("bhid,bhjd->bhij", (2, 3, 4, 6), (2, 3, 5, 6), None, 1), ("bihd,bjhd->bhij", (2, 4, 3, 6), (2, 5, 3, 6), None, 1),
+    ("bij,bjk->bik", (1, 3, 4), (2, 4, 5), None, 1), ("ij,jk", (3, 4), (4, 5), None, 1),
+    ("nchw,oc->nohw", (2, 4, 3, 5), (6, 4), 1, 1), ("oc,nchw->nohw", (6, 4), (2, 4, 3, 5), 0, 1),
+    ("bij,jk->bik", (2, 3, 4), (4, 5), 1, 1), ("kj,bij->bik", (5, 4), (2, 3, 4), 0, 1),
+    # No single product: two sums, one operand summed alone, a diagonal, no sum, no columns, columns of two axes.
+    ("ijk,jil->kl", (3, 4, 5), (4, 3, 6), None, 0), ("bij,bkj->bk", (2, 3, 4), (2, 5, 4), None, 0),
+    ("bij,bjk", (2, 3, 4), (2, 4, 5), None, 0), ("bii,bij->bj", (2, 3, 3), (2, 3, 4), None, 0),
+    ("ij,jk->ijk", (3, 4), (4, 5), None, 0),
+    ("bi,i->b", (3, 4), (4,), None, 0), ("bihs,bjhs->bhij", (2, 3, 4, 1), (2, 5, 4, 6), None, 0),
+    ("bijc,bcxy->bijxy", (2, 3, 4, 5), (2, 5, 3, 2), None, 0), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 5), None, 0),
+])
+def test_products_that_an_einsum_computes_become_matmuls(
+    net: Net, equation: str, left: tuple[int, ...], right: tuple[int, ...], weights: int | None, products: int
+) -> None:
+    """The same values as numpy's, whatever the order of axes; weights become the second operand."""
+    rng = np.random.default_rng(0)
+    values = [rng.normal(0, 1, shape).astype(np.float32) for shape in (left, right)]
+    names = ["x", "y"]
+    if weights is not None:
+        names[weights] = net.const("w", values[weights])
+    net.inputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, v.shape)
+                  for n, v in zip(names, values, strict=True) if n in ("x", "y")]
+    net.output(net.op("Einsum", "e", *names, equation=equation))
+    model = Model(net.model())
+    prepare(model)
+    found = nodes_of(model.proto, "MatMul")
+    assert (len(found), len(nodes_of(model.proto, "Einsum"))) == (products, 1 - products)
+    if weights is not None:
+        (product,) = found
+        constant = model.constant(product.input[1])
+        assert constant is not None and constant.ndim == 2
+    feeds = {n: v for n, v in zip(names, values, strict=True) if n in ("x", "y")}
+    (result,) = run(model.proto, feeds)
+    np.testing.assert_allclose(result, np.einsum(equation, *values), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("equation", "written"), [
     ("NCHw,NCHv->NHCwv", True), ("nChw,cChv->ncChwv", True), ("nchw,nchv->nhcwv", False), ("nchw,nchv", False),
 ])

@@ -12,7 +12,7 @@ import numpy as np
 from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import holds_shares
-from qdqtool.model.layernorm import constant_behind, layer_norms
+from qdqtool.model.layernorm import constant_behind, gains_of_last_axis
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.sizes import with_last_axis
 from qdqtool.model.view import View
@@ -83,8 +83,7 @@ def by_gains(view: View, report: Report) -> None:
     What these give has a mean square of 1 over the channels before the gains, so that a typical value of the channel in
     the middle is its gain, or less.
     """
-    gains = {node.output: node.input(1) for node in view.model.nodes if _is_norm(node)}
-    gains.update({p.output: p.scale for p in layer_norms(view.model) if p.scale and p.axes == (-1,)})
+    gains = gains_of_last_axis(view.model)
     spreads = []
     for q in quantized(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
@@ -95,10 +94,6 @@ def by_gains(view: View, report: Report) -> None:
         if scale is not None and sizes.any() and np.isfinite(sizes).all():
             spreads.append((q.name, float(scale[0]), _STEPS * float(scale[0]) / float(np.median(sizes[sizes > 0.0]))))
     outliers(report, view.model, spreads, 0)
-
-
-def _is_norm(node: Node) -> bool:
-    return node.op in ("LayerNormalization", "RMSNormalization") and node.integer("axis", -1) == -1
 
 
 def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
@@ -123,12 +118,13 @@ def _read_by_product(model: Model, quantizer: str) -> bool:
     return any(of(reader).kind == LayerKind.MATRIX_MULTIPLY for dq in dqs for reader in model.readers(dq.output))
 
 
-def spread(seen: TensorStatistics, scale: float) -> float:
+def spread(seen: TensorStatistics, scale: float, *, by_channel: bool = True) -> float:
     """The largest magnitude that a scale holds and the tensor has, over the typical one.
 
     Typical is what two thirds of the magnitudes above zero stay below, so that outliers may be up to a third of them.
     Where the ranges of channels are known, it is at most a quarter of half the range of the channel in the middle:
     outliers of one sign behind a LayerNormalization move the other channels away from zero, and leave them no range.
+    Not so with ``by_channel=False``, for what was smoothed: its channels stay where they are, and do no harm there.
     """
     held = min(seen.absmax, _STEPS * scale)
     histogram = seen.histogram
@@ -137,7 +133,7 @@ def spread(seen: TensorStatistics, scale: float) -> float:
     if not below[-1]:
         return 1.0
     typical = float(middles[np.searchsorted(below, _TYPICAL * below[-1])])
-    if seen.channels is not None:
+    if by_channel and seen.channels is not None:
         ranges = seen.channels[1] - seen.channels[0]
         if ranges.any() and seen.count >= _ROWS * ranges.size:
             typical = min(typical, float(np.median(ranges[ranges > 0.0])) / 2 / _REACH)

@@ -9,14 +9,16 @@ from qdqtool.explain.lint.structure import is_quantized
 from qdqtool.explain.report import Report
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.layernorm import as_one, in_half, layer_norms
+from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
 from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     CHECK,
     ConstantsInHalf,
     Convolution3D,
+    EinsumFloat,
     IntegerOperator,
     LargeKernel,
     NormalizationFloat,
@@ -47,6 +49,8 @@ def run(view: View, report: Report) -> None:
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
             report.add("NORM-FLOAT", NormalizationFloat(CHECK, node.name, node.op), values=view.values(node.input(0)))
+        elif contraction(node) is not None and not target_named(report.target).is_rtx:
+            _einsum(view, report, node)
         elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
             _convolution(view, report, node)
     _outside(view, report, outside)
@@ -56,6 +60,14 @@ def run(view: View, report: Report) -> None:
         floats = [n for n in view.weighted if view.weights(n).folded]
         if floats and not any(_computes_integers(n) for n in view.model.nodes):
             report.add("NO-QDQ", NothingQuantized(CHECK, "", len(floats)))
+
+
+def _einsum(view: View, report: Report, node: Node) -> None:
+    """A product that would be INT8 as a MatMul: behind a DQ, or of weights in a model with Q/DQ."""
+    read = [qdq.source_of_dq(view.model, t) is not None for t in node.inputs]
+    weights = any(t in view.constants for t in node.inputs)
+    if any(read) or (weights and qdq.is_quantized(view.model)):
+        report.add("EINSUM-FLOAT", EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
 
 
 def _computes_integers(node: Node) -> bool:
@@ -130,12 +142,15 @@ def half(view: View, report: Report) -> None:
 
 
 def norms(view: View, report: Report) -> None:
-    """Adds a finding for each normalization in pieces whose squares are FP16, or are where the builder likes it."""
+    """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
     target = target_named(report.target)
     for pieces in layer_norms(view.model):
-        if not target.strongly_typed or in_half(view.model, pieces):
+        if not target.strongly_typed or in_half(view.model, (pieces.square, pieces.mean)):
             exact = target.layer_normalization and as_one(view.model, pieces) is not None
             report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
+    for square, *others in sums_of_squares(view.model):
+        if not target.strongly_typed or in_half(view.model, (square, *others)):
+            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op))
 
 
 def _constants(view: View, report: Report) -> None:

@@ -18,7 +18,7 @@ import onnx
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.sizes import RANDOM
+from qdqtool.model.sizes import RANDOM, contraction
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import InputNotDequantized, Step, WeightsNotDequantized
 from qdqtool.types import Precision, Refusal
@@ -260,7 +260,7 @@ def _convolution(node: Node, left: Dequantized, right: Dequantized) -> Refusal |
 
 
 def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
-    """Gemm and MatMul: a scale may vary along rows or columns of the result, not along the sum, nor by batch."""
+    """Gemm, MatMul and Einsum: a scale may vary along rows or columns of the result, not the sum, nor by batch."""
     if left.pad is not None or right.pad is not None:
         return _lost(node, Why.PAD, left.pad or right.pad, left.dq)
     for state, position in ((left, 0), (right, 1)):
@@ -269,7 +269,11 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
         shape = model.shape(node.input(position))
         if shape is None:
             return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
-        rank = len(shape)
+        rank, known = len(shape), contraction(node)
+        if known is not None:
+            if state.axes - {known.operands[position].index(c) for c in known.free[position]}:
+                return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
+            continue
         if node.op == "Gemm":
             summed = int(bool(node.attributes.get("transA", 0))) ^ 1 if position == 0 else int(
                 bool(node.attributes.get("transB", 0)))

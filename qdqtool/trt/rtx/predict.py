@@ -13,6 +13,7 @@ from qdqtool.model.heads import attentions
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import QuantParams, precision_of
+from qdqtool.model.sizes import contraction
 from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     BiasQuantized,
@@ -69,7 +70,7 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     for node in model.nodes:
         if node.op == "Conv":
             prediction.refusals.extend(half_shape1(model, walk.types, walk.states, node))
-        if node.op in WEIGHTED:
+        if node.op in WEIGHTED or contraction(node) is not None:
             outcome, refusal = _outcome(model, walk, node, sm)
             if not (outcome is not None and outcome.is_int8) and node.output not in view.varying:
                 continue  # computed from constants and shapes alone, while building
@@ -123,7 +124,7 @@ class _Walk:
             self._type(node)
             if qdq.is_dq(node):
                 self.states[node.output] = self._dequantized(node)
-            elif not qdq.is_q(node) and node.op not in WEIGHTED and node.op != "Constant":
+            elif not qdq.is_q(node) and node.op not in (*WEIGHTED, "Constant") and contraction(node) is None:
                 state = self.motion.through(node, [self.state(t) for t in node.inputs])
                 for output in self._carrying(node):
                     self.states[output] = state
@@ -188,9 +189,9 @@ def _outcome(
 ) -> tuple[ConvOutcome | None, Refusal | None]:
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
     weights = walk.constants.with_quantizers
-    constant = node.input(1) in weights or (node.op == "MatMul" and node.input(0) in weights)
+    constant = node.input(1) in weights or (node.op in ("MatMul", "Einsum") and node.input(0) in weights)
     touched = any(isinstance(s, Dequantized) or s.reason is not None for s in (left, right))
-    if node.op == "MatMul" and not constant and not touched:
+    if (node.op == "Einsum" or (node.op == "MatMul" and not constant)) and not touched:
         return None, None
     verdict = judge(model, node, left, right)
     if verdict == Precision.INT8 and 75 in sm:
@@ -203,7 +204,7 @@ def _outcome(
     # An INT8 convolution with scales by channel writes float32 even in a half model; one scale joins the product.
     by_channel = isinstance(right, Dequantized) and not right.scalar
     output = Precision.FP32 if multiplied and node.op == "Conv" and by_channel else floating
-    if multiplied == Precision.INT8 and node.op in ("Gemm", "MatMul") and not _axes(left) | _axes(right):
+    if multiplied == Precision.INT8 and node.op in ("Gemm", "MatMul", "Einsum") and not _axes(left) | _axes(right):
         output = Precision.INT8 if _writes_integers(model, walk, node) else output
     outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
                           [precision], output, evidence=Evidence.SEEN)

@@ -246,6 +246,72 @@ def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
         assert (norms(fixed.proto, target) == []) is (form in EXACT)
 
 
+# Other sums of squares: how they are written, and whether what is in front proves that FP16 holds them.
+SQUARES = {
+    "ReduceL2": ("ReduceL2",), "ReduceSumSquare": ("ReduceSumSquare",), "LpNormalization": ("LpNormalization",),
+    "Pow": ("Pow", "ReduceSum", "Sqrt"), "Mul": ("Mul", "ReduceMean"), "first power": (),
+}
+
+
+def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
+    """A Linear, a pair with a scale or a normalization with a gain where they are given, and a sum of squares."""
+    g = Graph(17)
+    x = g.pair(g.input(1, 4, 16), "in")
+    x = g.op("MatMul", [x, g.pair(g.const("w", np.ones((16, 16), np.float32)), "wq")], "fc")
+    if scale:
+        x = g.dq(g.q(x, "q", scale), "dq", scale)
+    if gain:
+        x = g.op("LayerNormalization", [x, g.const("gain", np.full(16, gain, np.float32))], "norm")
+    if how in ("ReduceL2", "ReduceSumSquare"):
+        return g.model(g.op(how, x, "square", axes=[-1]))
+    if how in ("LpNormalization", "first power"):
+        return g.model(g.op("LpNormalization", x, "square", p=1 if how == "first power" else 2, axis=-1))
+    if how == "Mul":
+        return g.model(g.op("ReduceMean", g.op("Mul", [x, x], "square"), "mean", axes=[-1]))
+    square = g.op("Pow", [x, g.const("two", np.float32(2))], "square")
+    return g.model(g.op("Sqrt", g.op("ReduceSum", [square, g.const("axes", np.asarray([-1]))], "sum"), "root"))
+
+
+@pytest.mark.parametrize("how", SQUARES)
+@pytest.mark.parametrize(("scale", "gain", "held"), [
+    (0.0, 0.0, False), (0.1, 0.0, True), (1.0, 0.0, False), (1e-4, 0.0, False), (0.0, 1.0, True), (0.0, 100.0, False),
+])
+def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
+    how: str, scale: float, gain: float, held: bool
+) -> None:
+    """16 squares of up to 128 steps each have to stay below 65504, and that of one step above FP16's smallest."""
+    model = summed(how, scale, gain)
+    found = norms(model, "trt10")
+    proven = held and how != "LpNormalization"  # whose axis is not that of a reduction
+    assert [(r.node, r.alone) for r in found] == ([("square", SQUARES[how][0])] if SQUARES[how] and not proven else [])
+    assert not norms(model, "trt11") and not fix(model, "trt10", ["NORM-PIECES"]).applied
+
+
+@pytest.mark.parametrize("how", ["ReduceL2", "Pow"])
+def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
+    g = Graph(17)
+    x = g.op("MatMul", [g.input(1, 4, 16), g.const("w", np.ones((16, 16), np.float32))], "fc")
+    if how == "ReduceL2":
+        y = g.op("ReduceL2", x, "square", axes=[-1])
+    else:
+        y = g.op("Pow", [x, g.const("two", np.float32(2))], "square")
+        y = g.op("Sqrt", g.op("ReduceSum", [y, g.const("axes", np.asarray([-1]))], "sum"), "root")
+    floats = g.model(g.op("Relu", y, "last"))
+    data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
+    result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
+    assert any("other sums of squares stay FP32 (square first)" in note for note in result.notes)
+    (given,), (found,) = run(floats, data[0]), run(result.model, data[0])
+    np.testing.assert_allclose(found, given, rtol=0.02)
+    assert norms(result.model, "trt11") == []
+    inside = in_half(floats)
+    assert [r.node for r in norms(quantized_file(inside, data), "trt11")] == ["square"]
+
+
+def quantized_file(model: onnx.ModelProto, data: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
+    halves = [{n: v.astype(np.float16) for n, v in d.items()} for d in data]
+    return qdqtool.insert(model, halves, target="trt11", losses=0, predict=False, high_precision="fp32").model
+
+
 @pytest.mark.parametrize("opset", [13, 16, 17])
 def test_fix_writes_layer_normalization(opset: int) -> None:
     model = quantized(vit(pieces=True, opset=opset))

@@ -239,5 +239,30 @@ def forms() -> Iterator[tuple[str, Make]]:
             net.op("Cast", net.input((1, 4), getattr(onnx.TensorProto, k)), to=onnx.TensorProto.FLOAT))
 
 
+def products() -> Iterator[tuple[str, Make]]:
+    """Matrix products that an Einsum computes: INT8 where both operands are, and no scale varies along the sum."""
+    def of(equation: str, left: tuple[int, ...], right: tuple[int, ...], form: str = "", first: bool = True) -> Make:
+        def make(net: Net) -> Outputs:
+            x = net.qdq(net.input(left)) if first else net.input(left)
+            y = net.weight(right, form) if form else net.qdq(net.input(right))
+            return net.op("Einsum", x, y, name="c", equation=equation)
+        return make
+
+    cube, heads = (2, 64, 64), (1, 4, 64, 64)
+    yield "Einsum bij,bjk->bik", of("bij,bjk->bik", cube, cube)
+    yield "Einsum bij,bjk", of("bij,bjk", cube, cube)
+    yield "Einsum bhid,bhjd->bhij", of("bhid,bhjd->bhij", heads, heads)
+    yield "Einsum bihd,bjhd->bhij", of("bihd,bjhd->bhij", (1, 64, 4, 64), (1, 64, 4, 64))
+    yield "Einsum ijk,jil->kl", of("ijk,jil->kl", (4, 64, 64), (64, 4, 64))
+    yield "Einsum bij,bkj->bk", of("bij,bkj->bk", cube, cube)  # sums over one operand alone as well
+    yield "Einsum bij,bjk->bik, one side float", of("bij,bjk->bik", cube, cube, first=False)
+    for form in ("axis0", "axis1", "tensor"):
+        yield f"Einsum bij,jk->bik, weights {form}", of("bij,jk->bik", cube, (64, 32), form)
+    yield "Einsum bij,jk->bik, weights alone", of("bij,jk->bik", cube, (64, 32), "axis1", False)
+    yield "Einsum bchw,oc->bohw, weights axis0", of("bchw,oc->bohw", (1, 64, 16, 16), (32, 64), "axis0")
+    for form in ("axis0", "axis2"):
+        yield f"Einsum bij,bjk->bik, weights {form}", of("bij,bjk->bik", cube, (2, 64, 32), form)
+
+
 FORMS = dict(forms())
-EXPERIMENTS: dict[str, Make] = dict([*moves(), *integers(), *stored(), *joins(), *sharing()])
+EXPERIMENTS: dict[str, Make] = dict([*moves(), *integers(), *stored(), *joins(), *sharing(), *products()])
