@@ -105,7 +105,7 @@ def test_verify_takes_what_the_build_shows(built: str, tmp_path: Path) -> None:
     assert [n for n in result.notes if n.startswith(f"silu-add: the build shows {built}")]
 
 
-def test_verify_says_where_a_build_fits_neither(tmp_path: Path) -> None:
+def test_verify_settles_what_is_assumed(tmp_path: Path) -> None:
     """Other faults stay mismatches: the choice hides none of them."""
     lines = log_of(qdqtool.predict(OPEN, assume={"silu-add": "fused"}))
     broken = [line.replace("Int8", "Half") if "c1.weight" in line and "Layer(" in line else line for line in lines]
@@ -115,10 +115,7 @@ def test_verify_says_where_a_build_fits_neither(tmp_path: Path) -> None:
     result = qdqtool.verify(OPEN, log)
     assert any("c1" in m.name for m in result.mismatches)
     assert any("does not fit everywhere" in n for n in result.notes)
-
-
-def test_insert_leaves_nothing_to_assume() -> None:
-    """Both inputs of such an Add quantized: the outcome is the same either way."""
+    # Both inputs of such an Add quantized: the outcome is the same either way
     from qdqtool.model.modelfile import load
     from qdqtool.trt.outcome import assumed_target
     from qdqtool.trt.targets import target_named

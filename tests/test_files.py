@@ -24,6 +24,7 @@ from qdqtool.io import files, outputs
 from qdqtool.io.outputs import atomic_write, write_text
 from tests.comparing.networks import network
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
+from tests.tables import cases
 
 
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
@@ -77,16 +78,7 @@ def said(path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("name", "data", "expected"), [
-    ("best.engine", b"ftrt\0\0\0", "TensorRT engine"), ("best.trt", b"abc", "TensorRT engine"),
-    ("best.pt", b"PK\x03\x04abc", "PyTorch"), ("best.tflite", b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
-    ("best.xml", b"<?xml version=\"1.0\"?>\n<net name=\"a\">", "OpenVINO"),
-    ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    ("model.onnx", b"<!DOCTYPE html><html>", "web page"), ("model.onnx", b"", "empty"),
-    ("model.onnx", b"\x89PNG\r\n", "picture"), ("model.safetensors", b"\x10\0\0\0\0\0\0\0{}", "safetensors"),
-    ("layers.json", b'{"Layers": []}', "JSON"), ("noise.bin", b"\x91\x07\xee\x12", "not an ONNX model, or damaged"),
-    ("model.onnx", b"not a model", "not an ONNX model"),
-])
+@pytest.mark.parametrize(*cases("top/files-other-files"))
 def test_other_files(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)

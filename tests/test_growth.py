@@ -60,26 +60,12 @@ def test_report(family, tmp_path):
     _grows_with_the_input(work, family, 100)
 
 
-def test_extract():
+def test_extracts_and_logs():
     def work(model):
         qdqtool.extract(model, node=next(n.name for n in model.graph.node if n.op_type == "Conv"), target="trt8.5")
 
     _grows_with_the_input(work, "pairs", 40)
-
-
-def test_what_many_quantizers_share_costs_no_more_to_leave():
-    """A change leaves the index true in time that goes with its size, also where all scales are one tensor."""
-    def work(model):
-        editor = Editor(model)
-        for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][:-1]:
-            editor.bypass(node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"])
-        editor.finish()
-
-    _grows(lambda size: _seconds(work, Model(FAMILIES["fan-out, equal"](size))), 4000, 8)
-
-
-def test_graph_from_a_log():
-    """Of Qs of which each has its scales for channels, and which all write and read the same tensors."""
+    # Of Qs of which each has its scales for channels, and which all write and read the same tensors
     node = ("q [QuantizeLinear] inputs: [x -> (16, 3, 3, 3)[FLOAT]], [s -> (16)[FLOAT]], [z -> (16)[INT8]], ",
             "q [QuantizeLinear] outputs: [x -> (16, 3, 3, 3)[FLOAT]], ")
     stamp = "[10/31/2025-17:53:30] [V] [TRT] "
@@ -91,3 +77,14 @@ def test_graph_from_a_log():
         return _seconds(graph_from_log, build)
 
     _grows(seconds, 400)
+
+
+def test_what_many_quantizers_share_costs_no_more_to_leave():
+    """A change leaves the index true in time that goes with its size, also where all scales are one tensor."""
+    def work(model):
+        editor = Editor(model)
+        for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][:-1]:
+            editor.bypass(node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"])
+        editor.finish()
+
+    _grows(lambda size: _seconds(work, Model(FAMILIES["fan-out, equal"](size))), 4000, 8)

@@ -66,19 +66,11 @@ TRACE = [LogEvent("QDQToCopy", "Running", "q", line=3), LogEvent("QDQToCopy", "S
          LogEvent("EltReluFusion", "Running", "a", line=5), LogEvent("QDQToCopy", "Running", "r", line=6)]  # fmt: skip
 
 
-def test_passes_with_their_lines() -> None:
+def test_passes() -> None:
     assert passes(Build(trace=TRACE)) == [
         {"pass": "QDQToCopy", "running": 2, "events": {"Swap the layer type": 1}, "line": 3},
         {"pass": "EltReluFusion", "running": 1, "events": {}, "line": 5},
     ]
-
-
-@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
-def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
-    assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
-
-
-def test_passes_that_are_not_there_or_several() -> None:
     more = [*TRACE, LogEvent("QDQOther", "Running", "q", line=9), LogEvent("", "Retargeting", "a", "b", line=10)]
     with pytest.raises(BuildLogError, match=r"qdq: more than one pass in this log; it has QDQOther, QDQToCopy$"):
         lines_of_pass(Build(trace=more), "qdq")
@@ -91,6 +83,11 @@ def test_passes_that_are_not_there_or_several() -> None:
                                               "qdq")] == [11]
 
 
+@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
+def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
+    assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
+
+
 @pytest.mark.parametrize(("flags", "remainder"), [
     ("int8", True), ("fp32 int8", True), ("int8 fp16", False), ("int8 bf16", False), ("int8 best", False),
     ("int8 stronglyTyped", False), ("fp32", False), ("", False),
@@ -99,7 +96,7 @@ def test_whether_the_float_remainder_is_fp32(flags: str, remainder: bool) -> Non
     assert summarize(Build(precision_flags=frozenset(flags.split())))["float_remainder_fp32"] is remainder
 
 
-def test_the_engine() -> None:
+def test_engines_and_tuning() -> None:
     """Types and signatures by how often they are; conversions and reformats with shape and place."""
     layers = [layer("c", "CaskConvolution", "INT8", "FP16"), layer("d", "CaskConvolution", "INT8", "FP16"),
               layer("e", "CaskConvolution", "FP16", "FP16"), layer("QuantizeLinear_1", "Reformat", "FP32", "INT8",
@@ -116,10 +113,7 @@ def test_the_engine() -> None:
     assert summarize(Build())["engine"] is None
     bare = summarize(Build(layers=[BuiltLayer("QuantizeLinear_1", "Reformat")]))["conversions"][0]
     assert (bare["shape"], bare["from"], bare["to"]) == (None, "UNKNOWN", "UNKNOWN")
-
-
-def test_tuning() -> None:
-    """The slowest layers first, by time, then by tactics, then by name; reformats that were timed."""
+    # The slowest layers first, by time, then by tactics, then by name; reformats that were timed
     build = Build()
     tactics = build.tactics
     tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in

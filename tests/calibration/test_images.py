@@ -17,7 +17,7 @@ from tests.calibration.nets import write_pictures
 SPEC = InputSpec("images", (1, 3, 16, 16))
 
 
-def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
+def test_pictures_of_other_formats_are_counted_and_never_decoded(tmp_path: Path) -> None:
     for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"II*\0")
@@ -26,6 +26,10 @@ def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     assert len(open_data(tmp_path, [SPEC])) == 1
     assert "(2 tiff, 1 heic)" in open_data(tmp_path, [SPEC]).warnings[0]
+    Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
+    (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
+    with pytest.raises(DataError, match="cannot identify"):
+        decode(tmp_path / "claims.jpg")
 
 
 def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
@@ -86,13 +90,6 @@ def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
     assert any("4 of 5 images could not be read" in w for w in data.warnings)
     assert len(list(data)) == 1 and len(data.skipped) == 4, "a second pass counts nothing twice"
     assert good.exists()
-
-
-def test_only_picture_decoders_are_used_whatever_the_name(tmp_path: Path) -> None:
-    Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
-    (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
-    with pytest.raises(DataError, match="cannot identify"):
-        decode(tmp_path / "claims.jpg")
 
 
 def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str
     assert all(name in render(prediction, 200) for name in named)
 
 
-def test_a_network_without_attention_has_no_word_of_it() -> None:
+def test_networks_without_attention() -> None:
     from qdqtool.demo.run import yolov8n
 
     for target in ("trt8.6", "trt10", "rtx1.7"):
@@ -88,6 +88,12 @@ def test_a_network_without_attention_has_no_word_of_it() -> None:
         assert "MYELIN-REGION" not in prediction.findings_by_code()
         assert "matrix product" not in verdict(prediction)
         assert prediction.summary()["matrix_products"] == 0
+    net = Net()
+    net.output(net.conv("c", "x"))
+    result = qdqtool.insert(net.model(), images(2), attention="int8", predict=False)
+    assert any("attention='int8'" in note for note in result.notes) and len(result.activations) == 1
+    with pytest.raises(QdqtoolError, match="choose one of"):
+        qdqtool.insert(net.model(), images(2), attention="int4")
 
 
 def test_dead_and_constant_products_are_not_counted() -> None:
@@ -114,13 +120,20 @@ def of_network(refusal: Refusal) -> bool:
 PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
 
 
-def test_attention_stays_float_and_says_how_to_change_that() -> None:
+def test_attention_is_a_choice() -> None:
     skipped = [s.refusal for s in quantized().skipped]
     assert {r.node for r in skipped} == PRODUCTS and not any(map(of_network, skipped))
     assert quantized(attention="float").model.SerializeToString() == quantized().model.SerializeToString()
+    result = quantized(attention="int8", exclude=(r"\.qk$",))
+    assert {s.node for s in result.skipped} == {"b0.attn.qk", "b1.attn.qk"}
+    one = quantized(include=(r"b1\.attn\.av$",))
+    assert {s.node for s in one.skipped} == PRODUCTS - {"b1.attn.av"}
+    feeds = samples(vit(), 1)[0]
+    (expected,), (found,) = run(vit(), feeds), run(quantized(attention="int8").model, feeds)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
-def test_attention_in_int8() -> None:
+def test_attention_in_int8(tmp_path: Any) -> None:
     """Both inputs of both products; the Softmax's scale is 1/127 whatever the data are, all others as without."""
     result = quantized(attention="int8")
     added, before = ({q.tensor: q for q in r.activations} for r in (result, quantized()))
@@ -131,38 +144,6 @@ def test_attention_in_int8() -> None:
         soft = added[f"b{i}.attn.soft.out"]
         assert soft.scale == float(np.float32(1 / 127)) and soft.method == "fixed"
     assert not result.skipped
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_predicted_of_attention_in_int8(target: str) -> None:
-    prediction = predict(quantized(attention="int8").model, target)
-    assert prediction.summary()["matrix_products_int8"] == 17 and not prediction.float_products
-    assert {c.name for c in prediction.convolutions if c.weights == "computed"} == PRODUCTS
-
-
-def test_it_computes_what_the_float_network_computes() -> None:
-    feeds = samples(vit(), 1)[0]
-    (expected,), (found,) = run(vit(), feeds), run(quantized(attention="int8").model, feeds)
-    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
-
-
-def test_parts_of_an_attention_can_be_chosen() -> None:
-    result = quantized(attention="int8", exclude=(r"\.qk$",))
-    assert {s.node for s in result.skipped} == {"b0.attn.qk", "b1.attn.qk"}
-    one = quantized(include=(r"b1\.attn\.av$",))
-    assert {s.node for s in one.skipped} == PRODUCTS - {"b1.attn.av"}
-
-
-def test_a_network_without_attention_says_that_nothing_changes() -> None:
-    net = Net()
-    net.output(net.conv("c", "x"))
-    result = qdqtool.insert(net.model(), images(2), attention="int8", predict=False)
-    assert any("attention='int8'" in note for note in result.notes) and len(result.activations) == 1
-    with pytest.raises(QdqtoolError, match="choose one of"):
-        qdqtool.insert(net.model(), images(2), attention="int4")
-
-
-def test_a_calibration_table_needs_no_softmax(tmp_path: Any) -> None:
     from qdqtool.insertion.inputs import write_table
 
     path = tmp_path / "table.cache"
@@ -173,6 +154,13 @@ def test_a_calibration_table_needs_no_softmax(tmp_path: Any) -> None:
     result = qdqtool.insert(vit(), calib_table=path, attention="int8", predict=False)
     scales = {q.tensor: q.scale for q in result.activations}
     assert scales["b0.attn.soft.out"] == float(np.float32(1 / 127)) and len(scales) == len(quantized().activations) + 8
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_predicted_of_attention_in_int8(target: str) -> None:
+    prediction = predict(quantized(attention="int8").model, target)
+    assert prediction.summary()["matrix_products_int8"] == 17 and not prediction.float_products
+    assert {c.name for c in prediction.convolutions if c.weights == "computed"} == PRODUCTS
 
 
 @needs_compiler

@@ -181,7 +181,7 @@ def test_constants_pairs_and_names(batches: tuple[nn.Module, dict[str, torch.Ten
     assert _run(batches[2], torch.randn(3, 3, 64, 64)).shape == (3, 10)
 
 
-def test_the_network_goes_on_as_before(batches: tuple[nn.Module, dict[str, torch.Tensor], Path]) -> None:
+def test_exports_of_the_same_network(batches: tuple[nn.Module, dict[str, torch.Tensor], Path]) -> None:
     model, before, _ = batches
     assert model.training
     after = model.state_dict()
@@ -276,7 +276,7 @@ def _ops(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
-def test_constants_become_initializers() -> None:
+def test_graphs_are_cleaned() -> None:
     weight = RNG.normal(size=(3, 4)).astype(np.float32)
     nodes = [
         helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.zeros((), np.float32))),
@@ -290,9 +290,6 @@ def test_constants_become_initializers() -> None:
     folded = fold_constants(Model(model).copy()).proto
     assert _ops(folded) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
     np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(folded)[0])
-
-
-def test_a_transpose_of_weights_goes_into_them() -> None:
     weight = RNG.normal(size=(3, 4)).astype(np.float32)
     scales = (np.abs(weight).max(1) / 127).astype(np.float32)
     nodes = [
@@ -304,6 +301,9 @@ def test_a_transpose_of_weights_goes_into_them() -> None:
     moved = transpose_weights(Model(model).copy()).proto
     assert _ops(moved) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
     np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(moved)[0])
+    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
+    model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])
+    assert _ops(merge_pairs(Model(model).copy()).proto).count("DequantizeLinear") == 2
 
 
 @pytest.mark.parametrize(("second", "left"), [("s", 1), ("other", 2)])
@@ -336,12 +336,6 @@ def test_matrix_products_keep_a_dq_of_their_own() -> None:
     assert fed["two"] == fed["four"] and len({fed[n] for n in ("one", "two", "three")}) == 3
     for before, after in zip(_run_cleanup(model), _run_cleanup(merged), strict=True):
         np.testing.assert_array_equal(before, after)
-
-
-def test_a_pair_that_is_an_output_stays() -> None:
-    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
-    model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])
-    assert _ops(merge_pairs(Model(model).copy()).proto).count("DequantizeLinear") == 2
 
 
 def _branch(captured: str, name: str) -> onnx.GraphProto:

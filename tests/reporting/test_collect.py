@@ -147,7 +147,7 @@ def test_log_lines_belong_to_the_nodes_that_they_name() -> None:
             assert all(model.cases[line.case].says for line in lines if line.case >= 0)
 
 
-def test_scales_are_those_of_the_quantizers(made: Made) -> None:
+def test_scales_and_weights(made: Made) -> None:
     index = load(made.model)
     model = collect(made.model).model
     by_name = {n.name: n for n in index.nodes}
@@ -160,9 +160,6 @@ def test_scales_are_those_of_the_quantizers(made: Made) -> None:
             assert scale.highest == pytest.approx(params.scale.max(), rel=1e-5)
             seen += 1
     assert {s.where for n in model.nodes for s in n.scales} == {"input", "weights", "output"} and seen >= 8
-
-
-def test_weights_are_measured_in_the_model(made: Made) -> None:
     float_model = onnx.load(made.float)
     values = {t.name: onnx.numpy_helper.to_array(t) for t in float_model.graph.initializer}
     model = collect(made.model).model
@@ -171,9 +168,6 @@ def test_weights_are_measured_in_the_model(made: Made) -> None:
         expected = np.abs(values[f"{weights.name}.weight"]).reshape(16, -1).max(axis=1)
         np.testing.assert_allclose(weights.largest, expected, rtol=1e-3)
         np.testing.assert_allclose(weights.holds, expected, rtol=1e-3)
-
-
-def test_histograms_are_those_of_the_cache(made: Made) -> None:
     page = collect(made.model, calib_cache=made.cache)
     statistics = load_statistics(made.cache)
     assert page.histograms and "8 images" in page.calibration
@@ -305,17 +299,16 @@ def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
     assert 5 <= len(chain.boxes) <= 12 and chain.boxes[1].title.startswith("r0 to r")
 
 
-def test_rtx_has_no_layers_and_says_so(made: Made) -> None:
+def test_what_a_report_has_without_layers(made: Made, tmp_path: Path) -> None:
     model = collect(made.model, target="rtx1.7").model
     assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
-
-
-def test_an_empty_graph_and_one_without_convolutions(tmp_path: Path) -> None:
     value = onnx.helper.make_tensor_value_info("x", 1, [1])
     for nodes, output in (([], "x"), ([onnx.helper.make_node("Relu", ["x"], ["y"])], "y")):
         graph = onnx.helper.make_graph(nodes, "g", [value], [onnx.helper.make_tensor_value_info(output, 1, [1])])
         made = qdqtool.report(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
         assert "nothing to run in INT8" in made.html
+    with pytest.raises(DataError, match="no such file"):
+        tuning_of(tmp_path / "none.json")
 
 
 @pytest.mark.slow
@@ -369,7 +362,7 @@ def write(folder: Path, value: Any) -> Path:
     return path
 
 
-def test_the_front_is_read(tmp_path: Path) -> None:
+def test_fronts(tmp_path: Path) -> None:
     found = tuning_of(write(tmp_path, result()))
     assert [(p.x, p.metric, p.on_front, p.chosen) for p in found.points] == [
         (2.0, 0.9, True, False), (3.0, pytest.approx(0.93), True, True), (4.0, pytest.approx(0.96), True, False),
@@ -378,13 +371,14 @@ def test_the_front_is_read(tmp_path: Path) -> None:
     assert found.axis == "estimated milliseconds on RTX 3060" and found.keep == pytest.approx(0.97)
     assert (found.budget, found.reached, found.notes) == (5.0, True, ["a note"])
     assert found.sites == [["/a", "convolution", "float", "0.1", "", "it costs"]]
-
-
-def test_without_times_the_cost_is_the_axis(tmp_path: Path) -> None:
     front = [{**p, "ms": None} for p in result()["front"]]
     found = tuning_of(write(tmp_path, result(front=front, others=[], gpu=None, goal={})))
     assert [p.x for p in found.points] == [2.0, 3.0, 4.0] and found.axis == "predicted milliseconds"
     assert found.keep is None and found.budget is None
+    unjudged = {**POINT, "int8": 1, "ms": 4.0, "cost": 4.0, "metric": None, "low": None, "high": None}
+    found = tuning_of(write(tmp_path, result(others=[*result()["others"], unjudged])))
+    assert [p.metric for p in found.points if not p.on_front] == [0.95]
+    assert found.notes[0].startswith("1 more were tried and not judged")
 
 
 @pytest.mark.parametrize("broken", [
@@ -398,18 +392,6 @@ def test_damage_is_one_sentence(tmp_path: Path, broken: Any) -> None:
     path = write(tmp_path, broken)
     with pytest.raises(DataError, match=r"tuning\.json: .*(tune --format json|run qdqtool tune again)"):
         tuning_of(path)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        tuning_of(tmp_path / "none.json")
-
-
-def test_what_was_not_judged_is_left_out_and_told(tmp_path: Path) -> None:
-    unjudged = {**POINT, "int8": 1, "ms": 4.0, "cost": 4.0, "metric": None, "low": None, "high": None}
-    found = tuning_of(write(tmp_path, result(others=[*result()["others"], unjudged])))
-    assert [p.metric for p in found.points if not p.on_front] == [0.95]
-    assert found.notes[0].startswith("1 more were tried and not judged")
 
 
 def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:

@@ -28,9 +28,15 @@ def width(precision: Precision | str) -> str:
     return "FLOAT" if Precision(precision).is_float else str(precision)
 
 
-def test_there_are_nine_builds() -> None:
+def test_builds_and_cases_are_described() -> None:
     assert len(CASES) == 9
     assert sum(len(truth(c)["convolutions"]) for c in CASES) == 354
+    named = {n for case in pipeline.cases().values() for n in case.build_names()}
+    assert named <= BUILDS.keys()
+    assert set(CASES) == {b.name for b in BUILDS.values() if b.graph}
+    for kind in pipeline.passes():
+        names = [c.name for c in kind.cases]
+        assert len(names) == len(set(names)), kind
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,12 +150,6 @@ WORDS = {
 }
 
 
-def test_every_build_is_described() -> None:
-    named = {n for case in pipeline.cases().values() for n in case.build_names()}
-    assert named <= BUILDS.keys()
-    assert set(CASES) == {b.name for b in BUILDS.values() if b.graph}
-
-
 @pytest.mark.parametrize("name", pipeline.cases())
 def test_case_says_what_it_rests_on(name: str) -> None:
     case = pipeline.cases()[name]
@@ -160,12 +160,6 @@ def test_case_says_what_it_rests_on(name: str) -> None:
         assert case.source and not case.builds
     if case.evidence == Evidence.ASSUMED:
         assert not case.source.endswith(".")
-
-
-def test_names_are_unique() -> None:
-    for kind in pipeline.passes():
-        names = [c.name for c in kind.cases]
-        assert len(names) == len(set(names)), kind
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")
