@@ -27,7 +27,7 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_commands_and_options_exist(page: Path) -> None:
+def test_commands_options_and_linked_files_exist(page: Path) -> None:
     for call in commands(page):
         command = cli.cli.get_command(None, call[1])  # type: ignore[arg-type]
         assert command is not None, call
@@ -36,10 +36,6 @@ def test_commands_and_options_exist(page: Path) -> None:
         assert given <= known | {"--help"}, call
         if "--target" in call:
             target_named(call[call.index("--target") + 1])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_linked_files_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):
         if not re.match(r"\w+:|OWNER", link):
             assert (page.parent / link).exists(), link

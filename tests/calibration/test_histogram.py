@@ -39,17 +39,13 @@ def same(a: statistics.TensorStatistics, b: statistics.TensorStatistics) -> bool
 
 
 @given(ARRAYS)
-def test_no_count_is_lost_and_every_value_lies_in_its_bin(values: npt.NDArray[np.float32]) -> None:
+def test_no_count_is_lost_in_any_order(values: npt.NDArray[np.float32]) -> None:
     counts, edges = of(values).histogram
     assert counts.sum() == len(values)
     assert (np.diff(edges) > 0).all()
     # np.histogram closes the last bin on the right, as the largest magnitude ends ours.
     expected, _ = np.histogram(np.abs(values.astype(np.float64)), np.append(edges[:-1], np.inf))
     assert np.array_equal(counts, expected)
-
-
-@given(ARRAYS)
-def test_order_does_not_matter(values: npt.NDArray[np.float32]) -> None:
     grown = statistics.TensorStatistics(64)
     for value in np.sort(np.abs(values)):  # the window moves as often as it can
         grown.add(np.array([value], np.float32))

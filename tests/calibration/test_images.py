@@ -108,10 +108,14 @@ def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> N
     assert len(others) == 4 and first not in others
 
 
-def test_a_dataset_is_returned_as_it_is(tmp_path: Path) -> None:
+def test_sets_and_fingerprints(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     data = open_data(tmp_path, [SPEC])
     assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
+    smallest = np.float32(2.0**MIN_TOP)
+    for value in (smallest, smallest * np.float32(1.5)):
+        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
+    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0
 
 
 def write_npy(path: Path, array: np.ndarray, fortran: bool) -> None:
@@ -149,10 +153,3 @@ def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)
     once, often = TensorStatistics.of(values), TensorStatistics.of(np.tile(values, 1000))
     assert amax_of(once, method) == pytest.approx(amax_of(often, method), rel=1e-6)
-
-
-def test_the_smallest_range_that_a_scale_can_resolve() -> None:
-    smallest = np.float32(2.0**MIN_TOP)
-    for value in (smallest, smallest * np.float32(1.5)):
-        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
-    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0

@@ -58,9 +58,19 @@ def quantization_error(values: Floats32, amax: float, levels: int = 127) -> floa
 
 
 @each_sample
-def test_max_is_exact(name: str) -> None:
+def test_max_is_exact_and_mse_finds_the_least_error(name: str) -> None:
     values = SAMPLES[name]
     assert amax_of(TensorStatistics.of(values), "max") == float(np.abs(values).max())
+    values = SAMPLES[name]
+    chosen = quantization_error(values, amax_of(TensorStatistics.of(values), "mse"))
+    tried = np.abs(values).max() * np.exp2(-np.arange(0, 12, 1 / 32))
+    assert chosen <= min(quantization_error(values, float(a)) for a in tried) * 1.01
+    values = SAMPLES[name]
+    stats = TensorStatistics.of(values)
+    for amax in (0.3 * stats.absmax, 0.9 * stats.absmax, stats.absmax, 2 * stats.absmax):
+        direct = float(np.mean(np.abs(values) > amax))
+        assert clipped_fraction(stats, amax) == pytest.approx(direct, abs=0.005)
+    assert clipped_fraction(TensorStatistics(64), 1.0) == 0.0
 
 
 @each_sample
@@ -85,14 +95,6 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
     amax = float(np.abs(values).max()) * fraction
     estimate = squared_error(TensorStatistics.of(values), amax)
     assert estimate == pytest.approx(quantization_error(values, amax), rel=0.02)
-
-
-@each_sample
-def test_mse_finds_the_least_error(name: str) -> None:
-    values = SAMPLES[name]
-    chosen = quantization_error(values, amax_of(TensorStatistics.of(values), "mse"))
-    tried = np.abs(values).max() * np.exp2(-np.arange(0, 12, 1 / 32))
-    assert chosen <= min(quantization_error(values, float(a)) for a in tried) * 1.01
 
 
 @each_sample
@@ -179,16 +181,6 @@ def test_groups_and_shares() -> None:
     assert clipped_fraction(half, 3.999) == clipped_fraction(half, 1e-3) == pytest.approx(0.5)
     assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), "zeros, as far as a bin can tell"
     assert clipped_fraction(TensorStatistics(), 1.0) == clipped_fraction(TensorStatistics(), -1.0) == 0.0
-
-
-@each_sample
-def test_clipped_fraction(name: str) -> None:
-    values = SAMPLES[name]
-    stats = TensorStatistics.of(values)
-    for amax in (0.3 * stats.absmax, 0.9 * stats.absmax, stats.absmax, 2 * stats.absmax):
-        direct = float(np.mean(np.abs(values) > amax))
-        assert clipped_fraction(stats, amax) == pytest.approx(direct, abs=0.005)
-    assert clipped_fraction(TensorStatistics(64), 1.0) == 0.0
 
 
 Floats = npt.NDArray[np.float64]

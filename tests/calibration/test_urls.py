@@ -108,9 +108,12 @@ def test_what_lies_under_a_url(nested: Path, end: str) -> None:
     assert str(caught.value) == f"{NESTED}/empty{end}: no images (bmp, jpeg, jpg, png, webp) under this URL"
 
 
-def test_one_picture_has_its_own_name(nested: Path) -> None:
+def test_names_of_urls(nested: Path) -> None:
     source: Any = open_data(f"{NESTED}/a/b/picture000.JPG", [SPEC]).source
     assert (source.count(), source.name(0), source.url) == (1, "picture000.JPG", f"{NESTED}/a/b")
+    assert _mark({"size": 3, "ETag": "e"}) == b"3 e" and _mark({"checksum": "c"}) == b"None c"
+    assert _mark({"size": 3, "ETag": "", "md5Hash": "m", "sha256": "s"}) == b"3 m"
+    assert _mark({"size": 3}) == _mark({}) == b""
 
 
 def test_a_picture_travels_once(nested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +150,6 @@ def test_a_file_that_is_gone(nested: Path) -> None:
     with pytest.raises(DataError, match=r"^no such file$"):
         source.load(2)
     assert source.digest(2) == b"picture001.png" + UNREADABLE
-
-
-def test_checksums_of_stores() -> None:
-    assert _mark({"size": 3, "ETag": "e"}) == b"3 e" and _mark({"checksum": "c"}) == b"None c"
-    assert _mark({"size": 3, "ETag": "", "md5Hash": "m", "sha256": "s"}) == b"3 m"
-    assert _mark({"size": 3}) == _mark({}) == b""
 
 
 def test_a_missing_fsspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,15 +33,11 @@ def test_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @needs_compiler
-def test_a_model_whose_nodes_need_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The compiler gets a copy with such names, which is there when it reads it."""
     path = saved(two_convolutions(NASTY, ""), tmp_path)
     assert run(["verify", path, "--builder", "tensorrt-rtx"]) == 0
     assert "2 of 2 convolutions agree" in capsys.readouterr().out
-
-
-@needs_compiler
-def test_a_refusal_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(two_convolutions(bad_zero_point=True), tmp_path)
     assert run(["build", path, "-o", str(tmp_path / "out")]) == 1
     assert "refused: Assertion failed: shiftIsAllZeros" in capsys.readouterr().out

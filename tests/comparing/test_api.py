@@ -125,7 +125,7 @@ def test_scales_exchanged_between_channels_and_scales_that_are_none() -> None:
         json.dumps(result.as_json(), allow_nan=False)
 
 
-def test_files_in_every_form(tmp_path: Path) -> None:
+def test_files_and_blocks(tmp_path: Path) -> None:
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
     (tmp_path / "b.onnx.gz").write_bytes(gzip.compress(data))

@@ -97,7 +97,7 @@ def test_whatever_differs_between_scales_is_a_difference(a: Scales | None, b: Sc
     json.dumps(found.as_json(), allow_nan=False)
 
 
-def test_which_files_are_models(tmp_path: Path) -> None:
+def test_files_and_errors(tmp_path: Path, files: Path) -> None:
     for name, head, model in (("a.bin", b"\x08\x09", True), ("b.log", b"[V] text", False), ("c.json", b"{}", False),
                               ("d.txt", b"", False), ("e.ONNX", b"", True)):  # fmt: skip
         (tmp_path / name).write_bytes(head)
@@ -106,6 +106,13 @@ def test_which_files_are_models(tmp_path: Path) -> None:
     (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
     with pytest.raises(QdqtoolError, match=r"best\.pt"):
         is_model(tmp_path / "best.pt")
+    (files / "names.json").write_text(json.dumps({"Layers": ["a", "b"], "Bindings": ["x"]}))
+    with pytest.raises(BuildLogError, match="detailed"):
+        qdqtool.compare(files / "good.json", files / "names.json")
+    with pytest.raises(QdqtoolError, match="`gpu` is for two models"):
+        qdqtool.compare(files / "model.onnx", files / "good.json", gpu="T4")
+    with pytest.raises(QdqtoolError, match="`a`: no file given"):
+        qdqtool.compare([], files / "good.json")
 
 
 # Builds against each other and against what their model asked for.
@@ -246,16 +253,6 @@ def test_recorded_builds_and_their_own_profiles(case: str) -> None:
     folder, name = case.split("/")
     result = qdqtool.compare(build_file(folder, name), build_file(folder, "profile.json"))
     assert not result.changed and len(result.nodes) == result.a.convolutions
-
-
-def test_errors_say_what_to_do(files: Path) -> None:
-    (files / "names.json").write_text(json.dumps({"Layers": ["a", "b"], "Bindings": ["x"]}))
-    with pytest.raises(BuildLogError, match="detailed"):
-        qdqtool.compare(files / "good.json", files / "names.json")
-    with pytest.raises(QdqtoolError, match="`gpu` is for two models"):
-        qdqtool.compare(files / "model.onnx", files / "good.json", gpu="T4")
-    with pytest.raises(QdqtoolError, match="`a`: no file given"):
-        qdqtool.compare([], files / "good.json")
 
 
 def test_recorded_engines() -> None:

@@ -37,7 +37,7 @@ def test_every_entry_is_whole(entry):
     assert all(h.source for h in entry.holds)
 
 
-def test_codes_of_tables():
+def test_codes_and_lines():
     """The others are tried, and kept only where the simulation sees a gain: nothing is promised."""
     others = {"ADD-ACT", "ADD-OUT-FLOAT", "PAD-SPLIT", "CONVERSION", "INPUT-CONVERSION"}
     assert {c.code for c in codes.CODES.values() if c.automatic} == set(FIXES) - others
@@ -47,16 +47,6 @@ def test_codes_of_tables():
     assert codes.similar("SKIP-FLAOT")[0] == "SKIP-FLOAT"
     assert "CONCAT-SCALE" in codes.similar("concat")
     assert codes.similar("%%%") == []
-
-
-@pytest.mark.parametrize(("typed", "code"), [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"),
-                                             (" zp nonzero ", "ZP-NONZERO")])
-def test_codes_are_found_however_they_are_typed(typed, code):
-    found = codes.find(typed)
-    assert found is not None and found.code == code
-
-
-def test_texts_by_target():
     entry = codes.get("WEIGHT-PREQUANT")
     assert entry.severity_on("trt8.4") == Severity.ERROR
     assert entry.severity_on("trt8.5") == Severity.WARNING
@@ -65,6 +55,13 @@ def test_texts_by_target():
     assert "zeroPt must be all zeros" in entry.error_text("trt8.5")
     assert "kENABLE_UINT8" in entry.error_text("trt11")
     assert "kENABLE_UINT8" in entry.error_text("rtx1.7")
+
+
+@pytest.mark.parametrize(("typed", "code"), [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"),
+                                             (" zp nonzero ", "ZP-NONZERO")])
+def test_codes_are_found_however_they_are_typed(typed, code):
+    found = codes.find(typed)
+    assert found is not None and found.code == code
 
 
 DATA = Path(__file__).parent.parent / "data" / "evidence"

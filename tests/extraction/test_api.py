@@ -141,7 +141,7 @@ def test_minimize_keeps_finding_fix_and_outcomes() -> None:
     assert told(result.prediction, "SKIP-FLOAT")
 
 
-def test_external_weights_are_read_in(tmp_path: Path) -> None:
+def test_external_weights_and_files(tmp_path: Path) -> None:
     model = residual()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT")
@@ -152,6 +152,16 @@ def test_external_weights_are_read_in(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelError, match=r"weight file 'weights.bin' of tensor .* is missing"):
         qdqtool.extract(str(tmp_path / "m.onnx"), node="b1.c1")
+    model = residual()
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location=f"{SECRET}.bin", size_threshold=0)
+    result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT", private=True)
+    assert SECRET.encode() not in result.proto.SerializeToString()
+    assert all(t.raw_data for t in result.proto.graph.initializer)
+    model = residual()
+    for letter in "bcdfghjklmnpqrstvwxz":
+        model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
+    with pytest.raises(qdqtool.errors.ModelError, match="leave none free"):
+        qdqtool.extract(model, finding="SKIP-FLOAT", private=True)
 
 
 def test_doubled_names_and_plugins() -> None:
@@ -319,19 +329,6 @@ def test_a_real_network(code: str) -> None:
     names = {n.name for n in whole.graph.node} | {t for n in whole.graph.node for t in (*n.input, *n.output)}
     assert not [n for n in names if len(n) > 4 and n.encode() in data]
     assert code in {f.code for f in qdqtool.predict(result.proto).findings}
-
-
-def test_names_and_files_of_parts(tmp_path: Path) -> None:
-    model = residual()
-    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location=f"{SECRET}.bin", size_threshold=0)
-    result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT", private=True)
-    assert SECRET.encode() not in result.proto.SerializeToString()
-    assert all(t.raw_data for t in result.proto.graph.initializer)
-    model = residual()
-    for letter in "bcdfghjklmnpqrstvwxz":
-        model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
-    with pytest.raises(qdqtool.errors.ModelError, match="leave none free"):
-        qdqtool.extract(model, finding="SKIP-FLOAT", private=True)
 
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:

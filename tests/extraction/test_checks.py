@@ -31,14 +31,10 @@ def refused() -> onnx.ModelProto:
 
 
 @needs_compiler
-def test_a_refused_build_comes_down_to_its_cause() -> None:
+def test_builds_that_are_refused_and_healthy_ones() -> None:
     result = qdqtool.extract(refused(), builder="tensorrt-rtx")
     assert "refused" in result.checked and "zero point" in result.checked.lower()
     assert [n.op_type for n in result.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear"]
-
-
-@needs_compiler
-def test_a_healthy_build_needs_a_finding() -> None:
     with pytest.raises(QdqtoolError, match="nothing to extract; give `finding`"):
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
 
@@ -107,7 +103,7 @@ def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.Monke
         qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True)
 
 
-def test_a_terminated_search_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def holds(self: CommandCheck, proto: onnx.ModelProto) -> bool:
         raise Stopped(143)
 

@@ -263,7 +263,13 @@ def test_rtx_and_strongly_typed_targets(g):
     assert types == {onnx.TensorProto.FLOAT16}
 
 
-def test_what_has_to_be_asked_for(g):
+def test_scales_of_no_value_and_heads(g):
+    stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
+    none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
+    dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
+    g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert not fix(proto, "trt8.5").applied
@@ -275,10 +281,16 @@ def test_what_has_to_be_asked_for(g):
 # What findings promise --------------------------------------------------------------------------------------------
 
 
-def test_what_is_fixed_is_a_class_of_refusal_and_has_a_step():
+def test_classes_and_codes_of_fixes():
     known = {c.__name__ for c in Refusal.__subclasses__()}
     assert {name for names in FIXES.values() for name in names} <= known
     assert {c for step in STEPS for c in step.codes} | {c for aim, *_ in _WHOLE for c in aim.codes} == FIXES.keys()
+    proto = model_of("RequantizeFusion/into-convolution")
+    prediction = predict(proto, "trt10")
+    assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
+    (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
+    assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
+        ("DOUBLE-QDQ", differ.node)]
 
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10", "trt11", "rtx1.7"])
@@ -326,15 +338,6 @@ def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, ta
         fixed = fix(proto, target, only)
         assert [(c.code, c.node) for c in fixed.applied] == [(code, node)]
         assert code not in codes(fixed.after)
-
-
-def test_what_no_finding_names_has_the_code_of_its_refusal():
-    proto = model_of("RequantizeFusion/into-convolution")
-    prediction = predict(proto, "trt10")
-    assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
-    (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
-    assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
-        ("DOUBLE-QDQ", differ.node)]
 
 
 def test_each_place_of_a_code_that_was_asked_for_is_accounted_for(g):
@@ -408,14 +411,6 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, para
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     proto = g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))
     assert fix(proto).applied == []
-
-
-def test_a_scale_of_no_value_is_left_alone(g):
-    stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
-    none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
-    dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
-    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
 
 
 # On random Q/DQ networks a fix never makes anything worse, and what it writes is valid.

@@ -38,7 +38,12 @@ def simple(**changes):
     return g.model(out)
 
 
-def test_a_clean_model_has_no_finding_but_the_hint():
+def test_transposed_and_clean_models(g):
+    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
+    proto = g.model(g.bn(y, "bn"))
+    for target in ("trt8.5", "trt11"):
+        assert "CT-BN" in {f.code for f in predict(proto, target).findings}
+    assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
     assert codes_of(simple()) == {"FLAG-FP16"}
     assert codes_of(simple(), "trt11") == {"FLOAT-FP32"}
 
@@ -266,14 +271,6 @@ def quantized_bias():
 def test_quantized_bias(target):
     (found,) = (f for f in predict(quantized_bias(), target).findings if f.code == "BIAS-DQ")
     assert (found.node, found.convolutions, cause(found).precision) == ("bdq", ["c"], Precision.INT32)
-
-
-def test_transposed_convolution_and_batch_normalization(g):
-    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
-    proto = g.model(g.bn(y, "bn"))
-    for target in ("trt8.5", "trt11"):
-        assert "CT-BN" in {f.code for f in predict(proto, target).findings}
-    assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
 
 
 # Heads and shapes -------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def _one_input(operator: Operator) -> bool:
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
-def test_all_rooms_let_a_q_pass(operator: Operator, recipe: Recipe) -> None:
+def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
     assert operators.passage(model, node) is not None
@@ -145,10 +145,6 @@ def test_all_rooms_let_a_q_pass(operator: Operator, recipe: Recipe) -> None:
     assert set(group.quantized) == {"before:0", *results}
     view = View(model)
     assert {u.kind for u in uses(view, "before:0")} == {"q"}
-
-
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
-def test_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
     g = Graph(opset=OPSET)
     before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
     ends = [g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))]

@@ -39,7 +39,7 @@ def _run(path: Path, x: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_resnet18_runs_as_planned(backend: str, tmp_path: Path) -> None:
+def test_networks_run_as_planned(backend: str, tmp_path: Path) -> None:
     sample = torch.randn(2, 3, 64, 64)
     model = _ready(ResNet18(10, nets.WIDTH), sample, backend=backend)
     done = qat.export(model, tmp_path / "q.onnx", sample)
@@ -51,6 +51,11 @@ def test_resnet18_runs_as_planned(backend: str, tmp_path: Path) -> None:
         wanted = model.eval()(sample).numpy()
     error = np.sqrt(np.mean((_run(tmp_path / "q.onnx", sample) - wanted) ** 2)) / wanted.std()
     assert error == pytest.approx(done.difference, rel=1e-3) and error < 0.05
+    x = torch.randn(2, 5, 32)
+    model = _ready(nets.Tokens(), x, backend=backend)
+    done = qat.export(model, tmp_path / "q.onnx", x)
+    assert done.summary["int8"] == 2
+    assert "Transpose" not in {n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node}
 
 
 def test_batch_normalization_is_folded_without_changing_an_integer(tmp_path: Path) -> None:
@@ -136,15 +141,6 @@ def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(tmp
     copied.bn = nn.Identity()  # as if somebody had folded it: from here on the weights are quantized as they are
     assert folded_later(copied.up) is None and folded_later(model.up) is not None
     assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_linear_layers_become_products_with_the_dq_beside_them(backend: str, tmp_path: Path) -> None:
-    x = torch.randn(2, 5, 32)
-    model = _ready(nets.Tokens(), x, backend=backend)
-    done = qat.export(model, tmp_path / "q.onnx", x)
-    assert done.summary["int8"] == 2
-    assert "Transpose" not in {n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node}
 
 
 @pytest.mark.parametrize("net", [nets.Shared, nets.Skips, nets.Heads])

@@ -26,7 +26,7 @@ def _resnet() -> nn.Module:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_classes_and_keys_stay(backend: str) -> None:
+def test_classes_keys_and_names_stay(backend: str) -> None:
     model = _resnet()
     classes = {n: type(m).__name__ for n, m in model.named_modules()}
     keys = list(model.state_dict())
@@ -40,10 +40,6 @@ def test_classes_and_keys_stay(backend: str) -> None:
     assert len(new) == 30 and all(k.endswith("quantizer._amax") for k in new)  # 21 inputs, 8 skips, the pool
     float_weights = _resnet().state_dict()
     assert not model.load_state_dict(float_weights, strict=False).unexpected_keys
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_name_is_taken_for_modelopts(backend: str) -> None:
     model = nets.Shared()
     qat.prepare(model, X, backend=backend, report=None)
     names = {n for n, _ in model.named_modules()}
@@ -53,7 +49,7 @@ def test_no_name_is_taken_for_modelopts(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_checkpoint_loads_into_a_prepared_network(backend: str) -> None:
+def test_checkpoints_and_copies(backend: str) -> None:
     model, other = nets.Shared(), nets.Shared()
     for network in (model, other):
         qat.prepare(network, X, backend=backend, report=None)
@@ -61,10 +57,6 @@ def test_a_checkpoint_loads_into_a_prepared_network(backend: str) -> None:
     other.load_state_dict(model.state_dict(), strict=True)
     with torch.no_grad():
         assert torch.equal(model.eval()(X), other.eval()(X))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_copies_and_pickles_compute_the_same_and_share_nothing(backend: str) -> None:
     model = _resnet()
     sample = torch.randn(1, 3, 64, 64)
     qat.prepare(model, sample, backend=backend, report=None)
@@ -80,7 +72,7 @@ def test_copies_and_pickles_compute_the_same_and_share_nothing(backend: str) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_are_float_outside_and_quantized_inside(backend: str) -> None:
+def test_weights_and_their_gradients(backend: str) -> None:
     model = nn.Sequential(nets.conv(bias=False))
     qat.prepare(model, X, backend=backend, report=None)
     weight = model[0].weight
@@ -95,10 +87,6 @@ def test_weights_are_float_outside_and_quantized_inside(backend: str) -> None:
         expected = nn.functional.conv2d((x / step).round() * step, quantized, padding=1)
         assert torch.allclose(model(x), expected, atol=1e-3)
         assert not torch.allclose(model(x), nn.functional.conv2d(x, weight, padding=1), atol=1e-5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_reach_the_float_weights(backend: str) -> None:
     model = _resnet()
     sample = torch.randn(2, 3, 64, 64)
     qat.prepare(model, sample, backend=backend, report=None)

@@ -61,7 +61,7 @@ def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> 
 
 
 @pytest.mark.parametrize("case", QUICK_FIRST)
-def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
+def test_drawings_hold_every_node_and_no_boxes_overlap(case: str) -> None:
     page = page_of(case)
     index = published(case)
     onnx_graph, engine = page.model.onnx, page.model.engine
@@ -74,6 +74,28 @@ def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
     own = {c.name.partition("_clone_")[0] for c in page.model.conversions}
     assert {m.name for e in onnx_graph.edges for m in e.marks if m.stays} == own
     assert all(c.node >= 0 and c.layer >= 0 and c.to for c in page.model.conversions)
+    for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
+        assert drawing.boxes
+        for a, b in combinations(drawing.boxes, 2):
+            assert a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+        for box in drawing.boxes:
+            assert box.x >= 0 and box.x + box.w <= drawing.width and box.y + box.h <= drawing.height
+        for edge in drawing.edges:
+            heights = [y for _, y in edge.points]
+            assert heights == sorted(heights)
+            top, bottom = drawing.boxes[edge.source], drawing.boxes[edge.target]
+            assert edge.points[0][1] == pytest.approx(top.y + top.h) and edge.points[-1][1] == pytest.approx(bottom.y)
+    model = page_of(case).model
+    modules = model.modules
+    assert sorted(n for box in modules.boxes for n in box.rows) == list(range(len(model.nodes)))
+    assert all(e.source < e.target for e in modules.edges)
+    home = {n: at for at, box in enumerate(modules.boxes) for n in box.rows}
+    between = {(home[a], home[b]) for e in model.onnx.edges for a in model.onnx.boxes[e.source].rows[:1]
+               for b in model.onnx.boxes[e.target].rows[:1]}
+    drawn = {(a, b) for a, b in ((e.source, e.target) for e in modules.edges)
+             if modules.boxes[a].rows and modules.boxes[b].rows}
+    assert drawn == {(a, b) for a, b in between if a != b}
+    assert len(modules.boxes) <= 60
 
 
 def links_of(index: Model, drawn: set[str]) -> set[tuple[str, str]]:
@@ -116,21 +138,6 @@ def links_drawn(model: data.Model) -> set[tuple[str, str]]:
 def reads(node: data.Node, tensor: str) -> bool:
     """Whether a node reads a tensor, directly or through the quantizers in front of it."""
     return tensor in node.inputs or any(s.tensor == tensor and s.where != "output" for s in node.scales)
-
-
-@pytest.mark.parametrize("case", QUICK_FIRST)
-def test_boxes_do_not_overlap_and_edges_go_down(case: str) -> None:
-    for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
-        assert drawing.boxes
-        for a, b in combinations(drawing.boxes, 2):
-            assert a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
-        for box in drawing.boxes:
-            assert box.x >= 0 and box.x + box.w <= drawing.width and box.y + box.h <= drawing.height
-        for edge in drawing.edges:
-            heights = [y for _, y in edge.points]
-            assert heights == sorted(heights)
-            top, bottom = drawing.boxes[edge.source], drawing.boxes[edge.target]
-            assert edge.points[0][1] == pytest.approx(top.y + top.h) and edge.points[-1][1] == pytest.approx(bottom.y)
 
 
 def test_log_lines_belong_to_the_nodes_that_they_name() -> None:
@@ -183,13 +190,16 @@ def test_scales_and_weights(made: Made) -> None:
     assert scale is not None and page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
 
 
-def test_groups_are_tied_by_the_float_model(made: Made) -> None:
+def test_groups_and_reports(made: Made) -> None:
     groups = collect(made.model, before=made.float).groups
     tied = next(g for g in groups if len(g.tensors) > 1)
     assert tied.tied == "tied, one scale" and tied.scale is not None
     assert {g.tied for g in groups} == {"tied, one scale", "alone"}
     alone = collect(made.model).groups
     assert {g.tied for g in alone} == {"equal scales", "alone"}
+    report = Report(collect(made.model), "<html>" * 1000, "page.html")
+    assert len(repr(report)) < 60
+    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
 
 
 def test_times_add_up(made: Made) -> None:
@@ -269,21 +279,6 @@ def test_kernel_stride_and_groups_are_those_of_the_node(tmp_path: Path) -> None:
     ]
     assert {e.tensor: e.shape for e in model.onnx.edges} == {
         "x": "1x4x8x8", "b": "1x8x4x8", "y": "1x4x4x8"}
-
-
-@pytest.mark.parametrize("case", QUICK_FIRST)
-def test_modules_hold_every_node_once_and_none_waits_for_itself(case: str) -> None:
-    model = page_of(case).model
-    modules = model.modules
-    assert sorted(n for box in modules.boxes for n in box.rows) == list(range(len(model.nodes)))
-    assert all(e.source < e.target for e in modules.edges)
-    home = {n: at for at, box in enumerate(modules.boxes) for n in box.rows}
-    between = {(home[a], home[b]) for e in model.onnx.edges for a in model.onnx.boxes[e.source].rows[:1]
-               for b in model.onnx.boxes[e.target].rows[:1]}
-    drawn = {(a, b) for a, b in ((e.source, e.target) for e in modules.edges)
-             if modules.boxes[a].rows and modules.boxes[b].rows}
-    assert drawn == {(a, b) for a, b in between if a != b}
-    assert len(modules.boxes) <= 60
 
 
 def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
@@ -405,9 +400,3 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
     assert [p.x for p in found.points if p.on_front] == [p["ms"] for p in written["front"]]
     assert [p.int8 for p in found.points if p.chosen] == [written["chosen"]["int8"]]
     assert len(found.sites) == len(written["sites"]) and found.axis == "estimated milliseconds on Tesla T4"
-
-
-def test_a_report_describes_itself_in_a_line(made: Made) -> None:
-    report = Report(collect(made.model), "<html>" * 1000, "page.html")
-    assert len(repr(report)) < 60
-    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)

@@ -113,14 +113,11 @@ def test_equal_networks_have_equal_times(name, typed):
     assert before.float_time.precision == after.float_time.precision == Precision.FP16
 
 
-def test_small_networks_are_told_what_their_kernels_take():
+def test_small_networks_and_batches():
     small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
     assert 2 * small.waiting_ms > small.total_ms and 10 * large.waiting_ms < large.total_ms
     prediction, slow = timed(chain(8, channels=16, size=20), find("RTX 4090"))
     assert slow.gain < PAYS and "kernels take at least" in " ".join(whether_it_pays(slow, prediction, 200))
-
-
-def test_batch_scales_activations_and_not_weights():
     _, one = timed(chain(batch=1), batch=32)
     _, own = timed(chain(batch=32))
     assert one.total_ms == pytest.approx(own.total_ms, rel=1e-6)

@@ -64,23 +64,26 @@ def test_reformats_of_small_engines(engine, outputs, expected):
     assert changes(*engine, outputs=outputs) == expected
 
 
-def test_a_residual_comes_in_the_layout_that_its_convolution_writes():
+def test_residuals_and_older_architectures():
     engine = [Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS),
               (layer("Convolution", "q p", "b"), conv(I8, HALF))]  # fmt: skip
     assert changes(*engine) == [("h", "NC/32HW32", "NC/2HW2"), ("p", "NC/2HW2", "NC/32HW32")]
-
-
-@pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
-def test_what_has_no_positions_has_no_layout(shape):
-    assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
-
-
-def test_constants_and_layouts_have_names():
+    known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
+    assert factor_of("8.0", known) == 1.1
+    assert factor_of("12.0", known) == 1.2
+    assert factor_of("9.0", known) == 1.2
+    assert factor_of("6.1", known) == 1.0
+    assert factor_of("8.6", {}) == 1.0
     assert set(constants().values) == set(NAMES)
     assert all(v > 0 for v in constants().values.values())
     assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(constants().spreads)
     assert 1 < constants().spreads["total"] <= constants().spreads["total_unknown"] < 2
     assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
+
+
+@pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
+def test_what_has_no_positions_has_no_layout(shape):
+    assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
 
 
 # Reformats of origin REFORMAT in the published listings (conversions have origin QDQ); the engine's own count.
@@ -303,12 +306,3 @@ def test_channels_and_tensor_cores():
     v100 = find("V100")
     assert one(conv_physics(1e6, 256, 2304, 256), v100) > one(conv_physics(1e6, 256, 2304, 256, Precision.FP16), v100)
     assert one(conv_physics(1e6, 256, 2304, 256)) < one(conv_physics(1e6, 256, 2304, 256, Precision.FP16))
-
-
-def test_architectures_that_were_not_measured_take_the_nearest():
-    known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
-    assert factor_of("8.0", known) == 1.1
-    assert factor_of("12.0", known) == 1.2
-    assert factor_of("9.0", known) == 1.2
-    assert factor_of("6.1", known) == 1.0
-    assert factor_of("8.6", {}) == 1.0

@@ -109,13 +109,9 @@ def test_prediction_ends_and_is_deterministic(model: onnx.ModelProto, target: st
 
 
 @given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
-def test_order_of_nodes_does_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
+def test_order_and_names_do_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
     other = reordered(model, seed)
     assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False))
-
-
-@given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
-def test_names_do_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
     other, back = renamed(model, seed)
     assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False), back)
 

@@ -45,7 +45,7 @@ def simulated() -> set[Row]:
     return {unnumbered((e.pass_name, e.kind, e.subject, e.object)) for e in prediction().trace}
 
 
-def test_quoted_lines_and_passes_appear() -> None:
+def test_quoted_lines_passes_and_layers_appear() -> None:
     onnx.checker.check_model(NETWORK, full_check=True)
     assert len(quoted()) == 107
     assert quoted() - simulated() == UNEXPLAINED
@@ -53,10 +53,7 @@ def test_quoted_lines_and_passes_appear() -> None:
     passes = {row[0] for row in quoted()}
     assert {"SplitQAcrossPrecedingFanIn", "HorizontalMergeQNodes", "VanillaSwapWithFollowingQ", "QConvScaleFusion",
             "QuantizeDoubleInputNodes", "ConstWeightsFusion", "QDQToCopy", "EltwiseAddToPwn"} <= passes
-
-
-def test_the_stem_and_an_add_as_listed() -> None:
-    """Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8."""
+    # Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8
     stem = next(c for c in prediction().convolutions if c.name == "/model/backbone0/conv/Conv")
     assert stem.inputs == [Precision.INT8]
     assert stem.output == Precision.INT8

@@ -477,16 +477,13 @@ def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> 
     assert (tmp_path / "t.json").read_bytes().startswith(b"{")
 
 
-def test_a_network_without_any_int8_is_told() -> None:
+def test_networks_without_int8_and_more_convolutions() -> None:
     net = conv_net()
     next(n for n in net.graph.node if n.name == "conv2").name = "other"
     samples = [{"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)]
     with pytest.raises(QdqtoolError, match="no convolution would run in INT8"):
         qdqtool.tune(net, samples, include=["conv"])
-
-
-def test_convolutions_that_no_placement_of_its_own_quantizes_are_calibrated_too() -> None:
-    """A pattern leaves a convolution out; making another one float may still put a Q on what it reads."""
+    # A pattern leaves a convolution out; making another one float may still put a Q on what it reads
     model = conv_net()
     model.graph.node[-1].name = "last"
     samples = np.random.default_rng(0).random((8, 3, 16, 16), np.float32)

@@ -315,19 +315,20 @@ def test_evaluation_data_is_halved(count: int, chosen: int, judged: int) -> None
     assert 1 <= len(one) <= max(chosen, 4) and 1 <= len(other) <= max(judged, 4)
 
 
-def test_neighbours_fall_on_one_side() -> None:
+def test_sets_of_samples(tmp_path: Path) -> None:
     """Of 64 frames of a video all but those at the edges of blocks have both neighbours in the same set."""
     sets = open_sets(model(), numbered(5), numbered(64, 1000))
     one = set(values(sets, sets.chosen_on))
     assert len(one) == 32
     edges = [v for v in range(1000, 1063) if (v in one) != (v + 1 in one)]
     assert len(edges) == 7
-
-
-def test_samples_of_a_fixed_batch() -> None:
     rows = np.arange(64, dtype=np.float32).reshape(16, 4, 1, 1, 1).repeat(2, 3).repeat(2, 4)
     sets = open_sets(model(4), [{"x": r} for r in rows])
     assert len(sets.chosen_on) == 4 and len(values(sets, sets.chosen_on)) == 16
+    np.save(tmp_path / "x.npy", np.zeros((9, 1, 2, 2), np.float32))
+    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
+    with pytest.raises(DataError, match=r"link\.npy: is what `data` names"):
+        open_sets(model(), tmp_path / "x.npy", str(tmp_path / "link.npy"))
 
 
 def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path) -> None:
@@ -345,13 +346,6 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
     mine, theirs = one.measured.load(3), again.load(3)
     assert mine is not None and theirs is not None and np.array_equal(mine["x"], theirs["x"])
     assert sets().fingerprint == one.fingerprint != sets(1).fingerprint
-
-
-def test_the_same_data_cannot_judge(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((9, 1, 2, 2), np.float32))
-    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
-    with pytest.raises(DataError, match=r"link\.npy: is what `data` names"):
-        open_sets(model(), tmp_path / "x.npy", str(tmp_path / "link.npy"))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,25 @@ def test_files_of_a_build(tmp_path: Path, lines: list[str]) -> None:
         check_same_model(model(1), Build(parse=ParseSection()))
 
 
-def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
+def test_parts_of_a_log(tmp_path: Path, lines: list[str]) -> None:
+    end = place(lines, "Engine Layer Information")
+    result = verify(MODEL, written(tmp_path, lines[:end]))
+    assert result.convolutions.agree == 21
+    assert result.conversions.built == 1
+    assert exit_code(result) == 2
+    names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
+    path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
+    with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
+        verify(MODEL, path)
+    end = place(lines, "ConstWeightsFusion on conv1.weight")
+    path = written(tmp_path, lines[:end])
+    result = verify(MODEL, path)
+    assert result.mismatches == []
+    assert not result.complete
+    assert str(Gap(Section.LISTING)) in result.build.missing
+    assert exit_code(result) == 2
+    assert exit_code(result, allow_partial=True) == 0
+    assert result.convolutions.unknown < result.convolutions.total
     at = place(lines, "QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22")
     result = verify(MODEL, written(tmp_path, [*lines[:at], *lines[at + 1 :]]))
     assert exit_code(result) == 1
@@ -114,26 +132,6 @@ def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
     trace = [m for m in result.mismatches if m.kind == "trace"]
     assert trace[0].line == at + 1
     assert trace[0].differs == Difference.FIRST_LINE
-
-
-def test_half_a_log_is_partial(tmp_path: Path, lines: list[str]) -> None:
-    end = place(lines, "ConstWeightsFusion on conv1.weight")
-    path = written(tmp_path, lines[:end])
-    result = verify(MODEL, path)
-    assert result.mismatches == []
-    assert not result.complete
-    assert str(Gap(Section.LISTING)) in result.build.missing
-    assert exit_code(result) == 2
-    assert exit_code(result, allow_partial=True) == 0
-    assert result.convolutions.unknown < result.convolutions.total
-
-
-def test_what_pass_lines_alone_tell(tmp_path: Path, lines: list[str]) -> None:
-    end = place(lines, "Engine Layer Information")
-    result = verify(MODEL, written(tmp_path, lines[:end]))
-    assert result.convolutions.agree == 21
-    assert result.conversions.built == 1
-    assert exit_code(result) == 2
 
 
 def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,13 +215,6 @@ def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest
     result = verify(model, read_build(io.BytesIO(half[: len(half) // 2].encode())))
     assert result.mismatches == []
     assert exit_code(result) == 2
-
-
-def test_a_log_that_ends_in_the_parse_section_is_not_called_another_model(tmp_path: Path) -> None:
-    names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
-    path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
-    with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
-        verify(MODEL, path)
 
 
 # The rules of verify that need no whole build: which target, which model, which flags, and when it ends with what.

@@ -235,12 +235,8 @@ lists = st.lists(st.integers(0, 6), max_size=40)
 
 
 @given(lists, lists)
-def test_in_order_is_the_longest_common_subsequence(first: list[int], second: list[int]) -> None:
+def test_lines_in_order(first: list[int], second: list[int]) -> None:
     assert in_order(first, second) == by_table(first, second)
-
-
-@given(lists, lists)
-def test_counts(first: list[int], second: list[int]) -> None:
     found = agreement(first, second)
     common = sum(min(n, Counter(second)[x]) for x, n in Counter(first).items())
     assert found == TraceCounts(len(first), len(second), common, by_table(first, second))
