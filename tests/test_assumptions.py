@@ -37,24 +37,13 @@ def test_both_outcomes_are_told(target: str, default: str) -> None:
     assert told["places"] == ["sum"] and told["why"] and not told["given"]
 
 
-def test_the_choice_is_the_users() -> None:
+def test_the_choice_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = qdqtool.predict(OPEN, assume={"silu-add": "fused"})
     apart = qdqtool.predict(OPEN, "trt11", assume={"silu-add": "apart"})
     assert c2(fused) == (Precision.INT8, True)
     assert c2(apart) == (Precision.FP32, False)
     assert fused.assumptions[0].given and list(fused.assumptions[0].alternatives) == ["apart"]
     assert "ADD-ACT" in apart.findings_by_code() and "ADD-ACT" not in fused.findings_by_code()
-
-
-@pytest.mark.parametrize("proto", [
-    residual("own"), residual("float", activation=True), residual("own", conv_side=True, activation=True),
-    residual("float"),
-], ids=["no activation", "float skip", "both sides quantized", "neither"])
-def test_nothing_is_assumed_where_nothing_depends_on_it(proto: onnx.ModelProto) -> None:
-    assert qdqtool.predict(proto).assumptions == []
-
-
-def test_a_model_without_such_places_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from qdqtool.trt import outcome
 
     runs: list[int] = []
@@ -64,6 +53,14 @@ def test_a_model_without_such_places_is_simulated_once(monkeypatch: pytest.Monke
     assert len(runs) == 1
     qdqtool.predict(OPEN)
     assert len(runs) == 3
+
+
+@pytest.mark.parametrize("proto", [
+    residual("own"), residual("float", activation=True), residual("own", conv_side=True, activation=True),
+    residual("float"),
+], ids=["no activation", "float skip", "both sides quantized", "neither"])
+def test_nothing_is_assumed_where_nothing_depends_on_it(proto: onnx.ModelProto) -> None:
+    assert qdqtool.predict(proto).assumptions == []
 
 
 @pytest.mark.parametrize(("assume", "target", "said"), [
@@ -105,7 +102,7 @@ def test_verify_takes_what_the_build_shows(built: str, tmp_path: Path) -> None:
     assert [n for n in result.notes if n.startswith(f"silu-add: the build shows {built}")]
 
 
-def test_verify_says_where_a_build_fits_neither(tmp_path: Path) -> None:
+def test_verify_settles_what_is_assumed(tmp_path: Path) -> None:
     """Other faults stay mismatches: the choice hides none of them."""
     lines = log_of(qdqtool.predict(OPEN, assume={"silu-add": "fused"}))
     broken = [line.replace("Int8", "Half") if "c1.weight" in line and "Layer(" in line else line for line in lines]
@@ -115,10 +112,7 @@ def test_verify_says_where_a_build_fits_neither(tmp_path: Path) -> None:
     result = qdqtool.verify(OPEN, log)
     assert any("c1" in m.name for m in result.mismatches)
     assert any("does not fit everywhere" in n for n in result.notes)
-
-
-def test_insert_leaves_nothing_to_assume() -> None:
-    """Both inputs of such an Add quantized: the outcome is the same either way."""
+    # Both inputs of such an Add quantized: the outcome is the same either way
     from qdqtool.model.modelfile import load
     from qdqtool.trt.outcome import assumed_target
     from qdqtool.trt.targets import target_named

@@ -50,7 +50,12 @@ def test_what_scripts_take_from_the_package_is_there() -> None:
                     assert hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}"), (path, name.name)
 
 
-def test_only_scripts_that_are_there_are_named() -> None:
+def test_differences_and_names() -> None:
+    paired = runpy.run_path(str(HERE / "common.py"))["paired"]
+    one = [float(v) for v in np.random.default_rng(0).normal(size=40)]
+    assert paired([(one, [v - 0.5 for v in one])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
+    difference, low, high = paired([(one, one), (one, [v - 1.0 for v in one])], np.mean)
+    assert (difference, low, high) == pytest.approx((0.5, 0.5, 0.5))
     assert set(RUN["DATA"]) <= set(NAMES)
 
 
@@ -62,14 +67,6 @@ def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
                                 "<!-- end of a -->\nafter\n")
     with pytest.raises(SystemExit, match=r"page\.md: has no '<!-- b:"):
         common["publish"]("b", "", page)
-
-
-def test_a_paired_difference_is_that_of_the_same_images() -> None:
-    paired = runpy.run_path(str(HERE / "common.py"))["paired"]
-    one = [float(v) for v in np.random.default_rng(0).normal(size=40)]
-    assert paired([(one, [v - 0.5 for v in one])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
-    difference, low, high = paired([(one, one), (one, [v - 1.0 for v in one])], np.mean)
-    assert (difference, low, high) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,11 @@ def commands(page: Path) -> list[list[str]]:
 def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 130 and "make demo" in text and "make test" in text
+    assert sum(len(commands(page)) for page in PAGES) > 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_commands_and_options_exist(page: Path) -> None:
+def test_commands_options_and_linked_files_exist(page: Path) -> None:
     for call in commands(page):
         command = cli.cli.get_command(None, call[1])  # type: ignore[arg-type]
         assert command is not None, call
@@ -35,14 +36,6 @@ def test_commands_and_options_exist(page: Path) -> None:
         assert given <= known | {"--help"}, call
         if "--target" in call:
             target_named(call[call.index("--target") + 1])
-
-
-def test_commands_are_found() -> None:
-    assert sum(len(commands(page)) for page in PAGES) > 20
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_linked_files_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):
         if not re.match(r"\w+:|OWNER", link):
             assert (page.parent / link).exists(), link

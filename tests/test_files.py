@@ -23,6 +23,7 @@ from qdqtool.cli import cli, run
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.errors import ModelError, QdqtoolError
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
+from tests.tables import cases
 from tests.verification.comparing.networks import network
 
 
@@ -66,7 +67,13 @@ def test_a_full_device_is_one_line() -> None:
         write_text(f"/dev/fd/{full.fileno()}", "text")
 
 
-def test_text_with_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+def test_files_of_other_kinds_and_odd_names(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"w": 1}))
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "weights").write_bytes(pickle.dumps([1], protocol=2))
+    assert "PyTorch" in said(tmp_path / "a.pth") and "torch.onnx.export" in said(tmp_path / "a.pth")
+    assert "numpy" in said(tmp_path / "a.npy") and "PyTorch" in said(tmp_path / "weights")
     write_text(tmp_path / "a.txt", "name \udcff")
     assert (tmp_path / "a.txt").read_text("utf-8") == "name \\udcff"
 
@@ -77,30 +84,12 @@ def said(path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("name", "data", "expected"), [
-    ("best.engine", b"ftrt\0\0\0", "TensorRT engine"), ("best.trt", b"abc", "TensorRT engine"),
-    ("best.pt", b"PK\x03\x04abc", "PyTorch"), ("best.tflite", b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
-    ("best.xml", b"<?xml version=\"1.0\"?>\n<net name=\"a\">", "OpenVINO"),
-    ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    ("model.onnx", b"<!DOCTYPE html><html>", "web page"), ("model.onnx", b"", "empty"),
-    ("model.onnx", b"\x89PNG\r\n", "picture"), ("model.safetensors", b"\x10\0\0\0\0\0\0\0{}", "safetensors"),
-    ("layers.json", b'{"Layers": []}', "JSON"), ("noise.bin", b"\x91\x07\xee\x12", "not an ONNX model, or damaged"),
-    ("model.onnx", b"not a model", "not an ONNX model"),
-])
+@pytest.mark.parametrize(*cases("top/files-other-files"))
 def test_other_files(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     message = said(path)
     assert expected in message and str(path) in message and "\n" not in message
-
-
-def test_real_files_of_other_kinds(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
-        file.writestr("archive/data.pkl", pickle.dumps({"w": 1}))
-    np.save(tmp_path / "a.npy", np.zeros(3))
-    (tmp_path / "weights").write_bytes(pickle.dumps([1], protocol=2))
-    assert "PyTorch" in said(tmp_path / "a.pth") and "torch.onnx.export" in said(tmp_path / "a.pth")
-    assert "numpy" in said(tmp_path / "a.npy") and "PyTorch" in said(tmp_path / "weights")
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
@@ -295,9 +284,13 @@ def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> Non
     made.save(folder / "out.onnx")
 
 
-def test_two_outputs_to_one_file(seeds: Path, tmp_path: Path) -> None:
+def test_two_outputs_to_one_file(seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = str(tmp_path / "o")
     assert run(["engine", str(seeds / "layers.json"), "--dot", out, "-o", str(tmp_path / "." / "o")]) == 2
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("qdqtool.base.budgets.DRAWN_LAYERS", 1)
+    args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
+    assert run(args) == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -350,15 +343,6 @@ def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: 
     with pytest.raises(QdqtoolError, match="new: cannot be written: No space left"):
         both()
     assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
-
-
-def test_a_drawing_that_fails_leaves_no_other_output(
-    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qdqtool.base.budgets.DRAWN_LAYERS", 1)
-    args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
-    assert run(args) == 2
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("args", [["predict", "qdq.onnx"], ["fix", "qdq.onnx"], ["log", "build.log"],

@@ -24,6 +24,7 @@ from qdqtool.model.modelfile import save
 from qdqtool.render.output import all_as_options, as_options, coloured, in_colour
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
+from tests.tables import cases
 
 EXAMPLES = table("examples")
 
@@ -69,15 +70,7 @@ def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) 
 _WHOLE = re.compile(r"build: |next: |^\s*\S+$|qdqtool: |wrote ")
 
 
-@pytest.mark.parametrize("command", [
-    "predict qdq.onnx", "predict qdq.onnx --all", "predict qdq.onnx --gpu T4", "predict float.onnx --target 8.6",
-    "insert float.onnx --calib samples.npz --include conv -o new.onnx --all", "verify own.onnx own.log --allow-partial",
-    "compare float.onnx inserted.onnx", "fix qdq.onnx -o fixed.onnx",
-    "extract qdq.onnx --finding OUT-FLOAT -o part.onnx",
-    "explain SKIP-FLOAT", "explain --list", "explain 'Missing scale and zero-point for tensor x'",
-    "explain 'ConstShuffleFusion: Fusing a with b'", "explain --for deepstream",
-    "log own.log", "log own.log --all", "engine layers.json", "gpus", "gpus T4", "gpus --sources",
-])
+@pytest.mark.parametrize(*cases("top/looks-answers-fit-80-columns"))
 def test_answers_fit_80_columns(
     command: str, seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +97,7 @@ def test_who_gets_colour(monkeypatch: pytest.MonkeyPatch, variables: dict[str, s
     assert in_colour(terminal) == colour and not in_colour(io.StringIO())
 
 
-def test_colours_of_an_answer() -> None:
+def test_colours_and_texts() -> None:
     text = ("4 convolutions\n  target\n\nERROR A: b\n    c\n  - d\n  > e\n    f\n\nHeading\nrow\n  1\n"
             "warning B: g\nnote C\n    \x5b1m\n")
     shown = coloured(text)
@@ -113,6 +106,8 @@ def test_colours_of_an_answer() -> None:
              for line in (x.lstrip() for x in shown.splitlines()) if line.startswith("\x1b")}
     assert codes == {"4 convolutions": "1", "ERROR A: b": "1;31", "c": "1;31", "> e": "32", "f": "32", "Heading": "1",
                      "warning B: g": "1;33", "note C": "1;36", "[1m": "1;36"}
+    given = {"a": ["`exclude`", 1, None], "b": {"c": "`unify=False`"}}
+    assert all_as_options(given) == {"a": ["--exclude", 1, None], "b": {"c": "--no-unify"}}
 
 
 def test_pipes_and_json_get_no_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,21 +176,6 @@ def test_an_answer_without_warnings_is_short(tmp_path: Path, capsys: pytest.Capt
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("leave it float with `exclude`", "leave it float with --exclude"),
-    ("(`head='none'` quantizes it)", "(--head none quantizes it)"),
-    ("use one method, or `unify=False`", "use one method, or --no-unify"),
-    ("`exclude_op` Conv: no such", "--exclude-op Conv: no such"),
-    ("give images (`data`)", "give images (--calib)"),
-    ("`head='a thing'` stays", "`head='a thing'` stays"),
-    ("run `pip install qdqtool`", "run `pip install qdqtool`"),
-    ("`Model` is a class", "`Model` is a class"),
-    ("nothing to say", "nothing to say"),
-])
+@pytest.mark.parametrize(*cases("top/looks-parameters-become-options"))
 def test_parameters_become_options(text: str, expected: str) -> None:
     assert as_options(text) == expected
-
-
-def test_texts_in_lists_and_dicts() -> None:
-    given = {"a": ["`exclude`", 1, None], "b": {"c": "`unify=False`"}}
-    assert all_as_options(given) == {"a": ["--exclude", 1, None], "b": {"c": "--no-unify"}}

@@ -32,6 +32,7 @@ from tests.fuzz.grammar import network
 from tests.fuzz_inputs import interrupts
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.slow import slow_after
+from tests.tables import cases
 
 TOOL = f"{sys.executable} -m qdqtool"
 ODD = "\x1b]0;owned\x07 \x9b31m \x85 \x7f \u202e"
@@ -58,10 +59,12 @@ def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
 
 
-def test_a_file_is_written_without_a_stdout(model: Path, tmp_path: Path) -> None:
+def test_streams(model: Path, tmp_path: Path) -> None:
     done = shell(f"{TOOL} predict {model} -o {tmp_path / 'out'} --format json <&- >&- 2>&-")
     assert done.returncode == 0
     assert json.loads((tmp_path / "out").read_text())["schema"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
 
 
 _WAIT = """
@@ -213,23 +216,7 @@ def _broken_names(folder: Path) -> None:
     (folder / "layers.json").write_text(broken)
 
 
-@pytest.mark.parametrize(
-    ("args", "files"),
-    [
-        (["predict", "qdq.onnx", "--all", "--trace", "--layers"], []),
-        (["predict", "qdq.onnx", "--all", "--layers", "-o", "out.txt"], ["out.txt"]),
-        (["predict", "qdq.onnx", "--all", "--gpu", "T4"], []),
-        (["predict", "qdq.onnx", "--target", "rtx1.7", "--all"], []),
-        (["predict", "float.onnx", "--require", "."], []),
-        (["fix", "qdq.onnx", "-o", "fixed.onnx"], []),
-        (["insert", "float.onnx", "--calib", "samples.npz", "--include", ".", "--all"], []),
-        (["insert", "float.onnx", "--calib", "samples.npz", "--include", "conv", "--losses", "1"], []),
-        (["engine", "layers.json", "--all"], []),
-        (["engine", "layers.json", "--dot", "a.dot", "--svg", "a.svg"], ["a.dot", "a.svg"]),
-        (["log", "layers.json", "--all"], []),
-        (["extract", "qdq.onnx", "--node", "FIRST", "-o", "part.onnx", "--report", "part.md"], ["part.md"]),
-    ],
-)
+@pytest.mark.parametrize(*cases("top/manners-a-name-never-begins-a"))
 def test_a_name_never_begins_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str],
     files: list[str],
@@ -278,16 +265,13 @@ def test_json_has_only_numbers(
         json.loads(found, parse_constant=pytest.fail)
 
 
-def test_names_that_are_not_utf8_are_refused_at_load(tmp_path: Path) -> None:
+def test_names_and_members_of_packed_files(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = network(11).SerializeToString()
     name = network(11).graph.node[0].name.encode()
     damaged = whole.replace(name, name[:-1] + b"\xff")
     assert damaged != whole
     with pytest.raises(ModelError, match="not UTF-8"):
         load(damaged)
-
-
-def test_all_members_of_a_gzip_are_read(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = samples.trtexec_log().encode()
     log = tmp_path / "log.gz"
     log.write_bytes(gzip.compress(data[:500]) + gzip.compress(data[500:]))
@@ -361,11 +345,6 @@ def test_the_overview_names_every_command_within_the_terminal(
     assert max(map(len, text.splitlines())) <= max(50, min(98, columns - 2))
     assert all(" ".join((name, *line.split())) in " ".join(text.split()) for name, line in COMMANDS.items())
     assert subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout == f"{text}\n"
-
-
-def test_an_overview_that_cannot_be_written_is_no_success() -> None:
-    with open("/dev/full", "w") as full:
-        assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
 
 
 def test_a_stop_that_python_drops_comes_again() -> None:

@@ -80,24 +80,18 @@ def test_keywords_become_fields() -> None:
     assert example(1) == (1, "box", True, 99.99, "")
     assert example(1, head="none", unify=False, percentile=99.0, last="x") == (1, "none", False, 99.0, "x")
     assert list(inspect.signature(example).parameters)[:3] == ["first", "last", "head"]
-
-
-def test_wrong_keywords_are_refused() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'heads'"):
         example(1, heads="none")
     with pytest.raises(QdqtoolError, match="`head='all'`: choose one of box, float, none"):
         example(1, head="all")
-
-
-@takes(on=On, placing=Placing)
-def by_place(first: int, on: On, *rest: int, placing: Placing) -> tuple[object, ...]:
-    return first, on.target, rest, placing.head
-
-
-def test_a_class_may_stand_at_a_place_and_be_given_whole() -> None:
     assert by_place(1) == (1, "trt10", (), "box")
     assert by_place(1, "trt8.5", 2, 3, head="none") == (1, "trt8.5", (2, 3), "none")
     assert by_place(1, target="trt11") == by_place(1, on=On(target="trt11")) == (1, "trt11", (), "box")
     assert by_place(1, placing=Placing(head="float"))[-1] == "float"
     assert [p.kind.name for p in inspect.signature(by_place).parameters.values()][:3] == [
         "POSITIONAL_OR_KEYWORD", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL"]
+
+
+@takes(on=On, placing=Placing)
+def by_place(first: int, on: On, *rest: int, placing: Placing) -> tuple[object, ...]:
+    return first, on.target, rest, placing.head

@@ -40,12 +40,23 @@ def _network(quantized: tuple[bool, ...], skip: bool = False) -> onnx.ModelProto
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
-def test_passes_and_returns_the_prediction() -> None:
+def test_what_may_be_float() -> None:
     prediction = assert_int8(_network((True, True, True)), "trt8.5", require="conv", max_conversions=1)
     assert [c.is_int8 for c in prediction.convolutions] == [True, True, True]
+    model = _network((True, False, True))
+    assert_int8(model, "trt8.5", allow_float="conv1")
+    assert_int8(model, "trt8.5", allow_float=["1$"])
+    assert_int8(model, "trt8.5", require="conv[02]")
+    with pytest.raises(AssertionError, match="conv1"):
+        assert_int8(model, "trt8.5", require=["conv0", "conv1"], allow_float=["conv1"])
+    with pytest.raises(AssertionError) as caught:
+        assert_int8(_network((False,) * 20))
+    message = str(caught.value)
+    assert message.count("not INT8\n") == 8
+    assert "and 12 more" in message
 
 
-def test_by_default_every_convolution_has_to_be_int8() -> None:
+def test_requirements() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_int8(_network((True, False, True)), "trt8.5")
     message = str(caught.value)
@@ -53,18 +64,6 @@ def test_by_default_every_convolution_has_to_be_int8() -> None:
     assert "conv1 (Conv) is FLOAT, not INT8" in message
     assert "conv0 (Conv)" not in message and "conv2 (Conv)" not in message
     assert message.count("cause: ") >= 1 and message.count("fix: ") == message.count("cause: ")
-
-
-def test_what_may_be_float() -> None:
-    model = _network((True, False, True))
-    assert_int8(model, "trt8.5", allow_float="conv1")
-    assert_int8(model, "trt8.5", allow_float=["1$"])
-    assert_int8(model, "trt8.5", require="conv[02]")
-    with pytest.raises(AssertionError, match="conv1"):
-        assert_int8(model, "trt8.5", require=["conv0", "conv1"], allow_float=["conv1"])
-
-
-def test_conversions_are_counted_and_the_skip_is_named() -> None:
     model = _network((True, True, True), skip=True)
     with pytest.raises(AssertionError) as caught:
         assert_int8(model, "trt8.5", max_conversions=1)
@@ -83,15 +82,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(option: str) -> None:
         assert_int8(_network((True,)), **{option: "("})  # type: ignore[arg-type]
 
 
-def test_long_lists_are_cut() -> None:
-    with pytest.raises(AssertionError) as caught:
-        assert_int8(_network((False,) * 20))
-    message = str(caught.value)
-    assert message.count("not INT8\n") == 8
-    assert "and 12 more" in message
-
-
-def test_a_network_without_convolutions_fails() -> None:
+def test_what_cannot_be_required(tmp_path: object) -> None:
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["y"], "relu")], "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
@@ -99,15 +90,9 @@ def test_a_network_without_convolutions_fails() -> None:
     )  # fmt: skip
     with pytest.raises(AssertionError, match="has no Conv"):
         assert_int8(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
-
-
-def test_targets_without_layers_cannot_count_conversions() -> None:
     assert_int8(_network((True, True)), "rtx1.7", require="conv")
     with pytest.raises(QdqtoolError, match="max_conversions"):
         assert_int8(_network((True, True)), "rtx1.7", max_conversions=1)
-
-
-def test_bad_input_is_told_in_one_line(tmp_path: object) -> None:
     with pytest.raises(ModelError, match="no such file") as caught:
         assert_int8(f"{tmp_path}/none.onnx")
     assert "\n" not in str(caught.value)

@@ -263,13 +263,10 @@ def test_suffixes_of_long_names(unit: str) -> None:
     assert time.process_time() - begun < SECONDS
 
 
-def test_suffixes() -> None:
+def test_suffixes_and_exceptions() -> None:
     assert clone_suffix("a_clone_1_clone_20") == "_clone_1_clone_20"
     assert clone_suffix("a_clone_1b") == clone_suffix("_clone_") == ""
     assert base_name("a_clone_1_quantize_scale_node_clone_2") == "a"
-
-
-def test_what_an_exception_says_in_one_line() -> None:
     assert reason_of(ValueError("a\n b")) == "a b" and reason_of(ValueError()) == "ValueError"
     assert reason_of(ValueError("x" * 300)) == "x" * 200 and reason_of(ValueError("xyz"), 2) == "xy"
     assert reason_of(ValueError("\n first\nsecond"), first_line=True) == "first"

@@ -23,6 +23,7 @@ from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.fuzz.net import Net
+from tests.tables import cases
 
 PACKAGE = '''
 import enum, json, os
@@ -184,13 +185,7 @@ def test_dynamic_shapes(tmp_path: Path) -> None:
     assert builders.build(path, shapes={name: [[4, 8, 8, 8], [2, 8, 8, 8], [1, 8, 8, 8]]}).status == "refused"
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"builder": "tvm"}, "unknown builder 'tvm'"), ({"sm": [87]}, "cannot build for SM87"),
-    ({"keep_engine": True}, "needs a folder"), ({"timeout": 0}, "not positive"),
-    ({"model": "none.onnx"}, "no such file"),
-    ({"builder": "trtexec", "sm": [86]}, "compute capabilities are for tensorrt-rtx"),
-    ({"builder": "trtexec"}, "no trtexec on PATH"),
-])
+@pytest.mark.parametrize(*cases("builders/tensorrt-bad-requests"))
 def test_bad_requests(options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(runs, "_USUAL", ())
@@ -244,12 +239,7 @@ def test_shapes_and_engine(tmp_path: Path) -> None:
     assert f"--saveEngine={tmp_path / 'e.plan'}" in chosen
 
 
-@pytest.mark.parametrize(("line", "version"), [
-    ("&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec", "8.5.3"),
-    ("&&&& RUNNING TensorRT.trtexec [TensorRT v8601] #", "8.6.1"),
-    ("&&&& RUNNING TensorRT.trtexec [TensorRT v101303] [b9] #", "10.13.3"),
-    ("nothing", ""),
-])
+@pytest.mark.parametrize(*cases("builders/tensorrt-version"))
 def test_version(line: str, version: str) -> None:
     assert runs.version_of(line.encode()) == version
 
@@ -294,12 +284,15 @@ def test_a_refusal_a_crash_and_a_timeout(tmp_path: Path, monkeypatch: pytest.Mon
     assert time.monotonic() - start < 10
 
 
-def test_good_names_stay_and_no_copy_is_made(tmp_path: Path) -> None:
+def test_names_and_copies(tmp_path: Path) -> None:
     path = saved(two_convolutions("/model.0/conv/Conv", "b"), tmp_path)
     model = load(path)
     names = log_names(model)
     assert [names[n.index] for n in model.nodes] == [n.proto.name for n in model.nodes]
     assert with_log_names(model, names, tmp_path / "unused") == Path(path)
+    model = load(saved(two_convolutions("same", "same"), tmp_path))
+    convs = [n for n in model.nodes if n.op == "Conv"]
+    assert [log_names(model)[n.index] for n in convs] == [n.output for n in convs]
 
 
 @pytest.mark.parametrize("bad", ["", NASTY, "two words", "x" * 300, "[ONNX Layer: a]"])
@@ -321,12 +314,6 @@ def test_names_that_a_log_cannot_carry_are_replaced_in_a_copy(bad: str, tmp_path
     for node in original.graph.node:
         node.name = ""
     assert copy.graph == original.graph
-
-
-def test_doubled_names_become_their_outputs(tmp_path: Path) -> None:
-    model = load(saved(two_convolutions("same", "same"), tmp_path))
-    convs = [n for n in model.nodes if n.op == "Conv"]
-    assert [log_names(model)[n.index] for n in convs] == [n.output for n in convs]
 
 
 def test_missing_weight_file_is_told_before_the_build(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def report(*layers: dict[str, Any]) -> EngineReport:
     return analyze(read_build(io.BytesIO(json.dumps({"Layers": list(layers), "Bindings": []}).encode())))
 
 
-def test_a_convolution_with_a_residual() -> None:
+def test_macs_of_small_engines() -> None:
     row = report(CONV).rows[0]
     assert row.input_bytes == 2 * 64 * 56 * 56 + 2 * 128 * 28 * 28 * 2
     assert row.weight_bytes == 128 * 64 * 9
@@ -52,24 +52,15 @@ def test_a_convolution_with_a_residual() -> None:
     assert row.total_bytes == row.input_bytes + row.weight_bytes + row.output_bytes
     assert row.macs == 2 * 128 * 28 * 28 * 64 * 9
     assert row.intensity == pytest.approx(row.macs / row.total_bytes)
-
-
-def test_weights_not_listed_follow_from_kernel_maps_and_groups() -> None:
     fields = {key: value for key, value in CONV.items() if key != "Weights"}
     row = report({**fields, "Groups": 64, "OutMaps": 128}).rows[0]
     assert row.macs == 2 * 128 * 28 * 28 * 9
     assert (row.weight_bytes, row.total_bytes, row.intensity) == (None, None, None)
-
-
-def test_a_deconvolution_counts_each_input_element() -> None:
     row = report(layer(
         "up", "CaskDeconvolutionV2", [tensor("x", [1, 256, 10, 10], INT8)], [tensor("y", [1, 64, 20, 20], INT8)],
         Kernel=[2, 2], Weights={"Type": "Int8", "Count": 256 * 64 * 4},
     )).rows[0]
     assert row.macs == 1 * 256 * 10 * 10 * 64 * 4  # ten by ten positions, each spread over 2 x 2 of 64 channels
-
-
-def test_convolution_and_pooling_in_one_layer() -> None:
     row = report(layer(
         "stem", "ConvActPool", [tensor("x", [1, 3, 224, 224], "Row major Int8 format")],
         [tensor("y", [1, 64, 56, 56], INT8)], ConvKernel=[7, 7], ConvStride=[2, 2], ConvPrePadding=[3, 3],
@@ -92,7 +83,17 @@ def test_matrix_products_and_layers_without_macs() -> None:
     assert (rows[2].macs, rows[2].total_bytes) == (0, None)
 
 
-def test_totals_keep_conversions_and_reformats_apart() -> None:
+def test_orders_and_times() -> None:
+    result = report(CONV, layer("b", "PointWiseV2", [tensor("a", [8], FP32)], [tensor("c", [8], FP32)]))
+    assert [r.name for r in result.sorted_rows("name")] == ["b", "conv"]
+    assert [r.name for r in result.sorted_rows("bytes")] == ["conv", "b"]
+    assert [r.name for r in result.sorted_rows("order")] == ["conv", "b"]
+    result = analyze(read_build(io.BytesIO(samples.trtexec_log().encode())))
+    assert [(row.ms, row.share and round(row.share, 4)) for row in result.rows] == [(0.0125, 0.2), (0.05, 0.8),
+    (None, None)]
+    assert result.total_ms == pytest.approx(0.0625)
+    conv = result.rows[1]  # its weights' size is in the parse section
+    assert (conv.weight_bytes, conv.macs) == (16 * 3 * 9, 16 * 4 * 4 * 27)
     q = layer("q", "Reformat", [tensor("i", [1, 3, 8, 8], FP32)], [tensor("x", [1, 3, 8, 8], INT8)], Origin="QDQ")
     copy = layer("Reformatting CopyNode for Input Tensor 0 to conv", "Reformat", [tensor("x", [4], INT8)],
                  [tensor("z", [4], INT8)])
@@ -104,23 +105,7 @@ def test_totals_keep_conversions_and_reformats_apart() -> None:
     assert sum(total.bytes for total in result.totals("type").values()) == sum(r.total_bytes or 0 for r in result.rows)
 
 
-def test_order() -> None:
-    result = report(CONV, layer("b", "PointWiseV2", [tensor("a", [8], FP32)], [tensor("c", [8], FP32)]))
-    assert [r.name for r in result.sorted_rows("name")] == ["b", "conv"]
-    assert [r.name for r in result.sorted_rows("bytes")] == ["conv", "b"]
-    assert [r.name for r in result.sorted_rows("order")] == ["conv", "b"]
-
-
-def test_times_come_from_the_profile_of_the_log() -> None:
-    result = analyze(read_build(io.BytesIO(samples.trtexec_log().encode())))
-    assert [(row.ms, row.share and round(row.share, 4)) for row in result.rows] == [(0.0125, 0.2), (0.05, 0.8),
-    (None, None)]
-    assert result.total_ms == pytest.approx(0.0625)
-    conv = result.rows[1]  # its weights' size is in the parse section
-    assert (conv.weight_bytes, conv.macs) == (16 * 3 * 9, 16 * 4 * 4 * 27)
-
-
-def test_the_explorers_sums_on_a_recorded_build() -> None:
+def test_macs_of_recorded_builds() -> None:
     case = "mobilenet-fpn-implicit-int8"
     result = analyze(read_build(build_file(case), build_file(case, "profile.json")))
     rows = {row.name: row for row in result.rows}
@@ -129,10 +114,7 @@ def test_the_explorers_sums_on_a_recorded_build() -> None:
     assert stem.total_bytes == 4_326_240
     assert add.total_bytes == 589_824
     assert stem.ms == pytest.approx(0.0662771)
-
-
-def test_macs_of_a_recorded_resnet18() -> None:
-    """ResNet-18 at 224 x 224 has 1.814 GMACs an image; the batch is 32."""
+    # ResNet-18 at 224 x 224 has 1.814 GMACs an image; the batch is 32
     result = analyze(read_build(build_file("resnet18-a100-qat", "graph.json")))
     assert sum(row.macs or 0 for row in result.rows) / 32 / 1e9 == pytest.approx(1.814, abs=0.001)
 
@@ -149,7 +131,7 @@ def names(first: EngineReport, second: EngineReport) -> list[tuple[str | None, s
     second).pairs]
 
 
-def test_layers_pair_by_the_nodes_they_hold() -> None:
+def test_layers_pair() -> None:
     first = report(conv("/a/Conv + /a/Relu", FP16, 8, "x", "y"), conv("/b/Conv", FP16, 8, "y", "z"))
     second = report(
         layer("/a/q/QuantizeLinear", "Reformat", [tensor("x", [1, 8, 8, 8], FP16)], [tensor("w", [1, 8, 8, 8], INT8)]),
@@ -161,9 +143,6 @@ def test_layers_pair_by_the_nodes_they_hold() -> None:
         ("/b/Conv", "b.weight + /b/w/QuantizeLinear + /b/Conv"), (None, "/a/q/QuantizeLinear"),
     ]
     assert compare(first, second).by == "names"
-
-
-def test_layers_with_other_names_pair_by_what_they_compute() -> None:
     first = report(conv("Conv_0", FP16, 8, "a", "b"), conv("Conv_1", FP16, 16, "b", "c"), conv("Conv_2", FP16, 8,
     "c", "d"))
     second = report(conv("Conv_9", INT8, 8, "a", "b"), conv("Conv_19", INT8, 16, "b", "c"))
@@ -201,7 +180,7 @@ LONE = layer('[trainStation1] <&"\x07>', "TrainStation", [], [])
 SHAPES = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_graph_of_a_small_engine() -> None:
+def test_drawings() -> None:
     drawing = drawing_of(report(Q, SIDE, CONV, LONE))
     assert [box.role for box in drawing.boxes] == ["input", "layer", "layer", "layer", "layer", "output"]
     keys = {box.tip: box.key for box in drawing.boxes}
@@ -212,17 +191,11 @@ def test_the_graph_of_a_small_engine() -> None:
     }
     assert edges[keys["in/QuantizeLinear"], keys["conv"]] == "x\n2x64x56x56 INT8:32"
     assert next(b for b in drawing.boxes if b.tip == "conv").precision == Precision.INT8
-
-
-def test_a_buffer_with_two_writers_has_arrows_from_both() -> None:
     one = layer("copy a", "Reformat", [tensor("a", [4], INT8)], [tensor("buffer", [8], INT8)])
     two = layer("copy b", "Reformat", [tensor("b", [4], INT8)], [tensor("buffer", [8], INT8)])
     reader = layer("conv", "CaskConvolution", [tensor("buffer", [8], INT8)], [tensor("y", [8], INT8)])
     drawing = drawing_of(report(one, two, reader))
     assert sum(arrow.tensor == "buffer" for arrow in drawing.arrows) == 2
-
-
-def test_dot() -> None:
     text = dot(drawing_of(report(Q, SIDE, CONV, LONE)))
     assert text.startswith("digraph engine {")
     assert text.count(" -> ") - text.count(r"INT8 -> ") - text.count("FP32 -> ") - text.count("FP16 -> ") >= 5

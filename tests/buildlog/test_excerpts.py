@@ -44,15 +44,12 @@ def test_prose_is_refused(text: str) -> None:
         read(text)
 
 
-def test_blank_lines_cost_nothing_and_end_lists() -> None:
+def test_blank_lines_and_junk_take_no_time() -> None:
     started = time.process_time()
     build = read("\n" * 3_000_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 3_000_000)
     assert time.process_time() - started < 5
     assert build.bindings == ["a"]
     assert (build.lines.total, build.lines.blank) == (6_000_004, 6_000_001)
-
-
-def test_a_file_of_junk_is_not_read_to_its_end() -> None:
     started = time.process_time()
     build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 1_000_000)
     assert time.process_time() - started < 15
@@ -93,7 +90,7 @@ def layer(name: str, source: str, target: str) -> dict[str, Any]:
 LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
 
 
-def test_a_cut_profile_does_not_spoil_the_listing() -> None:
+def test_what_is_no_listing_of_the_build() -> None:
     rows = [f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"]
     profile = "[\n" + "\n, ".join(rows)
     build = read_build(io.BytesIO(json.dumps({"Layers": LAYERS, "Bindings": ["x", "y"]}).encode()),
@@ -101,17 +98,11 @@ def test_a_cut_profile_does_not_spoil_the_listing() -> None:
     assert list(build.profile) == ["a", "b", "c"]
     assert build.complete
     assert [(g.section, g.lack) for g in build.gaps] == [(Section.PROFILE, Lack.CUT_FILE)]
-
-
-def test_the_listing_of_an_earlier_build_is_not_taken_for_the_last_one() -> None:
     cut = LOG[: LOG.index("Engine Layer Information")]
     build = read_build(io.BytesIO((LOG + cut).encode()))
     assert build.layers == []
     assert build.lacks(Section.LISTING)
     assert not build.complete
-
-
-def test_a_description_of_the_device_is_no_listing() -> None:
     with pytest.raises(BuildLogError, match="a layer listing"):
         read_build(io.BytesIO(json.dumps([{"Name": "NVIDIA A100", "ComputeCapability": [8, 0]}]).encode()))
 
@@ -131,7 +122,7 @@ CONVOLUTIONS = {
 }
 
 
-def test_nothing_is_left_unexplained() -> None:
+def test_recorded_files_are_read_whole() -> None:
     shares = {}
     for path in sorted(folder().glob("*/log.txt")):
         counts = read_build(path).lines
@@ -139,13 +130,13 @@ def test_nothing_is_left_unexplained() -> None:
         assert counts.total > 0
     assert len(shares) >= 6
     assert max(shares.values()) <= 0.01, shares
-
-
-def test_every_recorded_file_is_read() -> None:
     for path in [*sorted(folder().glob("*/graph.json")), *sorted(folder().glob("*/profile.json"))]:
         build = read_build(path)
         assert build.layers or build.profile_rows, path
         assert all(t.precision != Precision.UNKNOWN for x in build.layers for t in (*x.inputs, *x.outputs)), path
+    for case in ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"):
+        build = read_build(build_file(case, "graph.json"), build_file(case, "profile.json"))
+        assert set(build.profile) == {x.name for x in build.layers}
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
@@ -175,12 +166,6 @@ def test_complete_logs(case: str, version: str, trace: int, conversions: int, re
     )
     assert len([x for x in build.layers if x.is_qdq]) == text.count("Running: QDQToCopy") == conversions
     assert len(build.layout_reformats) == reformats
-
-
-def test_files_of_one_build_fit_together() -> None:
-    for case in ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"):
-        build = read_build(build_file(case, "graph.json"), build_file(case, "profile.json"))
-        assert set(build.profile) == {x.name for x in build.layers}
 
 
 def test_names_only_listing() -> None:

@@ -71,10 +71,14 @@ def test_a_profile_is_known_by_its_first_rows(before: list[Any]) -> None:
     assert build.iterations == (4 if {"count": 4} in before else None)
 
 
-def test_a_profile_of_no_rows() -> None:
+def test_profiles_without_rows_or_percentages_and_several_of_them() -> None:
     build = read([{"count": 4}])
     assert (build.source, build.iterations, build.profile_rows, build.profile_total_ms) == (
         BuildSource.PROFILE_JSON, 4, [], None)
+    assert read([{"count": 4}, row("q", percentage=None)]).profile_rows[0].percent == 0.0
+    both = f"{json.dumps([{'count': 1}, row('q')])}\n{json.dumps([{'count': 4}, row('r')])}"
+    build = read(both)
+    assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, 1), (0, None), (-3, None), ("4", None), (2.0, None), (10**12 - 1,
@@ -95,10 +99,6 @@ def test_rows_that_lack_a_figure(
 ) -> None:
     rows = read([first, row("q", **fields), row("sure")]).profile_rows[:-1]
     assert [(r.average_ms, r.total_ms) for r in rows] == ([] if average is None else [(average, total)])
-
-
-def test_a_percentage_that_is_missing_is_nothing() -> None:
-    assert read([{"count": 4}, row("q", percentage=None)]).profile_rows[0].percent == 0.0
 
 
 # Damage ---------------------------------------------------------------------------------------------------------
@@ -140,12 +140,6 @@ def test_of_whole_documents_in_one_file_the_last_is_read(end: str, names: list[s
     assert ([x.name for x in build.layers], build.bindings) == (names, names)
     assert any("2 whole JSON documents" in note for note in build.notes)
     assert bool(build.missing) == missing
-
-
-def test_of_two_profiles_in_one_file_the_last_is_read() -> None:
-    both = f"{json.dumps([{'count': 1}, row('q')])}\n{json.dumps([{'count': 4}, row('r')])}"
-    build = read(both)
-    assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1)])

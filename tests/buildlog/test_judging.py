@@ -25,6 +25,7 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
+from tests.tables import cases
 
 INT8, FP32 = Precision.INT8, Precision.FP32
 TENSOR = ParsedTensor("x", (1,), "FLOAT")
@@ -156,12 +157,7 @@ def test_q_and_dq_of_the_users_own_names_are_marked() -> None:
     assert [x.origin for x in build.layers] == ["QDQ", "QDQ", "", "REFORMAT"]
 
 
-@pytest.mark.parametrize(("named", "flags", "command", "found"), [
-    ("FP32+INT8", "", "", "fp32 int8"), ("FP32+FP16+INT8", "int8 fp16", "trtexec", "fp32 fp16 int8"),
-    ("", "int8", "trtexec", "fp32 int8"), ("", "int8", "", "int8"), ("", "", "trtexec", ""),
-    ("Strongly Typed", "stronglyTyped", "trtexec", "stronglyTyped"), ("Strongly Typed", "", "", "stronglyTyped"),
-    ("", "verbose best", "trtexec", "fp32 best"), ("FP32+UNHEARD", "", "", "fp32"), ("", "bf16", "t", "fp32 bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/judging-which-precisions-the-builder-may"))
 def test_which_precisions_the_builder_may_use(named: str, flags: str, command: str, found: str) -> None:
     """From the block of options and from the flags; FP32 is always there unless types are the network's."""
     options = {"Build": {"Precision": named}} if named else {}
@@ -194,14 +190,7 @@ def test_the_earliest_version_that_spells_so(layers: list[BuiltLayer], listing: 
 # Building again -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("version", "command", "begins", "typed", "listed", "apart"), [
-    ("8.5.2", "trtexec --onnx=a.onnx --int8 --verbose --saveEngine=e", "trtexec --onnx=a.onnx --int8 ", True, True,
-     True),
-    ("8.5.2", "", "trtexec --onnx=model.onnx --int8 --fp16 ", True, True, True),
-    ("10.3.0", "trtexec --onnx=a.onnx --exportProfile=p", "trtexec --onnx=a.onnx --verbose ", False, True, True),
-    ("11.1.0", "", "trtexec --onnx=model.onnx --verbose ", False, True, False),
-    ("8.0.3", "", "trtexec --onnx=model.onnx --int8 --fp16 --verbose ", True, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/judging-the-command-for-a-version"))
 def test_the_command_for_a_version(
     version: str, command: str, begins: str, typed: bool, listed: bool, apart: bool
 ) -> None:
@@ -260,6 +249,8 @@ def test_what_either_file_knows() -> None:
     again = merged(Build(profile_rows=[ProfileRow("q", 2, 2, None, 1)], iterations=9, memory=Memory(activation=1)),
                    Build(profile_rows=two.profile_rows, iterations=7, memory=Memory(activation=2)))  # fmt: skip
     assert (again.iterations, again.profile_rows[0].name, again.memory.activation) == (9, "q", 1)
+    build = merged(Build(layers=[layer("a", line=3)]), Build(layers=[layer("a", "x", "y", line=9)]))
+    assert build.layer("a").line == 9
 
 
 @pytest.mark.parametrize(("first", "second", "kept"), [
@@ -279,11 +270,6 @@ def test_the_richer_listing_counts_with_the_lines_of_both(
     assert build.layers is both[kept] and build.second_layers == both[1 - kept]
     assert build.listing == (Listing.ENGINE_LINES, Listing.LAYER_JSON)[kept]
     assert build.layer("a").line == 40
-
-
-def test_line_numbers_of_the_richer_listing_stay() -> None:
-    build = merged(Build(layers=[layer("a", line=3)]), Build(layers=[layer("a", "x", "y", line=9)]))
-    assert build.layer("a").line == 9
 
 
 @pytest.mark.parametrize(("first", "second", "same"), [

@@ -4,17 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.buildlog.layers import (
-    layer_from_fields,
-    onnx_names,
-    parse_dims,
-    parse_engine_line,
-    parse_info_line,
-    precision_of,
-    vector_of,
-)
+from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import base_name, clone_suffix, parts
 from qdqtool.types import Precision
+from tests.tables import cases
 
 
 @pytest.mark.parametrize(("text", "precision", "vector"), [
@@ -32,18 +25,21 @@ from qdqtool.types import Precision
     Precision.UNKNOWN, 1),
 ])
 def test_formats(text: str, precision: Precision, vector: int) -> None:
-    assert (precision_of(text), vector_of(text)) == (precision, vector)
+    assert (layers.precision_of(text), layers.vector_of(text)) == (precision, vector)
 
 
-def test_dimensions() -> None:
-    assert parse_dims("1,64:32,552,968") == ((1, 64, 552, 968), 32)
-    assert parse_dims("1,3,-17,-18") == ((1, 3, None, None), 1)
-    assert parse_dims("") == ((), 1)
-    assert parse_dims("9" * 30) == ((None,), 1)
+def test_dimensions_and_metadata() -> None:
+    assert layers.parse_dims("1,64:32,552,968") == ((1, 64, 552, 968), 32)
+    assert layers.parse_dims("1,3,-17,-18") == ((1, 3, None, None), 1)
+    assert layers.parse_dims("") == ((), 1)
+    assert layers.parse_dims("9" * 30) == ((None,), 1)
+    for joint in ("", "\x1e", "\x1f", " "):
+        assert layers.onnx_names(joint.join(("[ONNX Layer: a]", "[ONNX Layer: /b[0]/Conv]"))) == ["a", "/b[0]/Conv"]
+    assert layers.onnx_names("") == []
 
 
-def test_engine_line_8_0() -> None:
-    layer = parse_engine_line(
+def test_engine_lines() -> None:
+    layer = layers.parse_engine_line(
         "Layer(CaskConvolution): layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42, Tactic: "
         "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]", 7
     )
@@ -54,10 +50,7 @@ def test_engine_line_8_0() -> None:
     assert (layer.outputs[0].tensor, layer.outputs[0].precision) == ("305", Precision.FP16)
     assert layer.outputs[0].shape == (1, 64, None, None)
     assert layer.outputs[0].elements is None
-
-
-def test_engine_line_8_5_with_brackets_and_commas_in_names() -> None:
-    layer = parse_engine_line(
+    layer = layers.parse_engine_line(
         "Layer(PointWiseV2): PWN((Unnamed Layer* 1) [Constant], b), Tactic: 0x1c, PWN(a, b)_out (Float[1,8:4,2,2]), "
         "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])"
     )
@@ -67,24 +60,21 @@ def test_engine_line_8_5_with_brackets_and_commas_in_names() -> None:
         ("PWN(a, b)_out", Precision.FP32, 4), ("(Unnamed Layer* 718) [NMS]_1_output", Precision.INT32, 1),
     ]
     assert [(t.tensor, t.shape, t.vector) for t in layer.outputs] == [("c[0]", (1, 8, 2, 2), 32)]
-
-
-def test_engine_line_without_inputs_outputs_or_tactic() -> None:
-    constant = parse_engine_line("Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])")
+    constant = layers.parse_engine_line("Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])")
     assert constant is not None
     assert constant.inputs == []
     assert [t.tensor for t in constant.outputs] == ["out"]
-    end = parse_engine_line("Layer(DeviceToShapeHost): d, Tactic: 0x0, x (Int32[]) -> ")
+    end = layers.parse_engine_line("Layer(DeviceToShapeHost): d, Tactic: 0x0, x (Int32[]) -> ")
     assert end is not None
     assert ([t.tensor for t in end.inputs], end.outputs) == (["x"], [])
-    cut = parse_engine_line("Layer(CaskConvolution): conv + re")
+    cut = layers.parse_engine_line("Layer(CaskConvolution): conv + re")
     assert cut is not None
     assert (cut.name, cut.inputs) == ("conv + re", [])
-    assert parse_engine_line("Layer: conv") is None
+    assert layers.parse_engine_line("Layer: conv") is None
 
 
 def test_info_line_of_8_with_brackets_in_names() -> None:
-    layer = parse_info_line(
+    layer = layers.parse_info_line(
         "Name: fc + (Unnamed Layer* 355) [Shuffle], LayerType: CaskConvolution, Inputs: [ { Name: Reformatted "
         "Input Tensor 0 "
         "to fc + (Unnamed Layer* 355) [Shuffle], Location: Device, Dimensions: [1,512,1,1], Format/Datatype: Four wide "
@@ -110,7 +100,7 @@ def test_info_line_of_8_with_brackets_in_names() -> None:
 
 
 def test_info_line_of_rtx() -> None:
-    layer = parse_info_line(
+    layer = layers.parse_info_line(
         "Name: cv1_myl0_1, LayerType: correlation, Inputs: [ { Name: a, Dimensions: [1,32,8,8], Strides: "
         "[2048,1,256,32], "
         "StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel major format }], Constants: [ { Name: "
@@ -128,31 +118,33 @@ def test_info_line_of_rtx() -> None:
     assert layer.inputs[0].format == "(NHWC) Channel major format"
     assert layer.onnx_names == ["cv1", "cv1/b"]
     assert layer.fused().components == ["cv1"]
-    layer = parse_info_line("Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
+    layer = layers.parse_info_line(
+        "Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
     assert layer is not None
     assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")
-    assert parse_info_line("Name: x, IOMode: Input") is None
+    assert layers.parse_info_line("Name: x, IOMode: Input") is None
 
 
 def test_json_fields_of_both_kinds() -> None:
-    old = layer_from_fields({
+    old = layers.layer_from_fields({
         "Name": "QuantizeLinear_2", "LayerType": "Reformat", "Origin": "QDQ",
         "Inputs": [{"Name": "x", "Dimensions": [1, 3, -1, 4], "Format/Datatype": "Row major linear FP32"}],
         "Outputs": [{"Name": "y", "Dimensions": [1, 3, 4, 4], "Format/Datatype": "Row major Int8 format"}],
     })
     assert (old.kind, old.is_qdq, old.inputs[0].shape) == ("conversion", True, (1, 3, None, 4))
-    new = layer_from_fields({
+    new = layers.layer_from_fields({
         "Name": "c", "LayerType": "CaskConvolution", "Metadata": "[ONNX Layer: /c/Conv]",
         "Inputs": [{"Name": "x", "Dimensions": [1], "Datatype": "Int8", "Format": "(Linear) Row major linear format"}],
     })
     assert (new.input_precision, new.onnx_names) == (Precision.INT8, ["/c/Conv"])
-    odd = layer_from_fields({"Name": None, "LayerType": 5, "Inputs": "?", "Outputs": [3, None], "Metadata": ["x"]})
+    odd = layers.layer_from_fields(
+        {"Name": None, "LayerType": 5, "Inputs": "?", "Outputs": [3, None], "Metadata": ["x"]})
     assert (odd.name, odd.type, odd.inputs, len(odd.outputs)) == ("", "5", [], 2)
 
 
-def test_conversions_and_reformats_are_told_apart() -> None:
+def test_conversions_and_what_they_serve() -> None:
     def reformat(name: str, source: str, target: str) -> str:
-        return layer_from_fields({
+        return layers.layer_from_fields({
             "Name": name, "LayerType": "Reformat", "Inputs": [{"Name": "a", "Dimensions": [1],
             "Format/Datatype": source}],
             "Outputs": [{"Name": "b", "Dimensions": [1], "Format/Datatype": target}],
@@ -164,22 +156,21 @@ def test_conversions_and_reformats_are_told_apart() -> None:
     assert reformat(copy, four, wide) == "reformat"
     assert reformat(copy, "Row major linear FP32", wide) == "conversion"
     assert reformat("x copy", wide, wide) == "reformat"
+    fused = parts("Reformatting CopyNode for Input Tensor 1 to Conv_0 + PWN(Clip_3)")
+    assert (fused.kind, fused.of, fused.index) == ("reformat-input", "Conv_0 + PWN(Clip_3)", 1)
+    assert fused.components == ["Conv_0", "Clip_3"]
+    fused = parts("Reformatting CopyNode for Output Tensor 0 to Conv_64")
+    assert (fused.kind, fused.of, fused.index) == ("reformat-output", "Conv_64", 0)
+    fused = parts("Reformatting CopyNode for Network Input voxels")
+    assert (fused.kind, fused.of) == ("reformat-network", "voxels")
+    fused = parts("/neck/Concat_/neck/Resize_output_0_clone_0 copy")
+    assert (fused.kind, fused.of) == ("copy", "/neck/Concat_/neck/Resize_output_0_clone_0")
+    assert all(parts(n).is_copy for n in ("a copy", "Reformatting CopyNode for Input Tensor 0 to b"))
 
 
-def test_metadata_separators() -> None:
-    for joint in ("", "\x1e", "\x1f", " "):
-        assert onnx_names(joint.join(("[ONNX Layer: a]", "[ONNX Layer: /b[0]/Conv]"))) == ["a", "/b[0]/Conv"]
-    assert onnx_names("") == []
-
-
-@pytest.mark.parametrize(("name", "kind", "is_qdq"), [
-    ("QuantizeLinear_7", "Reformat", True), ("DequantizeLinear_291", "Reformat", True),
-    ("QuantizeLinear_2_quantize_scale_node", "Scale", True),
-    ("w + QuantizeLinear_7 + Conv_9", "CaskConvolution", False),
-    ("Reformatting CopyNode for Input Tensor 0 to QuantizeLinear_7", "Reformat", False), ("Scale_1", "Scale", False),
-])
+@pytest.mark.parametrize(*cases("buildlog/layers-q-and-dq-that-stayed"))
 def test_q_and_dq_that_stayed_are_known_by_their_names(name: str, kind: str, is_qdq: bool) -> None:
-    assert layer_from_fields({"Name": name, "LayerType": kind}).is_qdq is is_qdq
+    assert layers.layer_from_fields({"Name": name, "LayerType": kind}).is_qdq is is_qdq
 
 
 CASES = [
@@ -209,19 +200,6 @@ def test_parts(name: str, kind: str, alternatives: list[list[str]]) -> None:
     assert (fused.kind, fused.alternatives) == (kind, alternatives)
 
 
-def test_reformats_and_copies_name_what_they_serve() -> None:
-    fused = parts("Reformatting CopyNode for Input Tensor 1 to Conv_0 + PWN(Clip_3)")
-    assert (fused.kind, fused.of, fused.index) == ("reformat-input", "Conv_0 + PWN(Clip_3)", 1)
-    assert fused.components == ["Conv_0", "Clip_3"]
-    fused = parts("Reformatting CopyNode for Output Tensor 0 to Conv_64")
-    assert (fused.kind, fused.of, fused.index) == ("reformat-output", "Conv_64", 0)
-    fused = parts("Reformatting CopyNode for Network Input voxels")
-    assert (fused.kind, fused.of) == ("reformat-network", "voxels")
-    fused = parts("/neck/Concat_/neck/Resize_output_0_clone_0 copy")
-    assert (fused.kind, fused.of) == ("copy", "/neck/Concat_/neck/Resize_output_0_clone_0")
-    assert all(parts(n).is_copy for n in ("a copy", "Reformatting CopyNode for Input Tensor 0 to b"))
-
-
 def test_base_names() -> None:
     assert base_name("QuantizeLinear_7751_clone_1_clone_2") == "QuantizeLinear_7751"
     assert base_name("QuantizeLinear_7_quantize_scale_node") == "QuantizeLinear_7"
@@ -229,6 +207,9 @@ def test_base_names() -> None:
     assert base_name("/a/clone_1/Conv") == "/a/clone_1/Conv"
     assert clone_suffix("Q_clone_1_clone_2") == "_clone_1_clone_2"
     assert clone_suffix("Q") == ""
+    parts("PWN(" * 5000 + "a" + ")" * 5000)
+    parts(" + ".join(["x"] * 50_000), frozenset({"x + x"}))
+    parts("(a + " * 40_000, frozenset({"b + c"}))
 
 
 def test_known_names_win_over_the_signs_in_them() -> None:
@@ -240,12 +221,6 @@ def test_known_names_win_over_the_signs_in_them() -> None:
     assert parts("x || y || conv", known).alternatives == [["x || y"], ["conv"]]
     assert parts("odd(name + Conv_1 + Relu_2").components == ["odd(name", "Conv_1", "Relu_2"]
     assert parts("a) + b").components == ["a)", "b"]
-
-
-def test_deep_and_long_names_end() -> None:
-    parts("PWN(" * 5000 + "a" + ")" * 5000)
-    parts(" + ".join(["x"] * 50_000), frozenset({"x + x"}))
-    parts("(a + " * 40_000, frozenset({"b + c"}))
 
 
 _PLAIN = st.from_regex(r"[A-Za-z/._0-9]{1,12}", fullmatch=True)

@@ -41,7 +41,7 @@ def facts(build: Build) -> tuple[object, ...]:
     )
 
 
-def test_header() -> None:
+def test_headers_and_parse_sections() -> None:
     build = read(LOG)
     assert (build.source, build.tensorrt, build.device) == ("trtexec-log", "8.5.2", "Orin")
     assert build.gpu == {"Selected Device": "Orin", "SMs": "4"}
@@ -52,9 +52,6 @@ def test_header() -> None:
     assert build.passed is True
     assert build.complete
     assert build.missing == []
-
-
-def test_parse_section() -> None:
     parse = read(LOG).parse
     assert [(n.name, n.op) for n in parse.nodes][-2:] == [("conv", "Conv"), ("relu", "Relu")]
     conv = parse.nodes[4]
@@ -65,9 +62,6 @@ def test_parse_section() -> None:
     assert [(t.name, t.shape, t.dtype) for t in parse.inputs] == [("images", (1, 3, 8, 8), "FLOAT")]
     assert parse.outputs == ["out"]
     assert parse.layers == {"q0": "q0"}
-
-
-def test_trace_with_line_numbers() -> None:
     build = read(LOG)
     lines = LOG.splitlines()
     assert build.trace[0].event == Event("ConstQDQInitializersFusion", "Running", "q0")
@@ -76,9 +70,6 @@ def test_trace_with_line_numbers() -> None:
         assert event.subject in lines[event.line - 1]
     assert [m.layers for m in build.milestones] == [9, 9, 3, 2, 3]
     assert build.milestone("After tensor merging") == 3
-
-
-def test_layers_and_their_kinds() -> None:
     build = read(LOG)
     q, conv, out = build.layers
     assert (q.kind, conv.kind, out.kind) == ("conversion", "convolution", "reformat")
@@ -216,11 +207,18 @@ def test_other_frontends(prefix: str) -> None:
     assert build.layers[0].outputs[0].shape == (6, 14, 14)
 
 
-def test_a_line_printed_into_another_is_read_on_its_own() -> None:
+def test_logs_that_are_cut_or_mixed() -> None:
     text = LOG.replace("Original: 9 layers\n", "Original: 9 layers" + samples.stamped("V", "Removing x") + "\n")
     build = read(text)
     assert build.milestone("Original") == 9
     assert "x" in [e.subject for e in build.trace]
+    assert read(LOG[: LOG.index("Layer(CaskConvolution)") + 30]).layers[0].name == "q0"
+    packed = gzip.compress(LOG.encode() * 50)
+    assert read(packed[: len(packed) // 2]).tensorrt == "8.5.2"
+    build = read(LOG + LOG.replace("w + wq + conv + relu, Tactic", "w + wq + conv + relu2, Tactic"))
+    assert build.builds == 2
+    assert [e.event for e in build.trace] == [e.event for e in read(LOG).trace]
+    assert [x.name for x in build.layers][1] == "w + wq + conv + relu2"
 
 
 def test_cut_at_the_end() -> None:
@@ -240,19 +238,6 @@ def test_cut_at_the_end() -> None:
     assert build.missing == ["parse section", "optimizer passes (the beginning)"]
     assert not build.complete
     assert len(build.layers) == 3
-
-
-def test_cut_inside_a_line_or_a_compressed_file() -> None:
-    assert read(LOG[: LOG.index("Layer(CaskConvolution)") + 30]).layers[0].name == "q0"
-    packed = gzip.compress(LOG.encode() * 50)
-    assert read(packed[: len(packed) // 2]).tensorrt == "8.5.2"
-
-
-def test_two_builds_in_one_log() -> None:
-    build = read(LOG + LOG.replace("w + wq + conv + relu, Tactic", "w + wq + conv + relu2, Tactic"))
-    assert build.builds == 2
-    assert [e.event for e in build.trace] == [e.event for e in read(LOG).trace]
-    assert [x.name for x in build.layers][1] == "w + wq + conv + relu2"
 
 
 def test_a_failed_build_keeps_its_errors_with_their_lines() -> None:

@@ -136,7 +136,10 @@ def test_what_is_printed_wins() -> None:
     assert pool.attributes == {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
 
 
-def test_other_operators() -> None:
+def test_builds_without_a_parse_section_and_with_other_operators(tmp_path: Path) -> None:
+    text = samples.trtexec_log()
+    with pytest.raises(BuildLogError, match="no parse section"):
+        graph_from_log(read_build(io.BytesIO(text[text.index("[10/31/2025-17:53:30] [V] [TRT] Original"):].encode())))
     assert attributes_of(node("ConvTranspose", [(1, 8, 10, 10), (8, 4, 2, 2)], [(1, 4, 20, 20)]), {}).attributes == {
         "kernel_shape": [2, 2], "group": 1, "strides": [2, 2], "pads": [0, 0, 0, 0],
     }
@@ -149,12 +152,6 @@ def test_other_operators() -> None:
     assert attributes_of(node("Resize", [(1, 8, 4, 4), (0,), (4,)], [(1, 8, 8, 8)]), {}).values == {2: [1, 1, 2, 2]}
     assert attributes_of(node("Gemm", [(1, 512), (1000, 512)], [(1, 1000)]), {}).attributes == {"transB": 1}
     assert attributes_of(node("Relu", [(1,)], [(1,)]), {}).attributes == {}
-
-
-def test_without_a_parse_section_there_is_no_graph(tmp_path: Path) -> None:
-    text = samples.trtexec_log()
-    with pytest.raises(BuildLogError, match="no parse section"):
-        graph_from_log(read_build(io.BytesIO(text[text.index("[10/31/2025-17:53:30] [V] [TRT] Original"):].encode())))
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

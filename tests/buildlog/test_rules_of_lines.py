@@ -13,6 +13,7 @@ from qdqtool.buildlog.sections import version_of
 from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltTensor, Memory, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.types import Precision
 from tests.buildlog.samples import stamped
+from tests.tables import cases
 
 
 def read(*lines: str) -> Build:
@@ -35,14 +36,7 @@ def parse(*lines: str) -> ParseSection:
 # Parse section --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("line", "details"), [
-    ("Using kernel: (3, 3), strides: (2, 2), prepadding: (1, 1), postpadding: (0, 0), dilations: (1, 1), "
-     "numOutputs: 16", {"kernel": [3, 3], "strides": [2, 2], "prepadding": [1, 1], "postpadding": [0, 0],
-                        "dilations": [1, 1], "numOutputs": 16}),
-    ("Using Gather axis: -1", {"axis": -1}), ("Using Gather axis: 2", {"axis": 2}),
-    ("Resize mode: nearest", {"mode": "nearest"}), ("Pre-padding: (0, 1)", {"prepadding": [0, 1]}),
-    ("Transformation mode: asymmetric", {"coordinate_transformation_mode": "asymmetric"}),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
 def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
     section = parse("Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]")
     assert [n.details for n in section.nodes] == [{}, details, {}]
@@ -54,11 +48,17 @@ def test_the_opset(text: str, opset: int) -> None:
     assert parse(f"Opset version:    {text}").opset == opset
 
 
-def test_the_files_header() -> None:
+def test_the_header_and_the_middle_of_a_parse_section() -> None:
     section = parse("Input filename:   my net.onnx", "Producer name: pytorch", "Producer version: 2.1",
                     "Doc string:", "Model version: 0")  # fmt: skip
     assert (section.onnx_file, section.producer) == ("my net.onnx", "pytorch 2.1")
     assert parse("Producer name: pytorch", "Producer version:").producer == "pytorch"
+    # The node is made of its tensors' line; one of another node does not go to the one before
+    section = parse("a [Relu] outputs: [y -> (1)[FLOAT]], ", "Parsing node: b [Relu]",
+                    "c [Neg] inputs: [y -> (1)[FLOAT]], ")
+    assert [(n.name, n.op, len(n.inputs), len(n.outputs)) for n in section.nodes] == [
+        ("a", "Relu", 0, 1), ("b", "Relu", 0, 0), ("c", "Neg", 1, 0)]
+    assert not ParseReader(ParseSection()).read("what [is this thing] inputs: nothing", 1, lambda _: True)
 
 
 @pytest.mark.parametrize(("dims", "shape"), [
@@ -85,15 +85,6 @@ def test_tensors_of_a_node() -> None:
                     " [Relu] outputs: [y -> (1)[FLOAT]], ")
     assert section.nodes == [ParsedNode("", "Relu", [ParsedTensor("x", (1,), "FLOAT")], [ParsedTensor("y", (1,),
         "FLOAT")], 1)]
-
-
-def test_a_log_that_begins_inside_a_node() -> None:
-    """The node is made of its tensors' line; one of another node does not go to the one before."""
-    section = parse("a [Relu] outputs: [y -> (1)[FLOAT]], ", "Parsing node: b [Relu]",
-                    "c [Neg] inputs: [y -> (1)[FLOAT]], ")
-    assert [(n.name, n.op, len(n.inputs), len(n.outputs)) for n in section.nodes] == [
-        ("a", "Relu", 0, 1), ("b", "Relu", 0, 0), ("c", "Neg", 1, 0)]
-    assert not ParseReader(ParseSection()).read("what [is this thing] inputs: nothing", 1, lambda _: True)
 
 
 @pytest.mark.parametrize(("line", "tensor"), [
@@ -128,13 +119,25 @@ def tuned(*lines: str):  # type: ignore[no-untyped-def]
     return verbose(*lines).tactics
 
 
-def test_the_fastest_time_of_a_layer() -> None:
+def test_what_tuning_says_of_a_layer() -> None:
     """Over all its formats; a line that names no time changes nothing."""
     found = tuned(RUNNER.format("a"), "Fastest Tactic: 0x1 Time: 0.5", RUNNER.format("a"),
                   "Fastest Tactic: 0x2 Time: 0.25",
                   RUNNER.format("a"), "Fastest Tactic: 0x3 Time: 0.4", "Fastest Tactic: 0x3 Time: none",
                   RUNNER.format("b"), "Fastest Tactic: 0x3 Time: 0.75")  # fmt: skip
     assert {n: t.best_ms for n, t in found.layers.items()} == {"a": 0.25, "b": 0.75}
+    lines = [stamped("V", "TensorRT version: 8.5.2")]
+    for second, text in ((1, RUNNER.format("a")), (4, RUNNER.format("b")), (4, "Tactic: 0x1 Time: 1"), (9,
+        RUNNER.format("a"))):
+        lines.append(stamped("V", text, second))
+    found = read(*lines).tactics
+    assert {n: t.seconds for n, t in found.layers.items()} == {"a": 3.0, "b": 5.0}
+    # The layer that a line names, or else the one being timed; reasons by their words
+    found = tuned(RUNNER.format("a"), "CaskConvolution has no valid tactics for this config, skipping.",
+                  "Skipping CaskGemm: No valid tactics for b + c", "Skipping tactic 0x1 due to insufficient memory",
+                  "Skipping tactic 0x2 due to insufficient memory")  # fmt: skip
+    assert found.refused == {("CaskConvolution", "a"): 1, ("CaskGemm", "b + c"): 1}
+    assert found.reasons == {"insufficient memory": 2} and found.skipped == 4
 
 
 def test_results_of_8_6_and_later() -> None:
@@ -148,24 +151,6 @@ def test_results_of_8_6_and_later() -> None:
     assert {n: t.best_ms for n, t in found.layers.items()} == {"a + b": 0.5, "c": 0.25, "d": 0.5}
     assert {n: t.best_ms for n, t in found.reformats.items()} == {"x -> y": 0.125}
     assert (found.cached, found.layers["c"].runner) == (2, "CaskConvolution")
-
-
-def test_the_time_between_stamps_goes_to_the_layer_that_is_tuned() -> None:
-    lines = [stamped("V", "TensorRT version: 8.5.2")]
-    for second, text in ((1, RUNNER.format("a")), (4, RUNNER.format("b")), (4, "Tactic: 0x1 Time: 1"), (9,
-        RUNNER.format("a"))):
-        lines.append(stamped("V", text, second))
-    found = read(*lines).tactics
-    assert {n: t.seconds for n, t in found.layers.items()} == {"a": 3.0, "b": 5.0}
-
-
-def test_what_was_passed_over() -> None:
-    """The layer that a line names, or else the one being timed; reasons by their words."""
-    found = tuned(RUNNER.format("a"), "CaskConvolution has no valid tactics for this config, skipping.",
-                  "Skipping CaskGemm: No valid tactics for b + c", "Skipping tactic 0x1 due to insufficient memory",
-                  "Skipping tactic 0x2 due to insufficient memory")  # fmt: skip
-    assert found.refused == {("CaskConvolution", "a"): 1, ("CaskGemm", "b + c"): 1}
-    assert found.reasons == {"insufficient memory": 2} and found.skipped == 4
 
 
 @pytest.mark.parametrize(("line", "costed"), [
@@ -205,15 +190,12 @@ def test_iterations_profiled(title: str, iterations: int | None) -> None:
     assert informed("TensorRT version: 8.5.2", f"=== {title} ===").iterations == iterations
 
 
-def test_a_profile_is_read_once_more_from_its_heading() -> None:
+def test_what_is_said_twice_counts_once() -> None:
     head, row = "   Layer   Time (ms)   Avg. Time (ms)   Time %", "      a       {}.00           0.5     20.0"
     build = informed("=== Profile (2 iterations ) ===", head, row.format(10), "", "=== Profile (3 iterations ) ===",
                      head,
                      row.format(20), row.format(30).replace(" a ", " b "))  # fmt: skip
     assert [(r.name, r.total_ms, r.median_ms) for r in build.profile_rows] == [("a", 20.0, None), ("b", 30.0, None)]
-
-
-def test_an_engine_line_that_is_quoted_twice_is_one_layer() -> None:
     line = "Layer(Reformat): q, Tactic: 0x0, a (Float[1,8]) -> b (Int8[1,8])"
     other = line.replace("q,", "r,")
     assert [x.name for x in verbose(line, line, other, "Layer(broken", line).layers] == ["q", "r"]
@@ -221,8 +203,15 @@ def test_an_engine_line_that_is_quoted_twice_is_one_layer() -> None:
     assert [x.name for x in again.layers] == ["q", "r"]
 
 
-def test_only_tensorrt_for_rtx_builds_for_a_list_of_gpus() -> None:
-    """A log that no banner names: the line about target compute capabilities tells it."""
+def test_commands_and_devices() -> None:
+    build = read('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx="my net.onnx" --int8 '
+                 "--shapes=x:1x3 -v")
+    assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
+    assert not build.is_rtx and build.passed is None
+    rtx = read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx")
+    assert rtx.is_rtx
+    assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
+    # A log that no banner names: the line about target compute capabilities tells it
     assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
     assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
 
@@ -255,22 +244,7 @@ def test_the_version_that_is_printed(text: str, version: str | None) -> None:
     assert read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt == version
 
 
-def test_flags_of_a_command() -> None:
-    build = read('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx="my net.onnx" --int8 '
-                 "--shapes=x:1x3 -v")
-    assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
-    assert not build.is_rtx and build.passed is None
-    rtx = read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx")
-    assert rtx.is_rtx
-    assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
-
-
-@pytest.mark.parametrize(("text", "reformat"), [
-    ("n (t) from Float(1) to Int8(1)", ("n", "t", "Float(1)", "Int8(1)")),
-    ("a (b) (t) from Float(1) to Int8(1) long-strided", ("a (b)", "t", "Float(1)", "Int8(1)")),
-    ("n (t) from Float (1) to Int8(1)", None), ("n (t) from Float(1)", None), ("n t from Float(1) to Int8(1)", None),
-    ("n (t) from Float(1) to Int8 (1)", None),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-added-reformats"))
 def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
     found = [(r.name, r.tensor, r.source, r.target) for r in verbose(f"Adding reformat layer: {text}").reformats]
     assert found == ([] if reformat is None else [reformat])
@@ -279,15 +253,12 @@ def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
 # Messages -------------------------------------------------------------------------------------------------------
 
 
-def test_warnings_are_counted_by_their_words() -> None:
+def test_messages_are_counted_and_cut() -> None:
     build = read(stamped("W", "one"), stamped("W", "two"), " and more", stamped("W", "one"), stamped("V",
         "Original: 3 layers"),
                  " belongs to nothing", "RuntimeError: it failed")  # fmt: skip
     assert [(m.level, m.text, m.line, m.count) for m in build.messages] == [
         ("W", "one", 1, 2), ("W", "two\n and more", 2, 1), ("E", "RuntimeError: it failed", 7, 1)]
-
-
-def test_a_message_does_not_grow_without_end() -> None:
     lines = [stamped("E", "x" * 1500), *(["y" * 700] * 5)]
     (found,) = read(*lines).errors
     assert [len(part) for part in found.text.split("\n")] == [1500, 500]
@@ -305,52 +276,26 @@ def test_numbers(text: str, value: float | None) -> None:
     assert number(text) == value == number(text.encode())
 
 
-@pytest.mark.parametrize(("line", "field", "value"), [
-    ("Total Host Persistent Memory: 512 bytes", "host_persistent", 512), ("Total Scratch Memory: 7", "scratch", 7),
-    ("Max Scratch Memory: 9 bytes", "scratch", 9), ("Total Weights Memory: 11 bytes", "weights", 11),
-    ("Loaded engine size: 6 MiB", "engine_mib", 6),
-    ("[MemUsageStats] Peak memory usage of TRT CPU/GPU memory allocators: CPU 3 MiB, GPU 4 MiB", "peak_gpu_mib", 4),
-    ("Layer: a b Host Persistent: 1 Device Persistent: 2 Scratch Memory: 3", "layers", {"a b": (1, 2, 3)}),
-    ("Layer: a Host Persistent: 1 bytes Device Persistent: 2 bytes Scratch Memory: 3 bytes", "layers", {"a": (1, 2,
-        3)}),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-memory"))
 def test_memory(line: str, field: str, value: object) -> None:
     memory = Memory()
     assert read_memory(memory, line) and getattr(memory, field) == value
     assert not read_memory(memory, "Layer: a has no memory") and not read_memory(memory, "Total of nothing: 5")
 
 
-@pytest.mark.parametrize(("line", "values"), [
-    ("Throughput: 424.281 qps", {"Throughput": {"value": 424.281}}), ("Throughput: nan qps", {}),
-    ("Latency: min = 1 ms, max = 3 ms, mean = -nan ms, percentile(99%) = 2.5 ms",
-     {"Latency": {"min": 1.0, "max": 3.0, "percentile(99%)": 2.5}}),
-    ("GPU Compute Time: min = 1 ms, median = 2 ms", {"GPU Compute Time": {"min": 1.0, "median": 2.0}}),
-    ("Latency: 5", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-the-performance-summary"))
 def test_the_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
     found: dict[str, dict[str, float]] = {}
     assert read_metric(found, line) is bool(values) and found == values
 
 
-@pytest.mark.parametrize(("line", "level", "message"), [
-    ("[10/31/2023-17:53:35] [W] [TRT] a", "W", "a"), ("[11/04/2022-10:11:12] [TRT] [E] b", "E", "b"),
-    ("[TensorRT] INTERNAL_ERROR: c", "E", "c"), ("[F] [TRT] d", "E", "d"), ("DEBUG: [Torch-TensorRT] - e", "V", "e"),
-    ("[2022-12-30 12:38:57 WARNING] f", "W", "f"), ("[TRT]    g", "V", "g"), ("plain", "", "plain"),
-    ("41%[10/31/2023-17:53:35] [I] h", "I", "h"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-prefixes"))
 def test_prefixes(line: str, level: str, message: str) -> None:
     found = split(line.encode())
     assert (found[0], found[2].decode()) == (level, message)
 
 
-def test_stamps() -> None:
-    first, second = (seconds_of(f"[10/{day}/2023-{t}]".encode()) for day, t in (("30", "23:59:59"), ("31", "00:01:01")))
-    assert first is not None and second is not None and second - first == 62
-    assert seconds_of(b"[xx/yy/2023-17:53:35]") is None
-    assert is_marked(b"[TRT] x") and is_marked(b"a TensorRT b") and not is_marked(b"x" * 160 + b"[TRT]")
-
-
-def test_bounds_of_a_shape() -> None:
+def test_dims_and_tensors() -> None:
     """As many dimensions as a tensor can have, each below what is damage."""
     assert parse_dims(f"{MAX_DIMENSION - 1},{MAX_DIMENSION},0") == ((MAX_DIMENSION - 1, None, 0), 1)
     assert len(parse_dims(",".join("1" * 80))[0]) == 64
@@ -360,6 +305,15 @@ def test_bounds_of_a_shape() -> None:
     assert int_list([1] * 64) == [1] * 64 and int_list([-5]) == [-5]
     layer = layer_from_fields({"Name": "a", "Inputs": [{"Name": "t", "Dimensions": [0, -1, MAX_DIMENSION, "x"]}]})
     assert layer.inputs[0].shape == (0, None, None, None)
+    found = parse_engine_line("Layer(C): n, Tactic: 0x1, a (Int8[1,8]), b, c (Half[1,8]) -> d (Float[1]), e (Int8[2])",
+                              4)
+    assert found is not None and found.line == 4
+    assert [(t.tensor, t.precision) for t in found.inputs] == [("a", Precision.INT8), ("b, c", Precision.FP16)]
+    assert [(t.tensor, t.shape) for t in found.outputs] == [("d", (1,)), ("e", (2,))]
+    first, second = (seconds_of(f"[10/{day}/2023-{t}]".encode()) for day, t in (("30", "23:59:59"), ("31", "00:01:01")))
+    assert first is not None and second is not None and second - first == 62
+    assert seconds_of(b"[xx/yy/2023-17:53:35]") is None
+    assert is_marked(b"[TRT] x") and is_marked(b"a TensorRT b") and not is_marked(b"x" * 160 + b"[TRT]")
 
 
 @pytest.mark.parametrize(("shape", "elements"), [
@@ -368,11 +322,3 @@ def test_bounds_of_a_shape() -> None:
 ])  # fmt: skip
 def test_elements(shape: tuple[int | None, ...] | None, elements: int | None) -> None:
     assert BuiltTensor("t", Precision.INT8, shape).elements == elements
-
-
-def test_tensors_of_an_engine_line_in_order() -> None:
-    found = parse_engine_line("Layer(C): n, Tactic: 0x1, a (Int8[1,8]), b, c (Half[1,8]) -> d (Float[1]), e (Int8[2])",
-                              4)
-    assert found is not None and found.line == 4
-    assert [(t.tensor, t.precision) for t in found.inputs] == [("a", Precision.INT8), ("b, c", Precision.FP16)]
-    assert [(t.tensor, t.shape) for t in found.outputs] == [("d", (1,)), ("e", (2,))]

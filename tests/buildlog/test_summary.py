@@ -37,7 +37,7 @@ def test_what_goes_in_and_comes_out(inputs: str, outputs: str, told: str) -> Non
     assert signature(layer("a", "C", inputs, outputs)) == told
 
 
-def test_what_was_read_in_words() -> None:
+def test_what_was_read_and_the_rest_of_the_page() -> None:
     """Each kind of record once, in the singular or the plural; nothing of what is not there."""
     build = Build(parse=ParseSection([ParsedNode("n", "Conv")] * 2, ["w"]), headings=[("QDQ", 1)],
                   trace=[LogEvent("P", "Running", "a")], milestones=[Milestone("Original", 1, 1)] * 3,
@@ -48,6 +48,23 @@ def test_what_was_read_in_words() -> None:
         "2 nodes of the parse section", "1 initializer of the parse section", "1 optimizer line",
         "1 heading of the optimizer", "3 counts of layers by the optimizer",
         "1 tactic timed", "1 layer or reformat tuned", "2 profile rows", "2 warnings", "1 error"]
+    rows = [ProfileRow(f"p{i}", 10.0, float(i), None, 5.0) for i in range(12)]
+    build = Build(profile_rows=rows, profile_total_ms=66.0, iterations=7, memory=Memory(activation=5, weights=9),
+                  placement=[("GPU", "", "a"), ("GPU", "", "b"), ("DLA", "", "c")], names_only=True, notes=["n"],
+                  messages=[Message("E", "bad", 4, 2), Message("W", "odd", 5, 1)],
+                  options={"Model": {"Model": "m.onnx"}}, milestones=[Milestone("Original", 9, 2)])  # fmt: skip
+    told = summarize(build)
+    assert (told["memory"]["activation"], told["memory"]["weights"], told["placement"]) == (5, 9, {"GPU": 2, "DLA": 1})
+    assert told["messages"] == [{"level": "error", "text": "bad", "line": 4, "count": 2},
+                                {"level": "warning", "text": "odd", "line": 5, "count": 1}]  # fmt: skip
+    assert told["model"] == {"file": "m.onnx", "opset": None, "producer": None, "nodes": None}
+    assert told["milestones"] == [{"what": "Original", "layers": 9, "line": 2}]
+    assert (told["profile"]["iterations"], told["profile"]["layers"], told["profile"]["total_ms"]) == (7, 12, 66.0)
+    assert [r["name"] for r in told["profile"]["slowest"]][:3] == ["p11", "p10", "p9"]
+    assert set(told["rerun"]) == {"8.2 to 10", "11"} and summarize(Build())["rerun"] == {}
+    parsed = summarize(Build(parse=ParseSection([ParsedNode("n", "C")], onnx_file="f.onnx", opset=13, producer="p")))
+    assert parsed["model"] == {"file": "f.onnx", "opset": 13, "producer": "p", "nodes": 1}
+    assert summarize(Build())["profile"] is None and summarize(Build())["command"] is None
 
 
 @pytest.mark.parametrize(("total", "blank", "unexplained", "marked", "told"), [
@@ -66,19 +83,11 @@ TRACE = [LogEvent("QDQToCopy", "Running", "q", line=3), LogEvent("QDQToCopy", "S
          LogEvent("EltReluFusion", "Running", "a", line=5), LogEvent("QDQToCopy", "Running", "r", line=6)]  # fmt: skip
 
 
-def test_passes_with_their_lines() -> None:
+def test_passes() -> None:
     assert passes(Build(trace=TRACE)) == [
         {"pass": "QDQToCopy", "running": 2, "events": {"Swap the layer type": 1}, "line": 3},
         {"pass": "EltReluFusion", "running": 1, "events": {}, "line": 5},
     ]
-
-
-@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
-def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
-    assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
-
-
-def test_passes_that_are_not_there_or_several() -> None:
     more = [*TRACE, LogEvent("QDQOther", "Running", "q", line=9), LogEvent("", "Retargeting", "a", "b", line=10)]
     with pytest.raises(BuildLogError, match=r"qdq: more than one pass in this log; it has QDQOther, QDQToCopy$"):
         lines_of_pass(Build(trace=more), "qdq")
@@ -91,6 +100,11 @@ def test_passes_that_are_not_there_or_several() -> None:
                                               "qdq")] == [11]
 
 
+@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
+def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
+    assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
+
+
 @pytest.mark.parametrize(("flags", "remainder"), [
     ("int8", True), ("fp32 int8", True), ("int8 fp16", False), ("int8 bf16", False), ("int8 best", False),
     ("int8 stronglyTyped", False), ("fp32", False), ("", False),
@@ -99,7 +113,7 @@ def test_whether_the_float_remainder_is_fp32(flags: str, remainder: bool) -> Non
     assert summarize(Build(precision_flags=frozenset(flags.split())))["float_remainder_fp32"] is remainder
 
 
-def test_the_engine() -> None:
+def test_engines_and_tuning() -> None:
     """Types and signatures by how often they are; conversions and reformats with shape and place."""
     layers = [layer("c", "CaskConvolution", "INT8", "FP16"), layer("d", "CaskConvolution", "INT8", "FP16"),
               layer("e", "CaskConvolution", "FP16", "FP16"), layer("QuantizeLinear_1", "Reformat", "FP32", "INT8",
@@ -116,10 +130,7 @@ def test_the_engine() -> None:
     assert summarize(Build())["engine"] is None
     bare = summarize(Build(layers=[BuiltLayer("QuantizeLinear_1", "Reformat")]))["conversions"][0]
     assert (bare["shape"], bare["from"], bare["to"]) == (None, "UNKNOWN", "UNKNOWN")
-
-
-def test_tuning() -> None:
-    """The slowest layers first, by time, then by tactics, then by name; reformats that were timed."""
+    # The slowest layers first, by time, then by tactics, then by name; reformats that were timed
     build = Build()
     tactics = build.tactics
     tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in
@@ -134,23 +145,3 @@ def test_tuning() -> None:
     assert told["reasons"] == [{"reason": "memory", "count": 3}]
     assert told["refused"] == [{"runner": "Runner", "layer": "layer", "count": 2}]
     assert told["layers"] == 13
-
-
-def test_the_rest_of_the_page() -> None:
-    rows = [ProfileRow(f"p{i}", 10.0, float(i), None, 5.0) for i in range(12)]
-    build = Build(profile_rows=rows, profile_total_ms=66.0, iterations=7, memory=Memory(activation=5, weights=9),
-                  placement=[("GPU", "", "a"), ("GPU", "", "b"), ("DLA", "", "c")], names_only=True, notes=["n"],
-                  messages=[Message("E", "bad", 4, 2), Message("W", "odd", 5, 1)],
-                  options={"Model": {"Model": "m.onnx"}}, milestones=[Milestone("Original", 9, 2)])  # fmt: skip
-    told = summarize(build)
-    assert (told["memory"]["activation"], told["memory"]["weights"], told["placement"]) == (5, 9, {"GPU": 2, "DLA": 1})
-    assert told["messages"] == [{"level": "error", "text": "bad", "line": 4, "count": 2},
-                                {"level": "warning", "text": "odd", "line": 5, "count": 1}]  # fmt: skip
-    assert told["model"] == {"file": "m.onnx", "opset": None, "producer": None, "nodes": None}
-    assert told["milestones"] == [{"what": "Original", "layers": 9, "line": 2}]
-    assert (told["profile"]["iterations"], told["profile"]["layers"], told["profile"]["total_ms"]) == (7, 12, 66.0)
-    assert [r["name"] for r in told["profile"]["slowest"]][:3] == ["p11", "p10", "p9"]
-    assert set(told["rerun"]) == {"8.2 to 10", "11"} and summarize(Build())["rerun"] == {}
-    parsed = summarize(Build(parse=ParseSection([ParsedNode("n", "C")], onnx_file="f.onnx", opset=13, producer="p")))
-    assert parsed["model"] == {"file": "f.onnx", "opset": 13, "producer": "p", "nodes": 1}
-    assert summarize(Build())["profile"] is None and summarize(Build())["command"] is None

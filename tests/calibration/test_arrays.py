@@ -34,12 +34,18 @@ def test_an_npz_of_stacked_arrays(tmp_path: Path, compressed: bool) -> None:
             assert (sample["size"] == SIZES[index : index + 1]).all() and sample["size"].dtype == np.int64
 
 
-def test_an_npy_is_read_row_by_row_with_other_types(tmp_path: Path) -> None:
+def test_npy_files(tmp_path: Path) -> None:
     np.save(tmp_path / "c.npy", STACK.astype(">f8"))
     samples = list(open_data(tmp_path / "c.npy", [SPEC], max_images=3))
     assert [s["images"].dtype for s in samples] == [np.float32] * 3
     for sample, index in zip(samples, (0, 3, 6), strict=True):
         assert (sample["images"][0] == STACK[index]).all()
+    path = npy(tmp_path, ROWS)
+    with pytest.raises(DataError) as caught:
+        StackedSource(path, TWO_INPUTS)
+    assert str(caught.value) == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
+    named = npz(tmp_path, x=ROWS, other=ROWS + 1)
+    assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
 
 
 class Failing(Sequence[dict[str, npt.NDArray[Any]]]):
@@ -180,15 +186,6 @@ def test_one_sample_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
             open_data(file, [ONE])
     with pytest.raises(DataError, match=r"0\.npy: one sample takes 8 bytes; the limit is 7 bytes$"):
         list(open_data(folder, [ONE]))
-
-
-def test_one_npy_feeds_one_input(tmp_path: Path) -> None:
-    path = npy(tmp_path, ROWS)
-    with pytest.raises(DataError) as caught:
-        StackedSource(path, TWO_INPUTS)
-    assert str(caught.value) == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
-    named = npz(tmp_path, x=ROWS, other=ROWS + 1)
-    assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
 
 
 def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool.base import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, write_pictures
+from tests.tables import cases
 
 NAMES = ["images", "c1", "r2"]
 
@@ -124,11 +125,18 @@ def test_bits_flipped_anywhere_never_crash(pictures: Path, tmp_path: Path) -> No
             load_progress(file)
 
 
-def test_the_folder_of_the_cache_must_exist(pictures: Path, tmp_path: Path) -> None:
+def test_where_a_cache_lies_and_what_it_holds(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match="does not exist"):
         collect(conv_net(), pictures, NAMES, cache=tmp_path / "no" / "c.npz", progress=False)
     with pytest.raises(QdqtoolError, match="is a folder"):
         collect(conv_net(), pictures, NAMES, cache=tmp_path, progress=False)
+    parts = {"one": TensorStatistics.of(np.array([0.75]), 64), "two": TensorStatistics.of(np.array([0.5, 0.75]), 64)}
+    save_statistics(Statistics(parts), tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as archive:
+        at = 1 + 19 * 32
+        assert archive["numbers"].tolist() == [[1, 0, 0, at + 16, at + 17], [2, 0, 0, at, at + 17]]
+        assert archive["counts"].tolist() == [1, 1, *[0] * 15, 1] and archive["done"].tolist() == []
+        assert json.loads(archive["header"].tobytes())["bins"] == 64
 
 
 @pytest.mark.parametrize(
@@ -144,16 +152,6 @@ def test_how_far_it_has_come(tmp_path: Path, done: tuple[int, ...], total: int |
     back = load_progress(tmp_path / "c.npz")
     assert (back.model, sorted(back.done), back.total, back.looks) == ("key", list(done), total, looks)
     assert Progress("", Statistics({}), set(), None).looks == Looks()
-
-
-def test_only_filled_bins_are_kept(tmp_path: Path) -> None:
-    parts = {"one": TensorStatistics.of(np.array([0.75]), 64), "two": TensorStatistics.of(np.array([0.5, 0.75]), 64)}
-    save_statistics(Statistics(parts), tmp_path / "s.npz")
-    with np.load(tmp_path / "s.npz") as archive:
-        at = 1 + 19 * 32
-        assert archive["numbers"].tolist() == [[1, 0, 0, at + 16, at + 17], [2, 0, 0, at, at + 17]]
-        assert archive["counts"].tolist() == [1, 1, *[0] * 15, 1] and archive["done"].tolist() == []
-        assert json.loads(archive["header"].tobytes())["bins"] == 64
 
 
 def test_a_header_of_just_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,19 +186,7 @@ def test_files_that_are_no_cache(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: is empty; give another name or delete it"
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("nocolon", "line 3 is not 'tensor: 8 hexadecimal digits'"),
-        ("x: 3f8000001", "line 3 is not 'tensor: 8 hexadecimal digits'"),
-        ("x: 3f80000000", "line 3 is not 'tensor: 8 hexadecimal digits'"),
-        ("x: 3g800000", "line 3 is not 'tensor: 8 hexadecimal digits'"),
-        (": 3f800000", "line 3: scale 1 of tensor '' is not usable"),
-        ("x: 7f800000", "line 3: scale inf of tensor 'x' is not usable"),
-        ("x: 7fc00000", "line 3: scale nan of tensor 'x' is not usable"),
-        ("x: 80000001", "line 3: scale -1.4013e-45 of tensor 'x' is not usable"),
-    ],
-)
+@pytest.mark.parametrize(*cases("calibration/cache-lines-that-no-table-has"))
 def test_lines_that_no_table_has(tmp_path: Path, line: str, told: str) -> None:
     path = tmp_path / "t.cache"
     path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
@@ -363,7 +349,7 @@ def test_one_change(name: str, good: Path, tmp_path: Path) -> None:
     assert text in message and "\n" not in message
 
 
-def test_a_part_that_is_missing(good: Path, tmp_path: Path) -> None:
+def test_limits_of_a_cache(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("done", "numbers", "range", "counts", "spots", "values"):
         with pytest.raises(DataError, match=f"{name}.*delete it"):
             load_progress(changed(good, tmp_path, lambda arrays, _, name=name: arrays.pop(name)))  # type: ignore[misc]
@@ -371,9 +357,6 @@ def test_a_part_that_is_missing(good: Path, tmp_path: Path) -> None:
                  "total", "model", "looks"):  # fmt: skip
         with pytest.raises(DataError, match=f"{name}.*delete it"):
             load_progress(changed(good, tmp_path, lambda _, header, name=name: header.pop(name)))  # type: ignore[misc]
-
-
-def test_statistics_that_take_too_much_memory(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = len(TensorStatistics(load_progress(good).statistics["a"].bins).counter.counts)
     monkeypatch.setattr(budgets, "CACHE_MEMORY", 3 * 8 * counts)
     load_progress(good)

@@ -18,6 +18,7 @@ from tests.calibration.test_partial import state
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
 from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, put
+from tests.tables import cases
 
 NAMES = ["images", "c1", "r2"]
 FOCUS = Focus(("out",))
@@ -79,11 +80,16 @@ def test_any_partition_is_the_same_bit_for_bit(
     assert left_behind(client) == (0, 0, [])
 
 
-def test_a_fixed_batch_is_filled_up_alike(client: Any, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_batches_and_external_weights(
+    client: Any, pictures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     small_portions(monkeypatch, 2)
     model = conv_net((4, 3, 16, 16))
     same(collect(model, pictures, NAMES, progress=False, cluster=client), collect(model, pictures, NAMES,
                                                                                   progress=False))
+    onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    same(collect(tmp_path / "m.onnx", pictures, NAMES, progress=False, cluster=client),
+         collect(conv_net(), pictures, NAMES, progress=False))
 
 
 def test_array_files(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,12 +107,6 @@ def test_array_files(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         collect(conv_net(), tmp_path / "packed.npz", NAMES, progress=False, cluster=client)
     with pytest.raises(DataError, match="from an iterator cannot be shared out"):
         collect(conv_net(), iter([{"images": stacked[:1]}]), NAMES, progress=False, cluster=client)
-
-
-def test_external_weights_travel_with_the_model(client: Any, pictures: Path, tmp_path: Path) -> None:
-    onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    same(collect(tmp_path / "m.onnx", pictures, NAMES, progress=False, cluster=client),
-         collect(conv_net(), pictures, NAMES, progress=False))
 
 
 def test_a_worker_that_dies_is_replaced_and_nothing_counted_twice(
@@ -165,15 +165,7 @@ def test_the_model_travels_once_to_each_worker(
     assert [len(a) for a in client.run(arrivals).values()] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("facts", "told"),
-    [
-        ({"qdqtool": "0.0.9"}, r"cluster worker tcp://\S+ has qdqtool 0\.0\.9, here it is \S+; install the same"),
-        ({"onnxruntime": "1.0"}, r"has onnxruntime 1\.0, here it is"),
-        ({"source": "x"}, "has other source files of qdqtool"),
-        ({"probe": "x", "processor": "Other"}, "computes other numbers than here .*'Other' there.*`mixed_cpus`"),
-    ],
-)
+@pytest.mark.parametrize(*cases("calibration/clustered-a-worker-that-differs-is"))
 def test_a_worker_that_differs_is_refused(client: Any, pictures: Path, facts: dict[str, str], told: str) -> None:
     one = sorted(pids(client))[0]
     client.run(pretend, facts, workers=[one])

@@ -21,6 +21,7 @@ from qdqtool.base import budgets, files
 from qdqtool.base.files import NO_NAME
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import write_pictures
+from tests.tables import cases
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
 
@@ -64,11 +65,21 @@ def row(*values: float) -> npt.NDArray[np.float32]:
 ROWS = [row(k, k + 0.5) for k in range(7)]
 
 
-def test_the_batch_is_the_first_dimension() -> None:
+def test_what_a_plain_source_says_of_itself() -> None:
+    source = Listed(ROWS)
+    assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
+    assert (Source.repeatable, Source.random_access, Source.single_rows) == (True, True, False)
+    assert Source.is_images.fget is not None and Source.is_images.fget(source) is False
+    with pytest.raises(DataError, match="cannot be read by the workers of a cluster"):
+        source.portion([0])
+    assert printable("a\udcffb.png") == "a\\xffb.png"
     shapes: list[tuple[int | None, ...]] = [(), (1,), (4, 3), (None, 3), (0, 3)]
     assert [InputSpec("x", s).batch for s in shapes] == [1, 1, 4, 1, 1]
     assert [InputSpec("x", s).shape_text() for s in shapes] == ["[]", "[1]", "[4, 3]", "[?, 3]", "[0, 3]"]
     assert InputSpec("x", ()).numpy_dtype == np.float32
+    # One sample would be all of it: gigabytes for a model of a kilobyte
+    with pytest.raises(DataError, match="fixed batch of 65536"):
+        Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +112,7 @@ def test_what_fits_an_input(
     assert str(caught.value) == f"it is {told}, the model's input 'x' takes {spec.shape_text()}"
 
 
-@pytest.mark.parametrize(
-    ("have", "wanted", "fits"),
-    [
-        ("float64", "float32", True), ("int64", "float32", True), ("uint8", "float16", True), ("bool", "float32", True),
-        ("int64", "int32", True), ("bool", "uint8", True), ("uint8", "bool", True), ("complex64", "float32", False),
-        ("<U1", "float32", False), ("float32", "int64", False), ("float16", "uint8", False), ("float32", "bool", False),
-        ("complex64", "int32", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("calibration/dataset-types-that-can-be-taken"))
 def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
     spec = InputSpec("x", (1,), wanted)
     array = np.ones(1, np.float32).astype(have)
@@ -138,13 +141,7 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
         fit_all({"a": np.ones((1, 2))}, [one], "it")
 
 
-@pytest.mark.parametrize(
-    ("total", "wanted", "found"),
-    [
-        (0, 3, []), (3, 3, [0, 1, 2]), (3, 4, [0, 1, 2]), (4, 3, [0, 2, 3]), (10, 4, [0, 3, 6, 9]),
-        (11, 4, [0, 3, 7, 10]), (9, 2, [0, 8]), (9, 1, [0]), (100, 5, [0, 25, 50, 74, 99]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("calibration/dataset-spread"))
 def test_spread(total: int, wanted: int, found: list[int]) -> None:
     indices = spread(total, wanted)
     assert list(indices) == found and len(indices) == len(found)
@@ -198,14 +195,11 @@ def test_an_unknown_number_of_samples(most: int, groups: list[list[int]]) -> Non
     assert data.fingerprint == ""
 
 
-def test_a_source_that_ends_ends_every_pass() -> None:
+def test_every_pass_begins_anew_and_loads_when_asked() -> None:
     source = Listed(ROWS, length=None, random_access=False)
     data = Dataset(source, [IMAGE], 100)
     assert len(list(data)) == 7 and len(list(data)) == 7
     assert source.read == [*range(8)] * 2 and source.restarts == 2
-
-
-def test_loading_waits_where_any_sample_can_be_had() -> None:
     source = Listed(ROWS)
     tasks = list(Dataset(source, [IMAGE], 3).tasks())
     assert source.read == []
@@ -240,6 +234,13 @@ def test_what_is_noticed_of_samples() -> None:
         assert data.looks == looks and len(sample) == 1
     data.take(Looks(1, -7, 7, 1, 1, 2), [("a", "b")])
     assert data.looks == Looks(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
+    class Two(Listed):
+        def load(self, index: int) -> Sample:
+            return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
+
+    data = Dataset(Two(ROWS[:1]), [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))], 9)
+    list(data)
+    assert data.looks == Looks(1, -2, 5, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -249,16 +250,6 @@ def test_only_float_maps_are_looked_at(shape: tuple[int, ...], dtype: str) -> No
     data = Dataset(Listed([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
     list(data)
     assert data.looks == Looks(total=1)
-
-
-def test_the_reach_is_over_all_inputs() -> None:
-    class Two(Listed):
-        def load(self, index: int) -> Sample:
-            return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
-
-    data = Dataset(Two(ROWS[:1]), [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))], 9)
-    list(data)
-    assert data.looks == Looks(1, -2, 5, 1, 0)
 
 
 def test_the_fingerprint_is_of_all_digests() -> None:
@@ -273,22 +264,6 @@ def test_the_fingerprint_is_of_all_digests() -> None:
     assert Dataset(Listed([*ROWS, None]), [IMAGE], 9).fingerprint == "", "one that cannot be told"
     assert Dataset(Listed([None, *ROWS]), [IMAGE], 9).fingerprint == ""
     assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
-
-
-def test_what_a_plain_source_says_of_itself() -> None:
-    source = Listed(ROWS)
-    assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
-    assert (Source.repeatable, Source.random_access, Source.single_rows) == (True, True, False)
-    assert Source.is_images.fget is not None and Source.is_images.fget(source) is False
-    with pytest.raises(DataError, match="cannot be read by the workers of a cluster"):
-        source.portion([0])
-    assert printable("a\udcffb.png") == "a\\xffb.png"
-
-
-def test_a_fixed_batch_of_thousands_is_refused() -> None:
-    """One sample would be all of it: gigabytes for a model of a kilobyte."""
-    with pytest.raises(DataError, match="fixed batch of 65536"):
-        Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
 
 
 SPEC = InputSpec("images", (1, 3, 16, 16))

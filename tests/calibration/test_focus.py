@@ -174,7 +174,15 @@ def at(height: int, width: int, *cells: tuple[int, int]) -> Mask:
     return mask
 
 
-def test_the_defaults_are_a_score_of_a_tenth_and_a_thousandth() -> None:
+def test_warnings_by_what_was_counted() -> None:
+    assert FEW_IMAGES == MANY
+    few = "only {} calibration image{}; 100 or more give steadier ranges"
+    told = {n: list(Looks(total=n).warnings()) for n in (0, 1, 2, 99, 100)}
+    assert told == {0: [], 1: [few.format(1, "")], 2: [few.format(2, "s")], 99: [few.format(99, "s")], 100: []}
+    assert list(Looks(broken=5).warnings()) == [], "where no image is left, that is an error"
+    assert list(Looks(total=MANY, broken=1).warnings()) == ["1 of 101 images could not be read and were skipped"]
+    assert list(Looks(total=MANY, constant=1).warnings()) == ["1 of 100 images are constant (every value the same)"]
+    assert list(Looks(total=MANY, nonfinite=1).warnings()) == ["1 of 100 samples hold NaN or infinities"]
     focus = Focus(("a",))
     assert 1 / (1 + math.exp(-focus.threshold)) == pytest.approx(0.1) and focus.share == 0.001
 
@@ -230,7 +238,13 @@ def looked_at(outputs: dict[str, npt.NDArray[np.float32]], threshold: float, sha
     return found.masks[0]
 
 
-def test_a_score_that_reaches_the_threshold() -> None:
+def test_what_is_looked_at_of_several_maps() -> None:
+    two = np.concatenate([scores(1.0), scores(-9.0, 1.0)], axis=1)
+    assert (looked_at({"a": two}, 0.5, 0.0) == dilated(at(10, 10, (0, 0), (0, 3)))).all()
+    wide, tall = np.full((1, 1, 2, 8), -9.0, np.float32), np.full((1, 1, 8, 2), -9.0, np.float32)
+    wide[0, 0, 0, 0] = 1.0
+    mask = looked_at({"a": wide, "b": tall}, 0.5, 0.0)
+    assert mask.shape == (8, 8) and (mask == resized(dilated(at(2, 8, (0, 0))), 8, 8)).all()
     corner = dilated(at(10, 10, (0, 0)))
     both = dilated(at(10, 10, (0, 0), (0, 3)))
     assert (looked_at({"a": scores(1.0, 0.5)}, 0.5, 0.0) == both).all()
@@ -245,18 +259,6 @@ def test_the_highest_share_of_all_maps_together(share: float, positions: int) ->
     # A second map of as many positions: half the share means the same number of them.
     mask = looked_at({"a": scores(4.0, 3.0, 2.0), "b": scores()}, 9.0, share / 2)
     assert (mask == dilated(at(10, 10, *[(0, 3 * k) for k in range(positions)]))).all()
-
-
-def test_the_highest_class_of_a_position_counts() -> None:
-    two = np.concatenate([scores(1.0), scores(-9.0, 1.0)], axis=1)
-    assert (looked_at({"a": two}, 0.5, 0.0) == dilated(at(10, 10, (0, 0), (0, 3)))).all()
-
-
-def test_the_finest_grid_of_each_side() -> None:
-    wide, tall = np.full((1, 1, 2, 8), -9.0, np.float32), np.full((1, 1, 8, 2), -9.0, np.float32)
-    wide[0, 0, 0, 0] = 1.0
-    mask = looked_at({"a": wide, "b": tall}, 0.5, 0.0)
-    assert mask.shape == (8, 8) and (mask == resized(dilated(at(2, 8, (0, 0))), 8, 8)).all()
 
 
 @pytest.mark.parametrize(
@@ -296,20 +298,6 @@ TWICE = "inputs never exceed {:g}; YOLO models take 0 to 1: were they divided by
 )
 def test_what_the_reach_of_the_inputs_tells(low: float, high: float, sentence: str) -> None:
     assert list(Looks(total=MANY, low=low, high=high).warnings()) == [sentence] * bool(sentence)
-
-
-def test_how_many_images_there_were() -> None:
-    assert FEW_IMAGES == MANY
-    few = "only {} calibration image{}; 100 or more give steadier ranges"
-    told = {n: list(Looks(total=n).warnings()) for n in (0, 1, 2, 99, 100)}
-    assert told == {0: [], 1: [few.format(1, "")], 2: [few.format(2, "s")], 99: [few.format(99, "s")], 100: []}
-    assert list(Looks(broken=5).warnings()) == [], "where no image is left, that is an error"
-
-
-def test_what_was_counted_is_told_with_its_share() -> None:
-    assert list(Looks(total=MANY, broken=1).warnings()) == ["1 of 101 images could not be read and were skipped"]
-    assert list(Looks(total=MANY, constant=1).warnings()) == ["1 of 100 images are constant (every value the same)"]
-    assert list(Looks(total=MANY, nonfinite=1).warnings()) == ["1 of 100 samples hold NaN or infinities"]
 
 
 def test_looks_add_up() -> None:

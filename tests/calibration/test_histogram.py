@@ -12,20 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration import clustered
+from calibration import clustered, statistics
 from calibration.arrays import MemorySource
 from calibration.clustered import Assignment, Engine, Portion, count
 from calibration.counting import Tally
 from calibration.dataset import InputSpec
 from calibration.focus import Focus
 from calibration.session import open_session, packed_model
-from calibration.statistics import (
-    MIN_TOP,
-    MagnitudeCounter,
-    TensorStatistics,
-    mantissa_bits,
-    top_of,
-)
 from qdqtool.errors import ClusterError
 from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net
@@ -34,11 +27,11 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = hnp.arrays(np.float32, st.integers(0, 60), elements=FLOATS)
 
 
-def of(array: npt.NDArray[np.float32], bins: int = 64) -> TensorStatistics:
-    return TensorStatistics.of(array, bins)
+def of(array: npt.NDArray[np.float32], bins: int = 64) -> statistics.TensorStatistics:
+    return statistics.TensorStatistics.of(array, bins)
 
 
-def same(a: TensorStatistics, b: TensorStatistics) -> bool:
+def same(a: statistics.TensorStatistics, b: statistics.TensorStatistics) -> bool:
     return (
         (a.count, a.nonfinite, a.minimum, a.maximum, a.counter.top)
         == (b.count, b.nonfinite, b.minimum, b.maximum, b.counter.top)
@@ -46,68 +39,64 @@ def same(a: TensorStatistics, b: TensorStatistics) -> bool:
 
 
 @given(ARRAYS)
-def test_no_count_is_lost_and_every_value_lies_in_its_bin(values: npt.NDArray[np.float32]) -> None:
+def test_no_count_is_lost_in_any_order(values: npt.NDArray[np.float32]) -> None:
     counts, edges = of(values).histogram
     assert counts.sum() == len(values)
     assert (np.diff(edges) > 0).all()
     # np.histogram closes the last bin on the right, as the largest magnitude ends ours.
     expected, _ = np.histogram(np.abs(values.astype(np.float64)), np.append(edges[:-1], np.inf))
     assert np.array_equal(counts, expected)
-
-
-@given(ARRAYS)
-def test_order_does_not_matter(values: npt.NDArray[np.float32]) -> None:
-    grown = TensorStatistics(64)
+    grown = statistics.TensorStatistics(64)
     for value in np.sort(np.abs(values)):  # the window moves as often as it can
         grown.add(np.array([value], np.float32))
     assert np.array_equal(grown.counter.counts, of(values).counter.counts)
 
 
-def test_coarser_bins_hold_the_same_counts() -> None:
+def test_coarser_and_equal_bins() -> None:
     values = np.random.default_rng(1).normal(0, 1, 5000).astype(np.float32)
-    stats = TensorStatistics.of(values)
+    stats = statistics.TensorStatistics.of(values)
     counts, edges = stats.coarse(4)
     expected, _ = np.histogram(np.abs(values.astype(np.float64)), np.append(edges[:-1], np.inf))
     assert np.array_equal(counts, expected)
-
-
-def test_equal_bins_keep_the_total_and_the_running_sums() -> None:
     values = np.random.default_rng(2).normal(0, 1, 50_000).astype(np.float32)
-    stats = TensorStatistics.of(values)
+    stats = statistics.TensorStatistics.of(values)
     counts = stats.linear(512).counts
     exact, _ = np.histogram(np.abs(values), 512, (0.0, stats.absmax))
     assert counts.sum() == pytest.approx(50_000)
     # A bin that straddles an edge is split evenly: running sums are off by no more than one bin's counts.
     slack = int(stats.histogram.counts.max())
     assert np.abs(np.cumsum(counts) - np.cumsum(exact)).max() <= slack
+    # Six values from 0.375 to 0.5 and one from 0.75 to 0.9: an edge in the midst of a bin halves it
+    stats = statistics.TensorStatistics.of(np.array([0.4375] * 6 + [0.9], np.float32), 4)
+    assert stats.histogram.edges[-4:] == pytest.approx([0.375, 0.5, 0.75, 0.9])
+    assert stats.linear(3).counts == pytest.approx([0.0, 6.0, 1.0])
+    # A largest magnitude that begins a bin is nearly the end of it, and none the less in the last of equal bins
+    for top in (1.0, 1.0 + 1 / 32, 4.0):
+        stats = statistics.TensorStatistics.of(np.array([0.3 * top, top, top], np.float32), 64)
+        found = stats.linear(10).counts
+        assert found[-1] == 2 and found.sum() == pytest.approx(3)
 
 
 def counts(values: list[float], bins: int = 64) -> list[tuple[float, int]]:
     """Lower edges of the bins that are not empty, and their counts."""
-    found, edges = TensorStatistics.of(np.array(values, np.float32), bins).histogram
+    found, edges = statistics.TensorStatistics.of(np.array(values, np.float32), bins).histogram
     return [(float(e), int(c)) for e, c in zip(edges, found, strict=False) if c]
 
 
-def test_twenty_octaves_below_the_largest_magnitude_and_no_more() -> None:
+def test_windows_of_octaves() -> None:
     edge, before = 2.0**-20, np.nextafter(np.float32(2.0**-20), np.float32(0))
     assert counts([0.75, edge]) == [(edge, 1), (0.75, 1)]
     assert counts([0.75, before]) == [(0.0, 1), (0.75, 1)]
     assert counts([1.0, edge]) == [(0.0, 1), (1.0, 1)], "1 begins the next octave"
-
-
-def test_the_window_ends_with_the_normal_numbers() -> None:
     smallest = float(np.finfo(np.float32).tiny)
-    assert MIN_TOP == -106 and smallest == 2.0**-126
+    assert statistics.MIN_TOP == -106 and smallest == 2.0**-126
     assert counts([smallest, smallest / 2, 0.0]) == [(0.0, 2), (smallest, 1)]
-    assert [top_of(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)] == [-106, -106, -105, -104]
-
-
-def test_32_bins_to_an_octave_of_64() -> None:
-    assert mantissa_bits(64) == 5
+    assert [statistics.top_of(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)] == [-106, -106, -105, -104]
+    assert statistics.mantissa_bits(64) == 5
     step = 0.5 / 32
     values = [0.5, 0.5 + step * 0.99, 0.5 + step, 1.0 - step / 2]
     assert counts(values) == [(0.5, 2), (0.5 + step, 1), (1.0 - step, 1)]
-    assert len(MagnitudeCounter(5).counts) == 1 + 20 * 32
+    assert len(statistics.MagnitudeCounter(5).counts) == 1 + 20 * 32
 
 
 @pytest.mark.parametrize(("bins", "bits"), [
@@ -115,24 +104,24 @@ def test_32_bins_to_an_octave_of_64() -> None:
 ])  # fmt: skip
 def test_bins_that_can_be(bins: int, bits: int | None) -> None:
     if bits is not None:
-        assert mantissa_bits(bins) == bits
+        assert statistics.mantissa_bits(bins) == bits
         return
     with pytest.raises(ValueError, match=rf"^bins is {bins}; it must be a power of two from 4 to 65536$"):
-        mantissa_bits(bins)
+        statistics.mantissa_bits(bins)
 
 
 def test_the_last_bin_ends_with_the_largest_magnitude() -> None:
     for value, end in ((1.0, 1 + 2**-20), (1.001, float(np.float32(1.001))), (2.0**-126, 2.0**-126 * (1 + 2**-20))):
-        found = TensorStatistics.of(np.array([value], np.float32), 64).histogram
+        found = statistics.TensorStatistics.of(np.array([value], np.float32), 64).histogram
         assert found.edges[-1] == end and found.counts[-1] == 1
-    for nothing in (TensorStatistics(64), TensorStatistics.of(np.zeros(3), 64)):
+    for nothing in (statistics.TensorStatistics(64), statistics.TensorStatistics.of(np.zeros(3), 64)):
         assert nothing.histogram.edges.tolist() == [0.0, 2.0**-126]
         assert nothing.histogram.counts.tolist() == [nothing.count]
 
 
 def test_bins_are_not_copied_where_they_stay_as_they_are() -> None:
     """A raise to the same window, and an equal resolution, cost nothing."""
-    counter = MagnitudeCounter(5)
+    counter = statistics.MagnitudeCounter(5)
     counter.raise_top(3)
     counter.add(np.array([1.0, 5.0], np.float32))
     before = counter.counts
@@ -147,43 +136,35 @@ def test_bins_are_not_copied_where_they_stay_as_they_are() -> None:
 @pytest.mark.parametrize("octaves", [1, 19, 20, 21, 40])
 def test_what_falls_out_of_the_window_goes_to_the_lowest_bin(octaves: int) -> None:
     values = np.array([0.5, 0.9, 2.0**-20], np.float32)
-    moved = TensorStatistics.of(values, 64)
+    moved = statistics.TensorStatistics.of(values, 64)
     moved.counter.raise_top(octaves)
-    wanted = MagnitudeCounter(5)
+    wanted = statistics.MagnitudeCounter(5)
     wanted.raise_top(octaves)
     wanted.add(values)
     assert moved.counter.counts.tolist() == wanted.counts.tolist()
-    other = MagnitudeCounter(5)
+    other = statistics.MagnitudeCounter(5)
     other.raise_top(octaves)
     for first in (1, 5, 300):  # the counts from some bin on, those before being empty
-        part = TensorStatistics.of(values, 64).counter
+        part = statistics.TensorStatistics.of(values, 64).counter
         part.counts[1:first] = 0
-        found = MagnitudeCounter(5)
+        found = statistics.MagnitudeCounter(5)
         found.raise_top(octaves)
         found.absorb(part.top, int(part.counts[0]), first, part.counts[first:])
         assert found.counts.tolist() == other.merged(part).counts.tolist()
-
-
-def test_equal_bins_split_evenly() -> None:
-    """Six values from 0.375 to 0.5 and one from 0.75 to 0.9: an edge in the midst of a bin halves it."""
-    stats = TensorStatistics.of(np.array([0.4375] * 6 + [0.9], np.float32), 4)
-    assert stats.histogram.edges[-4:] == pytest.approx([0.375, 0.5, 0.75, 0.9])
-    assert stats.linear(3).counts == pytest.approx([0.0, 6.0, 1.0])
-
-
-def test_white_is_counted() -> None:
-    """A largest magnitude that begins a bin is nearly the end of it, and none the less in the last of equal bins."""
-    for top in (1.0, 1.0 + 1 / 32, 4.0):
-        stats = TensorStatistics.of(np.array([0.3 * top, top, top], np.float32), 64)
-        found = stats.linear(10).counts
-        assert found[-1] == 2 and found.sum() == pytest.approx(3)
 
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
 FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32) - 0.5} for k in range(3)]
 
 
-def test_what_is_added_to_a_tally() -> None:
+def test_tallies() -> None:
+    session = open_session(load(conv_net()), ["c1", "out"], 1)
+    with Tally(session, ["images", "c1"], 64, Focus(("out",), 0.0), 2) as tally:
+        tally.add(0, (FEEDS[0], 1))
+        assert list(tally.tensors) == ["images", "c1"]
+        assert [p.count for p in tally.tensors.values()] == [768, 1024]
+        assert all(p.focus is not None and 0 < p.focus.count <= p.count for p in tally.tensors.values())
+        assert not tally.tensors["c1"].spots
     with Tally(None, ["images"], 64, None, 1, {1}) as tally:
         assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
         for number, feed in enumerate(FEEDS):
@@ -194,16 +175,6 @@ def test_what_is_added_to_a_tally() -> None:
         assert len(part.spots) == 1 and part.focus is None
         tally.forget()
         assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
-
-
-def test_computed_tensors_and_where_the_network_looks() -> None:
-    session = open_session(load(conv_net()), ["c1", "out"], 1)
-    with Tally(session, ["images", "c1"], 64, Focus(("out",), 0.0), 2) as tally:
-        tally.add(0, (FEEDS[0], 1))
-        assert list(tally.tensors) == ["images", "c1"]
-        assert [p.count for p in tally.tensors.values()] == [768, 1024]
-        assert all(p.focus is not None and 0 < p.focus.count <= p.count for p in tally.tensors.values())
-        assert not tally.tensors["c1"].spots
 
 
 def test_the_largest_tensors_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.calibration.nets import write_pictures
 SPEC = InputSpec("images", (1, 3, 16, 16))
 
 
-def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
+def test_pictures_of_other_formats_are_counted_and_never_decoded(tmp_path: Path) -> None:
     for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"II*\0")
@@ -26,6 +26,10 @@ def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     assert len(open_data(tmp_path, [SPEC])) == 1
     assert "(2 tiff, 1 heic)" in open_data(tmp_path, [SPEC]).warnings[0]
+    Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
+    (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
+    with pytest.raises(DataError, match="cannot identify"):
+        decode(tmp_path / "claims.jpg")
 
 
 def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
@@ -88,13 +92,6 @@ def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
     assert good.exists()
 
 
-def test_only_picture_decoders_are_used_whatever_the_name(tmp_path: Path) -> None:
-    Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
-    (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
-    with pytest.raises(DataError, match="cannot identify"):
-        decode(tmp_path / "claims.jpg")
-
-
 def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> None:
     paths = write_pictures(tmp_path / "a", 3)
     write_pictures(tmp_path / "b", 3)
@@ -111,10 +108,14 @@ def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> N
     assert len(others) == 4 and first not in others
 
 
-def test_a_dataset_is_returned_as_it_is(tmp_path: Path) -> None:
+def test_sets_and_fingerprints(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     data = open_data(tmp_path, [SPEC])
     assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
+    smallest = np.float32(2.0**MIN_TOP)
+    for value in (smallest, smallest * np.float32(1.5)):
+        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
+    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0
 
 
 def write_npy(path: Path, array: np.ndarray, fortran: bool) -> None:
@@ -152,10 +153,3 @@ def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)
     once, often = TensorStatistics.of(values), TensorStatistics.of(np.tile(values, 1000))
     assert amax_of(once, method) == pytest.approx(amax_of(often, method), rel=1e-6)
-
-
-def test_the_smallest_range_that_a_scale_can_resolve() -> None:
-    smallest = np.float32(2.0**MIN_TOP)
-    for value in (smallest, smallest * np.float32(1.5)):
-        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
-    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0

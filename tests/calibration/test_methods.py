@@ -58,9 +58,19 @@ def quantization_error(values: Floats32, amax: float, levels: int = 127) -> floa
 
 
 @each_sample
-def test_max_is_exact(name: str) -> None:
+def test_max_is_exact_and_mse_finds_the_least_error(name: str) -> None:
     values = SAMPLES[name]
     assert amax_of(TensorStatistics.of(values), "max") == float(np.abs(values).max())
+    values = SAMPLES[name]
+    chosen = quantization_error(values, amax_of(TensorStatistics.of(values), "mse"))
+    tried = np.abs(values).max() * np.exp2(-np.arange(0, 12, 1 / 32))
+    assert chosen <= min(quantization_error(values, float(a)) for a in tried) * 1.01
+    values = SAMPLES[name]
+    stats = TensorStatistics.of(values)
+    for amax in (0.3 * stats.absmax, 0.9 * stats.absmax, stats.absmax, 2 * stats.absmax):
+        direct = float(np.mean(np.abs(values) > amax))
+        assert clipped_fraction(stats, amax) == pytest.approx(direct, abs=0.005)
+    assert clipped_fraction(TensorStatistics(64), 1.0) == 0.0
 
 
 @each_sample
@@ -85,14 +95,6 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
     amax = float(np.abs(values).max()) * fraction
     estimate = squared_error(TensorStatistics.of(values), amax)
     assert estimate == pytest.approx(quantization_error(values, amax), rel=0.02)
-
-
-@each_sample
-def test_mse_finds_the_least_error(name: str) -> None:
-    values = SAMPLES[name]
-    chosen = quantization_error(values, amax_of(TensorStatistics.of(values), "mse"))
-    tried = np.abs(values).max() * np.exp2(-np.arange(0, 12, 1 / 32))
-    assert chosen <= min(quantization_error(values, float(a)) for a in tried) * 1.01
 
 
 @each_sample
@@ -168,22 +170,17 @@ def test_any_tensor_gets_a_usable_range(values: Floats32, method: str) -> None:
     assert squared_error(stats, amax) >= 0
 
 
-def test_a_group_is_its_merged_values() -> None:
+def test_groups_and_shares() -> None:
     parts = [SAMPLES["relu"], SAMPLES["silu"] * np.float32(3)]
     merged = merge_all(TensorStatistics.of(p) for p in parts)
     together = TensorStatistics.of(np.concatenate(parts))
     for method in METHODS:
         assert amax_of(merged, method) == amax_of(together, method)
-
-
-@each_sample
-def test_clipped_fraction(name: str) -> None:
-    values = SAMPLES[name]
-    stats = TensorStatistics.of(values)
-    for amax in (0.3 * stats.absmax, 0.9 * stats.absmax, stats.absmax, 2 * stats.absmax):
-        direct = float(np.mean(np.abs(values) > amax))
-        assert clipped_fraction(stats, amax) == pytest.approx(direct, abs=0.005)
-    assert clipped_fraction(TensorStatistics(64), 1.0) == 0.0
+    half = TensorStatistics.of(np.repeat(np.array([0.0, 4.0], np.float32), 10))  # 4 begins a bin
+    assert clipped_fraction(half, 4.0) == clipped_fraction(half, 5.0) == 0.0
+    assert clipped_fraction(half, 3.999) == clipped_fraction(half, 1e-3) == pytest.approx(0.5)
+    assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), "zeros, as far as a bin can tell"
+    assert clipped_fraction(TensorStatistics(), 1.0) == clipped_fraction(TensorStatistics(), -1.0) == 0.0
 
 
 Floats = npt.NDArray[np.float64]
@@ -199,7 +196,7 @@ def test_other_percentiles_are_refused_by_every_method(percentile: float) -> Non
         range_of(TWO, "min")
 
 
-def test_the_percentile_of_zeros_is_the_maximum() -> None:
+def test_zeros_and_single_values() -> None:
     """50 of 100 values are zero: the 50th of them still is, the one after no longer."""
     half = TensorStatistics.of(np.repeat(np.array([0.0, 0.5, 0.75], np.float32), (50, 25, 25)))
     assert amax_of(half, "percentile", 50.0) == 0.75
@@ -207,9 +204,30 @@ def test_the_percentile_of_zeros_is_the_maximum() -> None:
     smallest = np.float32(2.0**-20)  # of the first bin above the lowest, which reaches a thousandth higher
     low = TensorStatistics.of(np.repeat(np.array([smallest, 0.75], np.float32), (90, 10)))
     assert smallest < amax_of(low, "percentile", 45.0) < smallest * (1 + 1 / 1024)
+    smallest = 2.0**-126
+    stats = TensorStatistics.of(np.array([smallest], np.float32))
+    assert squared_error(stats, smallest / 2) == pytest.approx(smallest**2 / 4, rel=1e-2)
+    one = TensorStatistics.of(np.append(np.full(1000, 0.75), 0.001))  # once, below all others
+    assert squared_error(one, 0.75) == pytest.approx(0.001**2 / 1001, rel=0.01)  # 0.17 of a step is rounded to zero
 
 
-def test_which_range_has_a_power() -> None:
+def test_what_the_power_needs() -> None:
+    looked, empty, odd = TensorStatistics.of(EVEN), TensorStatistics.of(EVEN), TensorStatistics()
+    looked.add_focus([EVEN[:100]])
+    empty.add_focus([])
+    odd.focus = looked.focus
+    assert focus_power([looked]) == focus_power([looked, looked]) == 3.0
+    for parts in ([], [empty], [looked, empty], [odd], [looked, odd]):
+        assert focus_power(parts) == 2.0
+    tried: list[float] = []
+
+    def search(power: float) -> float:
+        tried.append(power)
+        return 1000.0
+
+    stats = TensorStatistics.of(np.array([-0.5, 4.0]))
+    assert settle([stats], search, lambda ranges, power: np.ones(len(ranges))) == Range(1000.0, 2.0)
+    assert tried == [2.0]
     values = TensorStatistics.of(EVEN)
     assert {m: range_of(values, m).power for m in methods.METHODS} == {
         "max": None, "percentile": None, "mse": 2.0, "entropy": None, "focus": 2.0}  # fmt: skip
@@ -254,14 +272,6 @@ def test_errors_of_what_was_not_counted() -> None:
         squared_error(TensorStatistics(64), 0.0)
 
 
-def test_a_single_value_in_the_lowest_bin_but_one_counts() -> None:
-    smallest = 2.0**-126
-    stats = TensorStatistics.of(np.array([smallest], np.float32))
-    assert squared_error(stats, smallest / 2) == pytest.approx(smallest**2 / 4, rel=1e-2)
-    one = TensorStatistics.of(np.append(np.full(1000, 0.75), 0.001))  # once, below all others
-    assert squared_error(one, 0.75) == pytest.approx(0.001**2 / 1001, rel=0.01)  # 0.17 of a step is rounded to zero
-
-
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[Floats]:
     """The ranges whose errors are summed, as they come."""
@@ -297,28 +307,6 @@ def test_the_search_goes_down_twelve_octaves(tried: list[Floats]) -> None:
     histogram = Histogram(np.array([0, 10**15, 0, 1]), np.array([0.0, low, low * 1.01, 0.99, 1.0]))
     methods._search([(histogram, 1.0)], 1.0, 2.0)
     assert np.concatenate(tried[:-1]).tolist() == (2.0 ** (-np.arange(97) / 8)).tolist()
-
-
-def test_the_power_needs_what_is_looked_at_of_every_tensor() -> None:
-    looked, empty, odd = TensorStatistics.of(EVEN), TensorStatistics.of(EVEN), TensorStatistics()
-    looked.add_focus([EVEN[:100]])
-    empty.add_focus([])
-    odd.focus = looked.focus
-    assert focus_power([looked]) == focus_power([looked, looked]) == 3.0
-    for parts in ([], [empty], [looked, empty], [odd], [looked, odd]):
-        assert focus_power(parts) == 2.0
-
-
-def test_a_power_of_2_is_not_lowered() -> None:
-    tried: list[float] = []
-
-    def search(power: float) -> float:
-        tried.append(power)
-        return 1000.0
-
-    stats = TensorStatistics.of(np.array([-0.5, 4.0]))
-    assert settle([stats], search, lambda ranges, power: np.ones(len(ranges))) == Range(1000.0, 2.0)
-    assert tried == [2.0]
 
 
 def spotted(value: float, top: float) -> TensorStatistics:
@@ -368,14 +356,6 @@ def test_the_biased_error_weighs_twenty_times() -> None:
         assert unbiased([stats], 1.0, lambda ranges, costs=costs: costs) == pytest.approx(near[place], rel=1e-12)
 
 
-def test_what_is_clipped_from_nothing_to_everything() -> None:
-    half = TensorStatistics.of(np.repeat(np.array([0.0, 4.0], np.float32), 10))  # 4 begins a bin
-    assert clipped_fraction(half, 4.0) == clipped_fraction(half, 5.0) == 0.0
-    assert clipped_fraction(half, 3.999) == clipped_fraction(half, 1e-3) == pytest.approx(0.5)
-    assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), "zeros, as far as a bin can tell"
-    assert clipped_fraction(TensorStatistics(), 1.0) == clipped_fraction(TensorStatistics(), -1.0) == 0.0
-
-
 def by_hand(counts: Floats) -> int:
     direct = np.array([divergence(counts, kept) for kept in range(128, len(counts) + 1)])
     return 128 + int(direct.argmin())
@@ -394,14 +374,11 @@ def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> No
     assert round(_least_divergence(counts, 1.0) * bins) == found
 
 
-def test_the_last_of_equal_divergences_and_none_at_all() -> None:
+def test_divergences_that_are_equal_or_none() -> None:
     counts = np.zeros(300)
     counts[1] = 5.0  # whatever is kept, it is told exactly
     assert _least_divergence(counts, 3.0) == 3.0
     assert _least_divergence(np.zeros(300), 3.0) == 3.0
-
-
-def test_entropy_sees_2048_bins() -> None:
     stats = TensorStatistics.of(np.random.default_rng(0).standard_t(3, 30_000))
     edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
     counts = np.interp(edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts)))

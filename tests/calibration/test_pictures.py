@@ -19,6 +19,7 @@ from calibration.pictures import ImageSource, Preprocess, _Pixels, decode, descr
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import write_pictures
+from tests.tables import cases
 
 RAW = Preprocess(scale=1.0)
 
@@ -27,24 +28,25 @@ def noise(height: int, width: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
 
 
-def test_the_defaults_are_those_of_yolo() -> None:
+def test_sizes_that_are_too_large_or_just_right() -> None:
+    picture = noise(12, 20)
+    for way in (RAW, Preprocess("stretch", scale=1.0)):
+        assert (prepare(picture, 12, 20, way)[0] == picture.transpose(2, 0, 1)).all()
+    assert prepare(picture, 24, 20, Preprocess("stretch", scale=1.0)).shape == (1, 3, 24, 20)
+    boxed = prepare(picture, 24, 20, RAW)[0]
+    assert (boxed[:, 6:18] == picture.transpose(2, 0, 1)).all() and (boxed[:, :6] == 114).all()
     assert Preprocess() == Preprocess("letterbox", False, 1 / 255, (0, 0, 0), (1, 1, 1), 114)
+    assert describe(Preprocess()) == "letterbox, RGB, scale 0.00392157"
+    assert describe(Preprocess("stretch", True, 1.0)) == "stretch, BGR, scale 1"
+    assert describe(Preprocess(scale=1.0, mean=(0, 0, 2))) == "letterbox, RGB, scale 1, mean [0, 0, 2]"
+    assert describe(Preprocess(scale=1.0, std=(1, 2, 1))) == "letterbox, RGB, scale 1, std [1, 2, 1]"
+    inputs = [InputSpec("x", (1, 3, 8, 8)), InputSpec("y", (1,))]
+    for given in (inputs, []):
+        with pytest.raises(DataError, match=rf"^pictures: images cannot feed a model with {len(given)} inputs "):
+            ImageSource([], Path("pictures"), given, Preprocess(), None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"resize": "crop"}, "resize is 'crop'; use letterbox or stretch"),
-        ({"mean": (1, 2)}, "mean and std take three numbers, one for each channel"),
-        ({"mean": (1, 2, 3, 4)}, "mean and std take three numbers, one for each channel"),
-        ({"std": (1, 2)}, "mean and std take three numbers, one for each channel"),
-        ({"std": (1, 1, 0)}, "std is (1, 1, 0); every channel's must be above 0"),
-        ({"std": (-1, 1, 1)}, "std is (-1, 1, 1); every channel's must be above 0"),
-        ({"fill": -1}, "fill is -1; it is a grey level from 0 to 255"),
-        ({"fill": 256}, "fill is 256; it is a grey level from 0 to 255"),
-        ({"resize": "stretch"}, ""), ({"fill": 0}, ""), ({"fill": 255}, ""), ({"std": (0.1, 0.5, 2)}, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("calibration/pictures-what-can-be-asked-for"))
 def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     if not told:
         assert Preprocess(**arguments)  # type: ignore[arg-type]
@@ -70,15 +72,6 @@ def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, 
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_picture_of_the_right_size_is_not_touched() -> None:
-    picture = noise(12, 20)
-    for way in (RAW, Preprocess("stretch", scale=1.0)):
-        assert (prepare(picture, 12, 20, way)[0] == picture.transpose(2, 0, 1)).all()
-    assert prepare(picture, 24, 20, Preprocess("stretch", scale=1.0)).shape == (1, 3, 24, 20)
-    boxed = prepare(picture, 24, 20, RAW)[0]
-    assert (boxed[:, 6:18] == picture.transpose(2, 0, 1)).all() and (boxed[:, :6] == 114).all()
-
-
 @pytest.mark.parametrize("mean", [(0, 0, 0), (5, 0, 0), (0, 0, 7), (1, 2, 3)])
 @pytest.mark.parametrize("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
 @pytest.mark.parametrize("bgr", [False, True])
@@ -94,13 +87,6 @@ def test_each_channel_has_its_mean_and_deviation(
     grey = prepare(picture, 4, 6, Preprocess(bgr=bgr, scale=0.5, mean=mean, std=std), channels=1)
     light = np.asarray(Image.fromarray(picture).convert("L"))
     np.testing.assert_allclose(grey, ((light * 0.5 - mean[0]) / std[0])[None, None], rtol=1e-6)
-
-
-def test_what_is_said_of_it() -> None:
-    assert describe(Preprocess()) == "letterbox, RGB, scale 0.00392157"
-    assert describe(Preprocess("stretch", True, 1.0)) == "stretch, BGR, scale 1"
-    assert describe(Preprocess(scale=1.0, mean=(0, 0, 2))) == "letterbox, RGB, scale 1, mean [0, 0, 2]"
-    assert describe(Preprocess(scale=1.0, std=(1, 2, 1))) == "letterbox, RGB, scale 1, std [1, 2, 1]"
 
 
 @pytest.mark.parametrize(("kind", "mode", "times"), [
@@ -173,12 +159,20 @@ def test_a_jpeg_of_many_scans_is_refused(tmp_path: Path, more: int, refused: boo
         assert decode(path).shape == (16, 16, 3)
 
 
-def test_a_long_side_is_refused(tmp_path: Path) -> None:
+def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
     """Each row costs a pointer in every copy: 148 kB of PNG were 1.9 GB."""
     for size in ((1, 65_536), (65_536, 1)):
         Image.new("L", size).save(tmp_path / "p.png")
         with pytest.raises(DataError, match=rf"^{size[0]}x{size[1]} pixels; a side may have 65535$"):
             decode(tmp_path / "p.png")
+    pixels = _Pixels(100)
+    with pixels.taken(60):
+        assert not waits(pixels, 40)
+        assert waits(pixels, 41)
+    assert not waits(pixels, 1000), "one picture alone always may"
+    with pixels.taken(1000):
+        assert waits(pixels, 1)
+    assert not waits(pixels, 100) and pixels._used == 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
@@ -215,17 +209,6 @@ def waits(pixels: _Pixels, count: int) -> bool:
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
     return not taken.wait(0.15)
-
-
-def test_pixels_decoded_at_the_same_time() -> None:
-    pixels = _Pixels(100)
-    with pixels.taken(60):
-        assert not waits(pixels, 40)
-        assert waits(pixels, 41)
-    assert not waits(pixels, 1000), "one picture alone always may"
-    with pixels.taken(1000):
-        assert waits(pixels, 1)
-    assert not waits(pixels, 100) and pixels._used == 0
 
 
 Shape = tuple[int | None, ...]
@@ -286,13 +269,6 @@ def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None
     with pytest.raises(DataError) as caught:
         source(shape, size)
     assert str(caught.value) == f"input 'x' {told}"
-
-
-def test_one_input_only() -> None:
-    inputs = [InputSpec("x", (1, 3, 8, 8)), InputSpec("y", (1,))]
-    for given in (inputs, []):
-        with pytest.raises(DataError, match=rf"^pictures: images cannot feed a model with {len(given)} inputs "):
-            ImageSource([], Path("pictures"), given, Preprocess(), None)
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,21 @@ def test_statistics_are_those_of_every_value(tmp_path: Path) -> None:
     assert list(found) == NAMES
     assert_same(found, run_all(model, samples, NAMES))
     assert found.warnings == ["only 9 calibration images; 100 or more give steadier ranges"]
+    write_pictures(tmp_path / "five", 5)
+    found = collect(conv_net((4, 3, 16, 16)), tmp_path / "five", ["images"], progress=False)
+    assert found.images == 5
+    assert found["images"].count == 8 * 3 * 16 * 16
 
 
-def test_dynamic_shapes_take_samples_of_any_size() -> None:
+def test_samples_of_any_size_and_type() -> None:
     model = conv_net(("batch", 3, "height", "width"))
     samples = feeds(2) + feeds(2, (2, 3, 8, 24))
     assert_same(collect(model, samples, NAMES, progress=False), run_all(model, samples, NAMES))
+    model = conv_net(dtype=TensorProto.FLOAT16)
+    samples = feeds(3, dtype="float16")
+    found = collect(model, samples, NAMES, progress=False)
+    values = {n: v.astype(np.float32) for n, v in run_all(model, samples, NAMES).items()}
+    assert_same(found, values, rel=5e-3)
 
 
 def test_the_size_comes_from_the_models_metadata(tmp_path: Path) -> None:
@@ -71,14 +80,6 @@ def test_the_size_comes_from_the_models_metadata(tmp_path: Path) -> None:
     assert collect(model, tmp_path, ["images"], progress=False, size=(8, 24))["images"].count == 2 * 3 * 8 * 24
     model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value="[24, 32]"))
     assert collect(model, tmp_path, ["images"], progress=False)["images"].count == 2 * 3 * 24 * 32
-
-
-def test_float16_models() -> None:
-    model = conv_net(dtype=TensorProto.FLOAT16)
-    samples = feeds(3, dtype="float16")
-    found = collect(model, samples, NAMES, progress=False)
-    values = {n: v.astype(np.float32) for n, v in run_all(model, samples, NAMES).items()}
-    assert_same(found, values, rel=5e-3)
 
 
 def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
@@ -115,13 +116,6 @@ def test_an_iterator_is_enough_and_memory_holds_one_sample_at_a_time() -> None:
     found = collect(conv_net(), generate(), ["c1"], progress=False, max_images=6)
     assert found.images == 6 and len(alive) <= 7
     assert found.fingerprint == ""
-
-
-def test_a_fixed_batch_counts_images(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 5)
-    found = collect(conv_net((4, 3, 16, 16)), tmp_path, ["images"], progress=False)
-    assert found.images == 5
-    assert found["images"].count == 8 * 3 * 16 * 16
 
 
 def test_an_error_in_a_worker_reaches_the_caller_and_no_thread_stays() -> None:
@@ -180,7 +174,7 @@ def test_what_is_found_is_told(tmp_path: Path) -> None:
     assert load_progress(cache).statistics.images == 5 == replaced.images
 
 
-def test_tensors_are_added_to_those_of_a_finished_pass(tmp_path: Path) -> None:
+def test_what_other_tensors_do_to_a_cache(tmp_path: Path) -> None:
     cache = tmp_path / "c.npz"
     first = run(cache, names=("c1",))
     more = run(cache, names=("r2", "c1", "images"))
@@ -188,6 +182,11 @@ def test_tensors_are_added_to_those_of_a_finished_pass(tmp_path: Path) -> None:
     assert list(more) == ["r2", "c1", "images"] and more.images == 6 and load_progress(cache).complete
     assert np.array_equal(more["c1"].counter.counts, first["c1"].counter.counts)
     assert list(load_progress(cache).statistics) == ["c1", "r2", "images"]
+    cache = tmp_path / "c.npz"
+    unfinished(cache)
+    found = run(cache, names=("r2", "images", "c2"))
+    assert found.notes == [f"{cache}: not used, it is unfinished and has no 'r2'; calibrating again"]
+    assert found.images == 6 and list(load_progress(cache).statistics) == ["r2", "images", "c2"]
 
 
 def test_an_unfinished_pass_goes_on(tmp_path: Path) -> None:
@@ -204,14 +203,6 @@ def test_an_unfinished_pass_goes_on(tmp_path: Path) -> None:
     assert (found.images, found.warnings) == (6, whole.warnings) and load_progress(cache).total == 6
     for name in whole:
         assert np.array_equal(found[name].counter.counts, whole[name].counter.counts)
-
-
-def test_an_unfinished_pass_of_other_tensors_begins_again(tmp_path: Path) -> None:
-    cache = tmp_path / "c.npz"
-    unfinished(cache)
-    found = run(cache, names=("r2", "images", "c2"))
-    assert found.notes == [f"{cache}: not used, it is unfinished and has no 'r2'; calibrating again"]
-    assert found.images == 6 and list(load_progress(cache).statistics) == ["r2", "images", "c2"]
 
 
 def test_a_cache_of_an_iterator_is_replaced_by_that_model_alone(tmp_path: Path) -> None:
@@ -343,16 +334,13 @@ def test_a_share_that_is_not_finite_is_told(tmp_path: Path) -> None:
     assert runner._checked(empty, ["x"], Model(conv_net())).warnings == []
 
 
-def test_nothing_to_calibrate_with(tmp_path: Path) -> None:
+def test_data_that_is_empty_or_counted_anew(tmp_path: Path) -> None:
     assert refusal(data=[]) == "the calibration data holds no samples"
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_text("no picture")
     assert refusal(tmp_path / "c.npz", tmp_path) == (
         "none of the 2 images could be read; the first, a.png: cannot identify image file 'a.png'")
     assert not (tmp_path / "c.npz").exists()
-
-
-def test_data_is_counted_anew_each_time() -> None:
     data = open_data(FEEDS, input_specs(load(conv_net())))
     assert run(data=data).warnings == run(data=data).warnings == [FEW]
 

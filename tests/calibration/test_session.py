@@ -43,7 +43,7 @@ def test_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -> None:
             np.testing.assert_allclose(found[name].reshape(-1), values, rtol=1e-4, atol=1e-5)
 
 
-def test_values_stay_until_they_are_let_go_of_and_their_memory_is_used_again() -> None:
+def test_memory_of_values_and_messages() -> None:
     fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
     first = fetcher.run(FEED)
     kept = first["c1"].copy()
@@ -52,9 +52,6 @@ def test_values_stay_until_they_are_let_go_of_and_their_memory_is_used_again() -
     addresses = {v["c1"].ctypes.data for v in (first, second)}
     del first, second
     assert fetcher.run(FEED)["c1"].ctypes.data in addresses
-
-
-def test_the_message_that_was_opened_is_not_held() -> None:
     message = bytearray(conv_net().SerializeToString())
     source = bytes(message)
     alone = sys.getrefcount(source)
@@ -103,18 +100,12 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
 MB = 1 << 20
 
 
-def test_workers_by_cores() -> None:
+def test_workers_and_sizes() -> None:
     assert [worker_count(1, cores) for cores in range(1, 11)] == [1, 2, 3, 2, 2, 3, 3, 4, 4, 4]
     assert worker_count(1, 0) == 1
-
-
-def test_workers_by_what_they_hold() -> None:
     assert budgets.FETCHED == 128 * MB
     sizes = [0, 1, 32 * MB, 32 * MB + 1, 42 * MB, 43 * MB, 64 * MB, 64 * MB + 1, 128 * MB, 129 * MB, 1 << 50]
     assert [worker_count(s, 64) for s in sizes] == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1]
-
-
-def test_sizes_of_tensors() -> None:
     model = conv_net((2, 3, "h", 5))
     assert fetched_bytes(Model(model), ["images"]) == 4 * 2 * 3 * 5
     assert fetched_bytes(Model(model), []) == 0
@@ -199,8 +190,15 @@ def test_snapshot_in_the_middle_and_at_the_end() -> None:
     assert done == set(range(50)) and end["x"].count == 50 * VALUES.size
 
 
-def test_two_samples_while_nothing_is_known() -> None:
+def test_the_pace_of_portions() -> None:
     assert [_Pace().size(left, 4) for left in (1, 2, 1000)] == [2, 2, 2]
+    pace = _Pace()
+    pace.learn(10, 1.0, 0.01)
+    pace.learn(30, 7.0, 0.05)
+    assert (pace._samples, pace._counting) == (40, 8.0)
+    assert pace._merging == pytest.approx(0.7 * 0.01 + 0.3 * 0.05)
+    pace.learn(1, 1.0, 0.0)
+    assert pace._merging == pytest.approx(0.7 * 0.022)
 
 
 @pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])
@@ -220,13 +218,3 @@ def test_a_portion_is_worth_its_merging_and_leaves_work_for_all(
     most = max(10.0 / each, least)
     wanted = min(max(left / 2.5 / max(slots, 1), least), most)
     assert pace.size(left, slots) == max(1, min(left, 256, math.ceil(wanted)))
-
-
-def test_times_are_those_of_late() -> None:
-    pace = _Pace()
-    pace.learn(10, 1.0, 0.01)
-    pace.learn(30, 7.0, 0.05)
-    assert (pace._samples, pace._counting) == (40, 8.0)
-    assert pace._merging == pytest.approx(0.7 * 0.01 + 0.3 * 0.05)
-    pace.learn(1, 1.0, 0.0)
-    assert pace._merging == pytest.approx(0.7 * 0.022)

@@ -27,7 +27,7 @@ from tests.calibration.nets import conv_net
 from tests.trt.builder import Graph
 
 
-def test_minimum_maximum_and_count_are_exact() -> None:
+def test_one_tensors_statistics() -> None:
     values = np.random.default_rng(0).normal(0.3, 2, (2, 3, 50, 50)).astype(np.float32)
     stats = TensorStatistics(2048)
     for row in values:
@@ -37,17 +37,15 @@ def test_minimum_maximum_and_count_are_exact() -> None:
     assert stats.maximum == float(values.max())
     assert stats.absmax == float(np.abs(values).max())
     assert not stats.nonnegative and not stats.constant
-
-
-def test_other_types_and_layouts_are_taken() -> None:
     values = np.arange(24, dtype=np.float16).reshape(4, 6)
     stats = TensorStatistics.of(values.T, 64)
     assert (stats.minimum, stats.maximum, stats.count) == (0.0, 23.0, 24)
     assert TensorStatistics.of(np.array([1e300, 2.0]), 64).nonfinite == 1  # beyond float32
     assert TensorStatistics.of(np.arange(5, dtype=np.uint8), 64).maximum == 4.0
-
-
-def test_merge_all_needs_one() -> None:
+    stats = TensorStatistics()
+    assert (stats.bins, stats.count, stats.nonfinite, stats.minimum, stats.maximum) == (2048, 0, 0, math.inf, -math.inf)
+    assert stats.focus is None and stats.spots == [] and DEFAULT_BINS == 2048
+    assert repr(of(1.0, -2.0, math.inf)) == "<2 values from -2 to 1, 1 not finite>"
     with pytest.raises(DataError, match="no statistics"):
         merge_all([])
 
@@ -67,13 +65,6 @@ def of(*values: float) -> TensorStatistics:
 def test_properties(values: tuple[float, ...], absmax: float, nonnegative: bool, constant: bool) -> None:
     stats = of(*values)
     assert (stats.absmax, stats.nonnegative, stats.constant) == (absmax, nonnegative, constant)
-
-
-def test_an_empty_one() -> None:
-    stats = TensorStatistics()
-    assert (stats.bins, stats.count, stats.nonfinite, stats.minimum, stats.maximum) == (2048, 0, 0, math.inf, -math.inf)
-    assert stats.focus is None and stats.spots == [] and DEFAULT_BINS == 2048
-    assert repr(of(1.0, -2.0, math.inf)) == "<2 values from -2 to 1, 1 not finite>"
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -266,11 +257,19 @@ def test_lists_and_what_can_be_gone_through_once() -> None:
         once.portion([0])
 
 
-def test_a_sample_that_is_no_dict_is_told_with_its_number() -> None:
+def test_samples_that_are_no_dict_and_values_that_are_not_finite() -> None:
     with pytest.raises(DataError, match=r"^calibration sample 1 is a list; give a dict of name to array$"):
         MemorySource([{"x": ROWS[0]}, [1.0]], [SPEC]).load(1)
     with pytest.raises(DataError, match=r"^calibration sample 0: array 'x' is \[3\], the model's input 'x' takes"):
         MemorySource([{"x": np.zeros(3)}], [InputSpec("x", (1, 2, 2))]).load(0)
+    array = np.zeros((1, 1, 100, 100), np.float32)
+    array[0, 0, 99, 99] = np.nan
+    assert taken(array, 0) is not None
+    array[0, 0, 0, 0] = np.nan  # the first position of sample 0
+    assert taken(array, 0) is None
+    kept = TensorStatistics()
+    kept.add_spots(array, 0)
+    assert kept.spots == []
 
 
 # A few positions of a few images, and the errors that are the same all over an image.
@@ -286,13 +285,17 @@ def test_what_is_no_map_gives_none(array: npt.NDArray[np.float32]) -> None:
     assert taken(array, 3) is None
 
 
-def test_noise_has_no_biased_error_and_a_flat_image_nothing_else() -> None:
+def test_errors_that_are_and_are_not_biased() -> None:
     noise = [RNG.normal(0, 20, (POSITIONS, 40)).astype(np.float32) for _ in range(16)]
     flat = [np.repeat(RNG.normal(0, 20, (1, 40)), POSITIONS, axis=0).astype(np.float32) for _ in range(16)]
     biased, whole = rounding(noise, np.array([100.0]), 127)
     assert biased[0] < 0.02 * whole[0]
     biased, whole = rounding(flat, np.array([100.0]), 127)
     assert biased[0] == pytest.approx(whole[0], rel=1e-4)
+    # Errors whose mean is less than chance makes of it
+    half = np.array([[0.4], [-0.4]] * 24, np.float32)
+    biased, whole = rounding([half], np.array([7.0]), 7)
+    assert biased.tolist() == [0.0] and whole[0] == pytest.approx(0.16, rel=1e-5)
 
 
 def paper(ink: float, share: float, flat: bool) -> TensorStatistics:
@@ -381,17 +384,6 @@ def test_positions_and_channels(channels: int, number: int) -> None:
     assert found.tolist() == [[c * 60.0 + p for c in which] for p in at], "of the first image"
 
 
-def test_a_value_that_is_not_finite_elsewhere_does_not_matter() -> None:
-    array = np.zeros((1, 1, 100, 100), np.float32)
-    array[0, 0, 99, 99] = np.nan
-    assert taken(array, 0) is not None
-    array[0, 0, 0, 0] = np.nan  # the first position of sample 0
-    assert taken(array, 0) is None
-    kept = TensorStatistics()
-    kept.add_spots(array, 0)
-    assert kept.spots == []
-
-
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
 def test_any_number_of_ranges(count: int) -> None:
     rng = np.random.default_rng(count)
@@ -410,10 +402,3 @@ def test_any_number_of_ranges(count: int) -> None:
     assert [float(b[0]) for b, _ in alone] == biased.tolist() and [float(w[0]) for _, w in alone] == whole.tolist()
     turned = rounding(spots[::-1], ranges, 7)
     assert turned[0].tolist() == biased.tolist() and turned[1].tolist() == whole.tolist(), "in any order, to the bit"
-
-
-def test_the_bias_is_never_below_zero() -> None:
-    """Errors whose mean is less than chance makes of it."""
-    half = np.array([[0.4], [-0.4]] * 24, np.float32)
-    biased, whole = rounding([half], np.array([7.0]), 7)
-    assert biased.tolist() == [0.0] and whole[0] == pytest.approx(0.16, rel=1e-5)

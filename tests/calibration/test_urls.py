@@ -19,6 +19,7 @@ from calibration.pictures import UrlSource, _mark, is_url, local_path
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, stored, write_pictures
+from tests.tables import cases
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -56,13 +57,7 @@ def test_another_content_is_another_fingerprint(folder: Path) -> None:
     assert open_data(ROOT, [SPEC]).fingerprint != before
 
 
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("memory://qdqtool-nothing", r"memory://qdqtool-nothing: cannot be listed: "),
-        ("nosuch://bucket/images", r"nosuch://bucket/images: cannot be opened: .*nosuch"),
-    ],
-)
+@pytest.mark.parametrize(*cases("calibration/urls-what-cannot-be-had"))
 def test_what_cannot_be_had(url: str, told: str) -> None:
     with pytest.raises(DataError, match=told) as caught:
         open_data(url, [SPEC])
@@ -90,14 +85,7 @@ def nested(tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
-@pytest.mark.parametrize(
-    ("text", "url", "path"),
-    [
-        ("s3://b", True, "s3://b"), ("S3://b", True, "S3://b"), ("zip::a", True, "zip::a"), ("a-b.c+d://", True, "a-b.c+d://"),
-        ("file:///a b", False, "/a b"), ("FILE:///a", False, "/a"), ("local://a", False, "a"), ("/a://b", False, "/a://b"),
-        ("a:/b", False, "a:/b"), ("x://b", False, "x://b"), ("9p://b", False, "9p://b"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("calibration/urls-parts-of-urls"))
 def test_parts_of_urls(text: str, url: bool, path: str) -> None:
     assert (is_url(text), local_path(text)) == (url, path)
 
@@ -120,9 +108,12 @@ def test_what_lies_under_a_url(nested: Path, end: str) -> None:
     assert str(caught.value) == f"{NESTED}/empty{end}: no images (bmp, jpeg, jpg, png, webp) under this URL"
 
 
-def test_one_picture_has_its_own_name(nested: Path) -> None:
+def test_names_of_urls(nested: Path) -> None:
     source: Any = open_data(f"{NESTED}/a/b/picture000.JPG", [SPEC]).source
     assert (source.count(), source.name(0), source.url) == (1, "picture000.JPG", f"{NESTED}/a/b")
+    assert _mark({"size": 3, "ETag": "e"}) == b"3 e" and _mark({"checksum": "c"}) == b"None c"
+    assert _mark({"size": 3, "ETag": "", "md5Hash": "m", "sha256": "s"}) == b"3 m"
+    assert _mark({"size": 3}) == _mark({}) == b""
 
 
 def test_a_picture_travels_once(nested: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +150,6 @@ def test_a_file_that_is_gone(nested: Path) -> None:
     with pytest.raises(DataError, match=r"^no such file$"):
         source.load(2)
     assert source.digest(2) == b"picture001.png" + UNREADABLE
-
-
-def test_checksums_of_stores() -> None:
-    assert _mark({"size": 3, "ETag": "e"}) == b"3 e" and _mark({"checksum": "c"}) == b"None c"
-    assert _mark({"size": 3, "ETag": "", "md5Hash": "m", "sha256": "s"}) == b"3 m"
-    assert _mark({"size": 3}) == _mark({}) == b""
 
 
 def test_a_missing_fsspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 from qdqtool.builders.child import is_installed
 from qdqtool.cli import run
 from tests.builders.models import NASTY, saved, two_convolutions
+from tests.tables import cases
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
 
@@ -32,33 +33,18 @@ def test_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @needs_compiler
-def test_a_model_whose_nodes_need_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The compiler gets a copy with such names, which is there when it reads it."""
     path = saved(two_convolutions(NASTY, ""), tmp_path)
     assert run(["verify", path, "--builder", "tensorrt-rtx"]) == 0
     assert "2 of 2 convolutions agree" in capsys.readouterr().out
-
-
-@needs_compiler
-def test_a_refusal_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(two_convolutions(bad_zero_point=True), tmp_path)
     assert run(["build", path, "-o", str(tmp_path / "out")]) == 1
     assert "refused: Assertion failed: shiftIsAllZeros" in capsys.readouterr().out
     assert (tmp_path / "out" / "build.log").exists()
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--sm", "x"], "give a compute capability"),
-    (["--sm", "87"], "cannot build for SM87"),
-    (["--sm", "86", "--builder", "trtexec"], "--sm is for tensorrt-rtx"),
-    (["--shapes", "images"], "give INPUT:1x3x640x640"),
-    (["--shapes", "a:1x2,1x2"], "give INPUT:1x3x640x640"),
-    (["--timeout", "-1"], "not positive"),
-    (["--timeout", "nan"], "not positive"),
-    (["--timeout", "inf"], "more than 604800 seconds"),
-    (["--builder", "tvm"], "Invalid value for '--builder'"),
-    (["--engine"], "needs a folder"),
-])
+@pytest.mark.parametrize(*cases("commands/build-bad-usage-is-one-line"))
 def test_bad_usage_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

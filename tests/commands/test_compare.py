@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.cli import run
+from tests.tables import cases
 from tests.verification.comparing.networks import float_network, network
 from tests.verification.comparing.test_changes import listing
 
@@ -19,19 +20,21 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_answer_stands_first(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", str(models / "good.onnx"), str(models / "bad.onnx"), "--target", "trt8.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2 convolutions lost INT8: the Q/DQ of their weights are gone")
     assert max(map(len, lines)) <= 80
     assert any("b0.a" in line for line in lines) and any("b2.a" in line for line in lines)
-
-
-def test_models_of_one_name_are_told_apart(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (models / "other").mkdir()
     (models / "other" / "good.onnx").write_bytes((models / "bad.onnx").read_bytes())
     assert run(["compare", str(models / "good.onnx"), str(models / "other" / "good.onnx")]) == 0
     assert "other/good.onnx" in capsys.readouterr().out.replace("\n   ", "")
+    arguments = ["compare", str(models / "good.onnx"), str(models / "good.onnx"), "--gpu", "T4"]
+    assert run([*arguments, *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower"))]) == 0
+    page = models / "page.html"
+    arguments = ["compare", str(models / "float.onnx"), str(models / "good.onnx"), "--report", str(page)]
+    assert run(arguments) == 0 and "float.onnx" in page.read_text()
 
 
 @pytest.mark.parametrize(("condition", "code"), [
@@ -42,11 +45,6 @@ def test_fail_on(models: Path, capsys: pytest.CaptureFixture[str], condition: st
     assert run([*arguments, "--fail-on", condition]) == code
     error = capsys.readouterr().err
     assert (f"--fail-on {condition}" in error) == bool(code)
-
-
-def test_nothing_fails_on_equal_models(models: Path) -> None:
-    arguments = ["compare", str(models / "good.onnx"), str(models / "good.onnx"), "--gpu", "T4"]
-    assert run([*arguments, *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower"))]) == 0
 
 
 @pytest.mark.parametrize(("a", "b", "conditions"), [
@@ -70,19 +68,7 @@ def test_what_cannot_be_checked_is_no_success(
             assert code == 0 and not error, condition
 
 
-def test_a_report_of_both(models: Path) -> None:
-    page = models / "page.html"
-    arguments = ["compare", str(models / "float.onnx"), str(models / "good.onnx"), "--report", str(page)]
-    assert run(arguments) == 0 and "float.onnx" in page.read_text()
-
-
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["good.onnx", "missing.onnx"], "missing.onnx"), (["good.onnx", "best.pt"], "PyTorch"),
-    (["good.onnx", "bad.onnx", "--with-a", "bad.onnx"], "--with-a"),
-    (["good.onnx", "bad.onnx", "--target", "trt5"], "trt5"),
-    (["good.onnx", "bad.onnx", "--fail-on", "weather"], "weather"),
-    (["good.onnx", "bad.onnx", "-o", "good.onnx"], "good.onnx"),
-])
+@pytest.mark.parametrize(*cases("commands/compare-bad-input-is-one-line"))
 def test_bad_input_is_one_line(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:

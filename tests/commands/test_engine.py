@@ -24,7 +24,7 @@ def engine(tmp_path: Path) -> Path:
     return path
 
 
-def test_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_json(engine: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["engine", str(engine), "--profile", str(engine.with_name("profile.json"))]) == 0
     text = capsys.readouterr().out
     rows = [line for line in text.splitlines() if line.endswith(("  conv", "  q0"))]
@@ -33,9 +33,6 @@ def test_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16" in " ".join(text.split())
     assert "in the profile and not in the listing: other" in text
     assert "2 layers, 2.0000 ms" in text
-
-
-def test_json(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["engine", str(engine), "--format", "json", "--sort", "bytes"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["schema"] == "qdqtool/engine/1"
@@ -43,13 +40,14 @@ def test_json(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert data["layers"][0]["bytes"] == 2 * 64 * 56 * 56 * 5
     assert data["totals"]["kind"]["conversion"]["layers"] == 1
     assert data["total_ms"] is None
-
-
-def test_a_log_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "build.log"
     log.write_text(samples.trtexec_log())
     assert run(["engine", str(log)]) == 0
     assert "TensorRT 8.5.2 on Orin: 3 layers, 0.0625 ms" in capsys.readouterr().out
+    output = engine.with_name("engine.dot")
+    assert run(["engine", str(engine), "--dot", str(output)]) == 0
+    assert "2 layers drawn" in capsys.readouterr().out
+    assert output.read_text().startswith("digraph engine")
 
 
 def test_compare(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,10 +81,3 @@ def test_bad_input(content: str, words: str, tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert words in captured.err
     assert (captured.out, captured.err.count("\n")) == ("", 1)
-
-
-def test_dot_file(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = engine.with_name("engine.dot")
-    assert run(["engine", str(engine), "--dot", str(output)]) == 0
-    assert "2 layers drawn" in capsys.readouterr().out
-    assert output.read_text().startswith("digraph engine")

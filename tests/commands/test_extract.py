@@ -10,6 +10,7 @@ from google.protobuf.message import EncodeError
 import qdqtool
 from qdqtool.cli import run
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -28,9 +29,7 @@ def test_a_small_model_and_a_line(model: str, tmp_path: Path, capsys: pytest.Cap
     assert said.startswith(f"kept {len(small.graph.node)} of {count} nodes: what SKIP-FLOAT at b1.sum depends on")
     assert "the same as in the whole: the finding SKIP-FLOAT with the same fix, the prediction of b1.c1" in said
     assert run(["predict", str(out), "--fail-on", "SKIP-FLOAT"]) == 1
-
-
-def test_json(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
     assert run(["extract", model, "--node", "b1.c1", "-o", str(tmp_path / "s.onnx"), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["schema"] == "qdqtool/extraction/1" and data["nodes"] < data["nodes_of_whole"]
@@ -79,17 +78,7 @@ def test_a_private_report_holds_nothing_of_the_original(
     assert "| precision INT8 | precision FP16 |" in report.read_text()
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--finding", "SKIP-FLOAT", "-o", "{m}"], "is one of the files read; choose another name"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{m}"], "is one of the files read"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/s.onnx"], "is what -o names; choose another"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/none/s.onnx"], "does not exist; create it first"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}"], "is a folder"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--verification", "{m}"], "is for --report"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/r", "--verification", "{m}"], "be read as JSON"),
-    (["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/r", "--verification", "{d}/j"], "is not what"),
-    (["--node", "b1.c1"], "Missing option"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("commands/extract-bad-input-is-one-line"))
 def test_bad_input_is_one_line_and_leaves_nothing(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:

@@ -10,6 +10,7 @@ from qdqtool.cli import run
 from tests.explain.graphs import GRAPHS
 from tests.explain.lint.test_api import simple
 from tests.explain.test_causes import residual
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -44,19 +45,13 @@ def test_metadata_and_names_stay(model, tmp_path):
     assert {n.name for n in proto.graph.node} <= {n.name for n in fixed.graph.node}
 
 
-def test_given_inputs(model, tmp_path, capsys):
+def test_what_was_asked_for_and_left(model, tmp_path, capsys):
     np.savez(tmp_path / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
     assert run(["fix", model, "-o", str(tmp_path / "f.onnx"), "--inputs", str(tmp_path / "in.npz")]) == 0
-
-
-def test_errors_that_are_left_end_with_1(tmp_path, capsys):
     onnx.save(simple(scale=float("nan"), zero=3), tmp_path / "bad.onnx")
     code = run(["fix", str(tmp_path / "bad.onnx"), "-o", str(tmp_path / "f.onnx"), "--only", "ADD-BOTH"])
     assert code == 1
     assert "left: " in capsys.readouterr().out
-
-
-def test_codes_that_are_asked_for_are_accounted_for(tmp_path, capsys):
     onnx.save(GRAPHS["weights-not-constant"](), tmp_path / "m.onnx")
     arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5", "--format", "json"]
     assert run(["fix", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "f.onnx"), *arguments]) == 0
@@ -65,13 +60,7 @@ def test_codes_that_are_asked_for_are_accounted_for(tmp_path, capsys):
     assert [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]] == [("W-NONCONST", "c", True)]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--only", "NOPE"], "no finding has the code 'NOPE'"),
-    (["--only", "CH-ALIGN"], "no automatic fix"),
-    (["--target", "trt7"], "unknown target"),
-    (["--inputs", "missing.npz"], "missing.npz: no such file"),
-    (["--inputs", "x.npz"], "not an npz file"),
-])
+@pytest.mark.parametrize(*cases("commands/fix-bad-usage"))
 def test_bad_usage(model, tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.npz").write_bytes(b"hello")

@@ -10,6 +10,7 @@ from PIL import Image
 from qdqtool.cli import run
 from qdqtool.commands.demo_run import write_images, yolov8n
 from tests.insertion.nets import Net, check
+from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
@@ -98,26 +99,7 @@ def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[s
     assert onnx.TensorProto.FLOAT16 in types
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["MODEL"], "give calibration images with --calib FOLDER"),
-        (["MODEL", "--calib", "nowhere"], "nowhere: no such file or folder"),
-        (["MODEL", "--calib", "EMPTY"], "no images"),
-        (["MODEL", "--calib", "BROKEN"], "none of the 1 images could be read"),
-        (["MODEL", "--calib", "IMAGES", "-o", "no/where/q.onnx"], "does not exist"),
-        (["MODEL", "--calib", "IMAGES", "-o", "EMPTY"], "is a folder"),
-        (["MODEL", "--calib", "IMAGES", "--method-for", "max"], "is not REGEX=METHOD"),
-        (["MODEL", "--calib", "IMAGES", "--size", "big"], "neither a number nor HEIGHTxWIDTH"),
-        (["MODEL", "--calib", "IMAGES", "--mean", "1,2"], "neither a number nor three"),
-        (["MODEL", "--calib", "IMAGES", "--std", "0"], "std"),
-        (["MODEL", "--calib", "IMAGES", "--percentile", "0.99"], "outside 50 to 100"),
-        (["MODEL", "--calib", "IMAGES", "--max-images", "0"], "--max-images"),
-        (["MODEL", "--calib", "IMAGES", "--calib-table", "T"], "exclude each other"),
-        (["MODEL", "--calib-table", "MODEL"], "TensorRT calibration table"),
-        (["TEXT", "--calib", "IMAGES"], "not an ONNX model"),
-    ],
-)
+@pytest.mark.parametrize(*cases("commands/insert-errors-are-one-line-and"))
 def test_errors_are_one_line_and_leave_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,15 +123,20 @@ def test_errors_are_one_line_and_leave_nothing(
     assert (folder / "m.onnx").read_bytes() == before
 
 
-def test_a_broken_image_is_skipped_and_counted(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_images_and_readers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(tmp_path / f"{i}.png")
     (tmp_path / "bad.png").write_bytes(b"not a png")
     args = ["insert", str(folder / "small.onnx"), "--calib", str(tmp_path), "-o", str(tmp_path / "q.onnx")]
     assert run([*args, "--method", "max", "--no-predict"]) == 0
     assert "1 of 4 images could not be read and were skipped" in " ".join(capsys.readouterr().out.split())
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "r.onnx")]
+    for option in ("--write-table", "--calib-cache"):
+        assert run([*args, option, str(tmp_path / "." / "r.onnx")]) == 2
+        assert f"{option} {tmp_path / 'r.onnx'}: is what -o names" in line(capsys)
+    assert run([*args, "--calib-cache", str(folder / "m.onnx")]) == 2
+    assert "is one of the files read" in line(capsys)
+    assert not (tmp_path / "r.onnx").exists()
 
 
 def test_an_interrupt_ends_with_130_and_leaves_nothing(
@@ -163,18 +150,6 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
     assert run([*args, "--method", "max"]) == 130
     assert "interrupted" in line(capsys)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_options_do_not_write_one_file(
-    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
-    for option in ("--write-table", "--calib-cache"):
-        assert run([*args, option, str(tmp_path / "." / "q.onnx")]) == 2
-        assert f"{option} {tmp_path / 'q.onnx'}: is what -o names" in line(capsys)
-    assert run([*args, "--calib-cache", str(folder / "m.onnx")]) == 2
-    assert "is one of the files read" in line(capsys)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_reader_that_stops_is_no_answer(folder: Path, tmp_path: Path) -> None:

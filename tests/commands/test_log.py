@@ -8,7 +8,7 @@ import pytest
 from qdqtool.cli import run
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
-from tests.tables import rows
+from tests.tables import cases, rows
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.out
 
 
-def test_page(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = page(capsys, str(log))
     for part in (
@@ -42,15 +42,20 @@ def test_page(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert "QuantizeDoubleInputNodes 1 fusing 1, Removing 2" in " ".join(text.split())
     wide = [line for line in text.splitlines() if len(line) > 80]
     assert [line for line in wide if str(log) not in line and "CopyNode" not in line] == []
-
-
-def test_layers_on_dla_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "dla.log"
     path.write_text("[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n")
     assert "1 on DLA, 2 on GPU" in page(capsys, str(path))
+    (tmp_path / "n.json").write_text('["a", "b"]')
+    (tmp_path / "b.log").write_text("&&&& RUNNING TensorRT.trtexec [TensorRT v8003] # trtexec --onnx=m.onnx --int8\n")
+    text = page(capsys, str(tmp_path / "n.json"), str(tmp_path / "b.log"))
+    assert "trtexec --onnx=m.onnx --int8 --verbose --nvtxMode=verbose --dumpProfile > build.log 2>&1" in text
+    assert "--profilingVerbosity" not in text
+    output = log.with_name("page.txt")
+    assert page(capsys, str(log), "-o", str(output)) == ""
+    assert "TensorRT 8.5.2" in output.read_text()
 
 
-def test_one_pass(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_pass_and_unknown_ones(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = log.read_text().splitlines()
     text = page(capsys, str(log), "--pass", "quantizedouble")
     for row in text.splitlines():
@@ -61,9 +66,6 @@ def test_one_pass(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["text"] for row in listed] == [
         "Running: QDQToCopy on q0", "Swap the layer type of q0 from QUANTIZE to kQDQ",
     ]
-
-
-def test_unknown_pass(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["log", str(log), "--pass", "NoSuchPass"]) == 2
     error = capsys.readouterr().err
     assert "no such pass" in error
@@ -82,12 +84,7 @@ def test_json_has_the_numbers_of_the_page(log: Path, capsys: pytest.CaptureFixtu
     assert facts["lines"]["unexplained"] == 0
 
 
-@pytest.mark.parametrize(("version", "wanted", "unwanted"), [
-    (None, ["TensorRT 8.2 to 10:\n  trtexec --onnx=model.onnx --int8 --fp16 --verbose", "TensorRT 11:"], []),
-    ("8502", ["trtexec --onnx=m.onnx --best --verbose --profilingVerbosity=detailed", "--exportLayerInfo=layers.json"],
-     ["8.2 to 10", "names.json", "--saveEngine"]),
-    ("110000", ["trtexec --onnx=m.onnx --best"], ["--separateProfileRun"]),
-])
+@pytest.mark.parametrize(*cases("commands/log-a-listing-of-names-is"))
 def test_a_listing_of_names_is_answered_with_the_command_to_run(
     version: str | None, wanted: list[str], unwanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,20 +102,6 @@ def test_a_listing_of_names_is_answered_with_the_command_to_run(
         assert part in text
     for part in unwanted:
         assert part not in text.split("Build again")[1]
-
-
-def test_8_0_has_the_listing_in_its_verbose_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "n.json").write_text('["a", "b"]')
-    (tmp_path / "b.log").write_text("&&&& RUNNING TensorRT.trtexec [TensorRT v8003] # trtexec --onnx=m.onnx --int8\n")
-    text = page(capsys, str(tmp_path / "n.json"), str(tmp_path / "b.log"))
-    assert "trtexec --onnx=m.onnx --int8 --verbose --nvtxMode=verbose --dumpProfile > build.log 2>&1" in text
-    assert "--profilingVerbosity" not in text
-
-
-def test_answers_go_to_a_file(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = log.with_name("page.txt")
-    assert page(capsys, str(log), "-o", str(output)) == ""
-    assert "TensorRT 8.5.2" in output.read_text()
 
 
 def test_every_number_of_a_recorded_build(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from qdqtool.cli import run
 from tests.explain.test_causes import residual
 from tests.growth import convolutions
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -25,16 +26,13 @@ def text(capsys):
     return capsys.readouterr()
 
 
-def test_verdict_comes_first(model, capsys):
+def test_answers(model, capsys, tmp_path, g):
     assert run(["predict", model]) == 0
     lines = text(capsys).out.splitlines()
     assert lines[0] == "4 convolutions: 4 INT8 (1 to INT8, 3 to float), 0 float; 3 conversions"
     assert lines[1].startswith("  target trt10: assumed:")
     assert any(line.startswith("warning SKIP-FLOAT: ") for line in lines)
     assert lines.index("Conversions that stay at run time (3)") > 0
-
-
-def test_all_lists_every_convolution(model, capsys):
     run(["predict", model, "--all"])
     out = text(capsys).out
     assert "INT8 + FLOAT -> FLOAT  c2  + sum, r2  [SKIP-FLOAT]" in out
@@ -43,44 +41,25 @@ def test_all_lists_every_convolution(model, capsys):
     out = text(capsys).out
     assert "Running: QDQToCopy on next.in.Q" in out
     assert "Conversion: FLOAT -> INT8  next.in.Q" in out
-
-
-def test_json_alone_on_stdout(model, capsys):
     assert run(["predict", model, "--format", "json", "--fail-on", "SKIP-FLOAT"]) == 1
     captured = text(capsys)
     data = json.loads(captured.out)
     assert data["schema"] == "qdqtool/prediction/1" and data["summary"]["conversions"] == 3
     assert data["findings"][0]["code"] == "SKIP-FLOAT" and "c2" in data["findings"][0]["convolutions"]
     assert captured.err == "qdqtool: --fail-on SKIP-FLOAT: 1 finding (SKIP-FLOAT at sum)\n"
-
-
-def test_output_file(model, tmp_path, capsys):
     out = tmp_path / "answer.txt"
     assert run(["predict", model, "-o", str(out)]) == 0
     assert text(capsys).out == "" and out.read_text().startswith("4 convolutions")
+    onnx.save(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")), tmp_path / "f.onnx")
+    assert run(["predict", str(tmp_path / "f.onnx"), "--require", "."]) == 1
+    assert "1 of 1 convolutions are not INT8 (c)" in text(capsys).err
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), [
-    (["--require", "c[12]"], 0, ""),
-    (["--require", "c1", "--require", "nothing"], 2, "matches none of the convolutions"),
-    (["--require", "["], 2, "not a regular expression"),
-    (["--fail-on", "error"], 0, ""),
-    (["--fail-on", "warning"], 1, "SKIP-FLOAT at sum"),
-    (["--fail-on", "CONCAT-SCALE"], 0, ""),
-    (["--fail-on", "skip_float"], 1, "SKIP-FLOAT"),
-    (["--fail-on", "SKIP-FLAOT"], 2, "did you mean SKIP-FLOAT"),
-    (["--target", "trt7"], 2, "unknown target 'trt7'"),
-])
+@pytest.mark.parametrize(*cases("commands/predict-gates"))
 def test_gates(model, capsys, arguments, code, said):
     assert run(["predict", model, *arguments]) == code
     error = text(capsys).err
     assert said in error and error.count("\n") == bool(said)
-
-
-def test_required_convolution_that_is_float(g, tmp_path, capsys):
-    onnx.save(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")), tmp_path / "f.onnx")
-    assert run(["predict", str(tmp_path / "f.onnx"), "--require", "."]) == 1
-    assert "1 of 1 convolutions are not INT8 (c)" in text(capsys).err
 
 
 @pytest.mark.parametrize("content", [b"", b"not onnx", b"\x1f\x8bbroken"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.cli import run
+from tests.tables import cases
 from tests.timing.models import chain, saved
 from tests.trt import evidence
 
@@ -15,7 +16,7 @@ def model(tmp_path):
     return saved(tmp_path, chain())
 
 
-def test_text_says_time_gain_savings_and_slowest(model, capsys, monkeypatch):
+def test_answers_with_times(model, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["predict", model, "--gpu", "rtx 3060"]) == 0
     out = capsys.readouterr().out
@@ -24,31 +25,22 @@ def test_text_says_time_gain_savings_and_slowest(model, capsys, monkeypatch):
     assert "What each fix saves at most" in out and "Slowest layers" not in out
     assert run(["predict", model, "--gpu", "rtx 3060", "--layers"]) == 0 and "Slowest layers" in capsys.readouterr().out
     assert max(len(line) for line in out.splitlines() if not line.startswith("build: ")) <= 80  # a command is one line
-
-
-def test_json_has_times(model, capsys):
     assert run(["predict", model, "--gpu", "Jetson Orin Nano", "--clock", "600", "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["time"]["gpu"] == "Jetson Orin Nano 8GB" and data["time"]["clock_mhz"] == 600
     assert 0 < data["time"]["low_ms"] < data["time"]["total_ms"] < data["time"]["high_ms"]
     assert all(isinstance(layer["ms"], float) for layer in data["layers"])
-
-
-def test_without_a_gpu_nothing_changes(model, capsys):
     assert run(["predict", model, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert "time" not in data and all(layer["ms"] is None for layer in data["layers"])
-
-
-def test_a_float_model_is_told_what_int8_could_gain(tmp_path, capsys):
+    assert run(["predict", model, "--gpu", "T4", "--format", "markdown"]) == 0
+    assert "INT8 as placed: " in capsys.readouterr().out.splitlines()[2]
+    assert run(["predict", model, "--target", "trt8.6", "--gpu", "T4", "--layers"]) == 0
+    layers = capsys.readouterr().out.partition("Engine layers")[2].partition("\n\n")[0].splitlines()[1:]
+    assert layers and all(line.endswith(" ms") for line in layers)
     assert run(["predict", saved(tmp_path, chain(quantized=False, batch=16)), "--gpu", "A100"]) == 0
     first = capsys.readouterr().out.splitlines()
     assert first[0].startswith("FP16: ") and "INT8 would be" in first[1]
-
-
-def test_markdown_begins_with_the_decision(model, capsys):
-    assert run(["predict", model, "--gpu", "T4", "--format", "markdown"]) == 0
-    assert "INT8 as placed: " in capsys.readouterr().out.splitlines()[2]
 
 
 @pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])
@@ -57,37 +49,22 @@ def test_the_build_line_is_of_the_build_that_was_estimated(model, capsys, option
     assert ("--fp16" in next(x for x in capsys.readouterr().out.splitlines() if x.startswith("build: "))) is flag
 
 
-def test_layers_have_their_times(model, capsys):
-    assert run(["predict", model, "--target", "trt8.6", "--gpu", "T4", "--layers"]) == 0
-    layers = capsys.readouterr().out.partition("Engine layers")[2].partition("\n\n")[0].splitlines()[1:]
-    assert layers and all(line.endswith(" ms") for line in layers)
-
-
-def test_calibration_is_kept_in_a_file(model, tmp_path, capsys):
+def test_calibrations_and_what_is_read(model, tmp_path, capsys):
     kept = tmp_path / "machine.json"
     assert run(["predict", model, "--gpu", "T4", "--calibrate", "0.2ms", "--save-calibration", str(kept)]) == 0
     assert "0.200 ms on Tesla T4" in capsys.readouterr().out
     assert run(["predict", model, "--gpu", "T4", "--calibrate", str(kept), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["time"]["total_ms"] == pytest.approx(0.2, rel=1e-3)
+    before = Path(model).read_bytes()
+    assert run(["predict", model, "--gpu", "T4", "--calibrate", "1ms", "--save-calibration", model]) == 2
+    assert Path(model).read_bytes() == before
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--gpu", "rtx 9999"], "not in the table"), (["--clock", "1000"], "need --gpu"),
-    (["--gpu", "T4", "--clock", "5"], "--clock"), (["--gpu", "T4", "--calibrate", "nothing.json"], "nothing.json"),
-    (["--gpu", "T4", "--save-calibration", "x.json"], "give both"), (["--sm", "banana"], "not in the table"),
-    (["--gpu", "T4", "--require-gain", "nan"], "--require-gain"),
-    (["--gpu", "T4", "--sm", "8.6"], "give one of the two"), (["--gpu", "T4", "--power", "x"], "watts"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("commands/predict-time-mistakes-are-one-line-and"))
 def test_mistakes_are_one_line_and_exit_2(model, capsys, arguments, words):
     assert run(["predict", model, *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1
-
-
-def test_nothing_that_is_read_is_overwritten(model, capsys):
-    before = Path(model).read_bytes()
-    assert run(["predict", model, "--gpu", "T4", "--calibrate", "1ms", "--save-calibration", model]) == 2
-    assert Path(model).read_bytes() == before
 
 
 @pytest.mark.parametrize(("capability", "code"), [
@@ -100,16 +77,17 @@ def test_what_a_compute_capability_cannot_do(model, capsys, capability, code):
     assert found == ([code] if code else [])
 
 
-def test_a_float_model_has_nothing_to_fear_of_a_gpu_without_int8(tmp_path, capsys):
-    assert run(["predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100", "--format", "json"]) == 0
-    assert not [f for f in json.loads(capsys.readouterr().out)["findings"] if f["code"] == "GPU-NO-INT8"]
-
-
-def test_version_and_gpu(model, capsys):
+def test_versions_and_gains(model, capsys, tmp_path):
     assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt8.5", "--format", "json"]) == 0
     assert "GPU-VERSION" in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt10", "--format", "json"]) == 0
     assert "GPU-VERSION" not in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert run(["predict", model, "--require-gain", "1.1"]) == 2
+    plain = saved(tmp_path, chain(quantized=False), "float.onnx")
+    assert run(["predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1"]) == 1
+    assert "no Q/DQ" in capsys.readouterr().err
+    assert run(["predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100", "--format", "json"]) == 0
+    assert not [f for f in json.loads(capsys.readouterr().out)["findings"] if f["code"] == "GPU-NO-INT8"]
 
 
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
@@ -196,10 +174,3 @@ def test_require_gain_is_judged_by_the_low_end(model, capsys, share, code):
     low = json.loads(capsys.readouterr().out)["time"]["gain"]["low"]
     assert run(["predict", model, "--gpu", "rtx 3060", "--require-gain", str(share * low)]) == code
     assert ("--require-gain" in capsys.readouterr().err) is bool(code)
-
-
-def test_require_gain_needs_a_gpu_and_a_gain(model, tmp_path, capsys):
-    assert run(["predict", model, "--require-gain", "1.1"]) == 2
-    plain = saved(tmp_path, chain(quantized=False), "float.onnx")
-    assert run(["predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1"]) == 1
-    assert "no Q/DQ" in capsys.readouterr().err

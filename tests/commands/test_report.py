@@ -7,6 +7,7 @@ from qdqtool.cli import run
 from tests import contract
 from tests.render.reporting.conftest import Made
 from tests.render.reporting.test_collect import result
+from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("made"))
 
 
-def test_everything_together(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(result()))
     out = tmp_path / "r.html"
     assert run(["report", str(made.model), "--float", str(made.float), "--calib-cache", str(made.cache), "--gpu", "T4",
@@ -32,14 +33,19 @@ def test_everything_together(made: Made, tmp_path: Path, capsys: pytest.CaptureF
     text = out.read_text()
     for part in ("network", "findings", "convolutions", "layers", "scales", "time", "histograms", "weights", "tuning"):
         assert f'<section id="{part}">' in text
-
-
-def test_a_build_is_held_against_it(seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for log, words in (("agrees.log", "✓ agrees"), ("differs.log", "✗ differs")):
         out = tmp_path / f"{log}.html"
         assert run(["report", str(contract.MODEL), str(seeds / log), "-o", str(out)]) == 0
         assert words in out.read_text() and '<section id="verification">' in out.read_text()
     assert capsys.readouterr().err == ""
+    out = tmp_path / "r.html"
+    assert run(["report", str(made.model), str(made.float), "--format", "json", "-o", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == "qdqtool/report/1" and told["before"] == str(made.float)
+    assert told["bytes"] == out.stat().st_size
+    assert run(["report", str(seeds / "residual.onnx"), "--calib-cache", str(made.cache), "-o",
+                str(tmp_path / "r.html")]) == 2
+    assert "it is the cache of another model" in capsys.readouterr().err
 
 
 def test_the_default_name(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,24 +54,7 @@ def test_the_default_name(made: Made, tmp_path: Path, monkeypatch: pytest.Monkey
     assert [p.name for p in tmp_path.iterdir()] == ["model_qdq_report.html"]
 
 
-def test_two_models(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "r.html"
-    assert run(["report", str(made.model), str(made.float), "--format", "json", "-o", str(out)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "qdqtool/report/1" and told["before"] == str(made.float)
-    assert told["bytes"] == out.stat().st_size
-
-
-@pytest.mark.parametrize(("args", "words"), [
-    (["{m}", "{f}", "--float", "{f}"], "two models at most"),
-    (["{m}", "--clock", "1000"], "--clock needs --gpu"),
-    (["{m}", "--calib-cache", "{m}"], "is not a calibration cache"),
-    (["{m}", "--tuning", "{m}"], "is not JSON"),
-    (["{m}", "{garbage}"], "no line of TensorRT is in it"),
-    (["{m}", "-o", "{m}"], "is one of the files read"),
-    (["{m}", "-o", "no/such/folder/r.html"], "does not exist"),
-    (["{m}", "--assume", "silu"], "write name=value"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("commands/report-bad-input-is-one-line"))
 def test_bad_input_is_one_line(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str
 ) -> None:
@@ -76,9 +65,3 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["garbage.log"]
-
-
-def test_a_cache_of_another_model(made: Made, seeds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["report", str(seeds / "residual.onnx"), "--calib-cache", str(made.cache), "-o",
-                str(tmp_path / "r.html")]) == 2
-    assert "it is the cache of another model" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 from qdqtool.cli import run
 from tests.commands.test_insert import line
 from tests.insertion.nets import check, images
+from tests.tables import cases
 from tests.tuning.nets import branchy
 
 
@@ -46,21 +47,15 @@ def test_text_json_and_files(folder: Path, capsys: pytest.CaptureFixture[str]) -
         assert told[name] == kept[name]
 
 
-def test_a_goal_that_is_not_reached_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_goals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "m.onnx", "--calib", "x.npy", "--keep", "1", "--no-state", "--all"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("goal NOT met (target 1.000); this is the best that was found: 0.9")
     assert "costs as much as leaving a0/Mul.out float" in " ".join(text.split())
     assert Path("m_qdq.onnx").exists() and not list(folder.glob("*.tuning"))
-
-
-def test_everything_int8_is_enough(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "m.onnx", "--calib", "x.npy", "--keep", "0.9", "--no-state"]) == 0
     text = capsys.readouterr().out
     assert "Nothing has to stay float" in text and "no single site was measured" in text
-
-
-def test_what_a_metric_prints_is_not_in_the_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = "def loud(reference, outputs, image):\n    print('called')\n    return 1.0\n"
     (folder / "loud_metric.py").write_text("print('imported')\n" + source)
     args = ["tune", "m.onnx", "--calib", "x.npy", "--metric", "loud_metric:loud", "--no-state", "--format", "json"]
@@ -70,26 +65,7 @@ def test_what_a_metric_prints_is_not_in_the_answer(folder: Path, capsys: pytest.
     assert "imported" in captured.err and "called" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--keep", "2"], "--keep 2: is a part of the float model's metric"),
-        (["--budget-ms", "3"], "need --gpu"),
-        (["--budget-ms", "3", "--gpu", "T4", "--keep", "0.9"], "--keep and --budget-ms exclude each other"),
-        (["--gpu", "Jetson Nano"], "--gpu Jetson Nano: Jetson Nano has no INT8"),
-        (["--metric", "f"], "--metric f: is not package.module:function"),
-        (["--metric", "json:dumps", "--keep", "0.9"], "--metric json:dumps: raised TypeError on x.npy["),
-        (["--time-limit", "soon"], "'soon' is no time above 0"),
-        (["--eval", "one.npy"], "--eval: 1 image is too few to choose on one half and judge on the other; give 2"),
-        (["--eval", "missing"], "missing: no such file or folder"),
-        (["--state", "x.npy"], "is one of the files read"),
-        (["-o", "m.onnx"], "is one of the files read"),
-        (["-o", "a", "--state", "a"], "is what -o names"),
-        (["--state", "junk"], "junk: is no file of an earlier `qdqtool tune`; give another name with --state"),
-        (["--exclude", "nothing"], "--exclude 'nothing': matches no node"),
-        (["--exclude-op", "Conv"], "nothing to quantize"),
-    ],
-)
+@pytest.mark.parametrize(*cases("commands/tune-wrong-input-is-one-line"))
 def test_wrong_input_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:

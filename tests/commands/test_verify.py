@@ -19,15 +19,12 @@ def written(folder: Path, version: str = "8502") -> str:
     return str(path)
 
 
-def test_a_version_without_target_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_and_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "7203")
     assert run(["verify", MODEL, path]) == 2
     error = capsys.readouterr().err
     assert "older than 8.0" in error and error.rstrip().endswith("give --target")
     assert run(["verify", MODEL, path, "--target", "trt8.5"]) == 0
-
-
-def test_a_gpu_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", "--from-log", written(tmp_path), "--gpu", "T4"]) == 2
     assert "--from-log compares no times" in capsys.readouterr().err
 

@@ -52,7 +52,7 @@ def residual(skip="float", conv_side=False, behind=True, activation=False, relu=
     return g.model(quantized_reader(g, y) if behind else y)
 
 
-def test_float_residual():
+def test_residuals():
     prediction, codes = outcome(residual("float"))
     found = codes["SKIP-FLOAT"]
     assert found.node == "sum" and "c2" in found.convolutions
@@ -63,6 +63,18 @@ def test_float_residual():
     stays = [f for f in prediction.findings if f.code == "CONVERSION"]
     assert {f.node for f in stays} == {"c1.in.Q", "next.in.Q"}
     assert all(("SKIP-FLOAT", "sum") in f.causes[0].see for f in stays)
+    _, codes = outcome(residual("own", conv_side=True))
+    found = codes["ADD-BOTH"]
+    assert found.node == "sum" and found.severity == Severity.INFO
+    assert cause(found).scales == pytest.approx((0.08, 0.07)) and cause(found).quantizer == "side.Q"
+    _, codes = outcome(residual("own", conv_side=True, activation=True, relu=False))
+    assert "ADD-BOTH" not in codes
+    prediction, codes = outcome(residual("own", behind=False))
+    found = codes["ADD-OUT-FLOAT"]
+    assert "res.DQ" in names(found) and {r.kind for r in cause(found).readers} == {ReaderKind.OUTPUT}
+    assert any(f.node == "res.DQ" and ("ADD-OUT-FLOAT", found.node) in f.causes[0].see for f in prediction.findings)
+    _, codes = outcome(residual("own", activation=True, relu=False))
+    assert codes["ADD-ACT"].node == "sum" and cause(codes["ADD-ACT"]).activation == "s2.m"
 
 
 @pytest.mark.parametrize("skip", ["own", "shared"])
@@ -72,50 +84,31 @@ def test_quantized_residual(skip):
     assert prediction.convolution("c2").int8_in_int8_out
 
 
-def test_both_inputs_quantized():
-    _, codes = outcome(residual("own", conv_side=True))
-    found = codes["ADD-BOTH"]
-    assert found.node == "sum" and found.severity == Severity.INFO
-    assert cause(found).scales == pytest.approx((0.08, 0.07)) and cause(found).quantizer == "side.Q"
-
-
-def test_both_inputs_quantized_behind_silu_is_no_defect():
-    _, codes = outcome(residual("own", conv_side=True, activation=True, relu=False))
-    assert "ADD-BOTH" not in codes
-
-
-def test_sum_not_quantized():
-    prediction, codes = outcome(residual("own", behind=False))
-    found = codes["ADD-OUT-FLOAT"]
-    assert "res.DQ" in names(found) and {r.kind for r in cause(found).readers} == {ReaderKind.OUTPUT}
-    assert any(f.node == "res.DQ" and ("ADD-OUT-FLOAT", found.node) in f.causes[0].see for f in prediction.findings)
-
-
-def test_activation_in_front_of_the_add():
-    _, codes = outcome(residual("own", activation=True, relu=False))
-    assert codes["ADD-ACT"].node == "sum" and cause(codes["ADD-ACT"]).activation == "s2.m"
-
-
-def test_pool_with_a_float_reader(g):
+def test_pools_and_outputs(g):
     x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
     y = g.conv(x, "c1", 16, scale=0.03)
     _, codes = outcome(g.model(quantized_reader(g, g.add(y, x, "sum"))))
     found = codes["POOL-MIXED"]
     assert found.node == "pool" and "c0" in found.convolutions and {"sum", "c1.in.Q"} <= names(found)
-
-
-def test_silu_without_q(g):
+    g = Graph()
     x = g.silu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "s")
     y = g.op("Softmax", x, "soft", axis=1)
     prediction, codes = outcome(g.model(quantized_reader(g, y)))
     assert codes["SILU-NO-Q-AFTER"].node == "s.m" and "soft" in names(codes["SILU-NO-Q-AFTER"])
     assert not prediction.convolution("c0").int8_in_int8_out
-
-
-def test_network_output_is_a_note(g):
+    g = Graph()
     _, codes = outcome(g.model(g.conv(g.input(1, 16, 16, 16), "c0", 16)))
     assert codes["OUT-FLOAT"].severity == Severity.INFO
     assert [r.kind for r in cause(codes["OUT-FLOAT"]).readers] == [ReaderKind.OUTPUT]
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    y = g.op("GlobalAveragePool", x, "gap")
+    _, codes = outcome(g.model(g.conv(y, "next", 16, k=1)))
+    assert codes["POOL-FLOAT"].node == "gap" and "next.in.Q" in names(codes["POOL-FLOAT"])
+    g = Graph()
+    y = g.relu(g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner"), "r")
+    _, codes = outcome(g.model(quantized_reader(g, y)))
+    assert codes["ACT-INNER-Q"].node == "inner.Q"
 
 
 @pytest.mark.parametrize("gate", [False, True])
@@ -127,19 +120,6 @@ def test_pair_inside_silu(g, gate):
     _, codes = outcome(g.model(quantized_reader(g, m)))
     assert codes["SILU-INNER-Q"].node == ("gate.Q" if gate else "in1.Q")
     assert codes["SILU-INNER-Q"].convolutions == ["c0"]
-
-
-def test_pair_in_front_of_relu(g):
-    y = g.relu(g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner"), "r")
-    _, codes = outcome(g.model(quantized_reader(g, y)))
-    assert codes["ACT-INNER-Q"].node == "inner.Q"
-
-
-def test_average_pool_quantized_on_one_side(g):
-    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
-    y = g.op("GlobalAveragePool", x, "gap")
-    _, codes = outcome(g.model(g.conv(y, "next", 16, k=1)))
-    assert codes["POOL-FLOAT"].node == "gap" and "next.in.Q" in names(codes["POOL-FLOAT"])
 
 
 def test_batch_normalization_with_computed_parameters(g):
@@ -187,29 +167,23 @@ def test_a_shared_dq_in_front_of_matrix_products(g, own):
     assert all("p.DQ" in names(f) for f in told)
 
 
-def test_input_conversion(g):
+def test_conversions_and_reasons(g):
     prediction, codes = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))
     found = codes["INPUT-CONVERSION"]
     assert found.values == 3 * 16 * 16 and cause(found).tensor == "x"
     assert prediction.conversions == 1
-
-
-def test_every_convolution_that_is_not_int8_to_int8_has_a_reason():
     for proto in (residual("float"), residual("own", behind=False), concat((0.02, 0.03, 0.04), 0.04), split(0.1, 0.2)):
         prediction = predict(proto, "trt8.5")
         for conv in prediction.convolutions:
             assert conv.int8_in_int8_out or conv.findings
 
 
-def test_ids_are_the_places_in_the_list():
+def test_ids_and_codes_of_targets():
     prediction = predict(residual("float"), "trt8.5")
     assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
     ranks = [order.index(f.severity) for f in prediction.findings]
     assert ranks == sorted(ranks)
-
-
-def test_codes_of_classic_targets_are_not_told_on_rtx():
     _, codes = outcome(residual("float"), "rtx1.7")
     assert not {"SKIP-FLOAT", "CONVERSION", "OUT-FLOAT", "INPUT-CONVERSION"} & set(codes)
 
@@ -301,12 +275,19 @@ def test_a_finding_about_very_many_convolutions_takes_no_longer_than_they_are_ma
     assert finding.convolutions == names
 
 
-def test_what_the_lint_told_of_a_convolution_is_not_told_again(g):
+def test_what_is_told_once(g):
     scales = [g.const("s", np.linspace(0.1, 0.2, 16, dtype=np.float32)), g.const("z", np.zeros(16, np.int8))]
     q = g.op("QuantizeLinear", [g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), *scales], "q", axis=1)
     x = g.op("DequantizeLinear", [q, *scales], "dq", axis=1)
     prediction = predict(g.model(g.conv(x, "c1", 16, scale=None)))
     assert [f.node for f in prediction.findings if f.code == "ACT-PER-CHANNEL"] == ["q"]
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    prediction, codes = outcome(g.model(g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05)))
+    found = codes["SIBLING-SCALE"]
+    assert {r.node: r.scale for r in cause(found).readers} == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
+    assert unified([0.02, 0.05]) == f"Give them one scale, 0.05 (the smallest range loses {np.log2(2.5):.1f} bits)."
+    assert prediction.conversions == 3  # the input's, and one for each
 
 
 def attention(of="MatMul", between=None):
@@ -408,16 +389,7 @@ def test_pool_scales(g, outer, expected):
         assert readers == pytest.approx({"direct.in.Q": 0.02, "pooled.in.Q": 0.05})
 
 
-def test_siblings(g):
-    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
-    prediction, codes = outcome(g.model(g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05)))
-    found = codes["SIBLING-SCALE"]
-    assert {r.node: r.scale for r in cause(found).readers} == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
-    assert unified([0.02, 0.05]) == f"Give them one scale, 0.05 (the smallest range loses {np.log2(2.5):.1f} bits)."
-    assert prediction.conversions == 3  # the input's, and one for each
-
-
-def test_concat_scales():
+def test_scales_of_concats_and_splits(g):
     _, codes = outcome(concat((0.0213, 0.0213, 0.048), 0.048))
     found = codes["CONCAT-SCALE"]
     assert found.node == "join"
@@ -427,9 +399,6 @@ def test_concat_scales():
     prediction, codes = outcome(concat((0.048, 0.048, 0.048), 0.048))
     assert "CONCAT-SCALE" not in codes
     assert prediction.conversions == 1
-
-
-def test_split_scales(g):
     _, codes = outcome(split(0.02, 0.05))
     assert codes["SPLIT-SCALE"].node == "cut"
     assert "SPLIT-SCALE" not in outcome(split(0.05, 0.05))[1]
@@ -437,19 +406,15 @@ def test_split_scales(g):
     pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
     y = g.op("Pad", [x, pads], "pad")
     assert "PAD-SPLIT" in outcome(g.model(g.conv(y, "c", 16)))[1]
-
-
-def test_concat_scale_counts_the_bits_of_the_smallest_part(g):
+    g = Graph()
     a = g.pair(g.pool(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", k=3, stride=1), "a", 0.05)
     b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
     _, codes = outcome(g.model(g.conv(g.concat([a, b], "cat"), "c2", 16, scale=0.2)))
     found = cause_of(ConcatScales, codes["CONCAT-SCALE"])
     assert min(found.parts) == pytest.approx(0.05) and found.behind == pytest.approx(0.2)
     assert "loses 2.0 bits" in unified([*found.parts, found.behind])  # log2(0.2 / 0.05)
-
-
-def test_a_pair_in_front_of_a_resize_and_a_q_behind_the_concat_tell_both_scales(g):
-    """What the Q behind the Concat meets is the pair's own scale, whichever quantizers read the tensor between them."""
+    g = Graph()
+    # What the Q behind the Concat meets is the pair's own scale, whichever quantizers read the tensor between them
     low = g.pair(g.input(1, 16, 8, 8), "low", 0.045)
     joined = g.concat([g.resize(low, "up"), g.input(1, 16, 16, 16, name="y")], "join")
     _, codes = outcome(g.model(g.pair(joined, "joined", 0.06), low))

@@ -22,6 +22,7 @@ from qdqtool.render.log_text import line_text
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import Evidence, Severity
 from tests.explain.test_causes import residual
+from tests.tables import cases
 from tests.trt.evidence import QUICK_FIRST
 
 
@@ -36,16 +37,24 @@ def test_every_entry_is_whole(entry):
     assert all(h.source for h in entry.holds)
 
 
-def test_automatic_codes_are_those_that_fix_knows():
+def test_codes_and_lines():
     """The others are tried, and kept only where the simulation sees a gain: nothing is promised."""
     others = {"ADD-ACT", "ADD-OUT-FLOAT", "PAD-SPLIT", "CONVERSION", "INPUT-CONVERSION"}
     assert {c.code for c in codes.CODES.values() if c.automatic} == set(FIXES) - others
-
-
-def test_known_errors_name_codes_that_exist():
     for known in KNOWN:
         for code in known.codes:
             assert code in codes.CODES, (known.id, code)
+    assert codes.similar("SKIP-FLAOT")[0] == "SKIP-FLOAT"
+    assert "CONCAT-SCALE" in codes.similar("concat")
+    assert codes.similar("%%%") == []
+    entry = codes.get("WEIGHT-PREQUANT")
+    assert entry.severity_on("trt8.4") == Severity.ERROR
+    assert entry.severity_on("trt8.5") == Severity.WARNING
+    assert entry.on("trt10") is None
+    entry = codes.get("ZP-NONZERO")
+    assert "zeroPt must be all zeros" in entry.error_text("trt8.5")
+    assert "kENABLE_UINT8" in entry.error_text("trt11")
+    assert "kENABLE_UINT8" in entry.error_text("rtx1.7")
 
 
 @pytest.mark.parametrize(("typed", "code"), [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"),
@@ -53,26 +62,6 @@ def test_known_errors_name_codes_that_exist():
 def test_codes_are_found_however_they_are_typed(typed, code):
     found = codes.find(typed)
     assert found is not None and found.code == code
-
-
-def test_similar_codes():
-    assert codes.similar("SKIP-FLAOT")[0] == "SKIP-FLOAT"
-    assert "CONCAT-SCALE" in codes.similar("concat")
-    assert codes.similar("%%%") == []
-
-
-def test_severity_by_target():
-    entry = codes.get("WEIGHT-PREQUANT")
-    assert entry.severity_on("trt8.4") == Severity.ERROR
-    assert entry.severity_on("trt8.5") == Severity.WARNING
-    assert entry.on("trt10") is None
-
-
-def test_error_text_by_target():
-    entry = codes.get("ZP-NONZERO")
-    assert "zeroPt must be all zeros" in entry.error_text("trt8.5")
-    assert "kENABLE_UINT8" in entry.error_text("trt11")
-    assert "kENABLE_UINT8" in entry.error_text("rtx1.7")
 
 
 DATA = Path(__file__).parent.parent / "data" / "evidence"
@@ -93,7 +82,7 @@ def test_everything_is_explained(case):
         assert finding.message and finding.fix and finding.causes
 
 
-def test_float_residuals_of_the_85_log():
+def test_engines_of_resnet():
     """The log has eight Adds fused with a float residual, a MaxPool with two readers, three unfolded norms."""
     prediction = predict(load("yolo-resnet18-orin-trt8502"), "trt8.5")
     found = Counter(f.code for f in prediction.findings)
@@ -101,10 +90,7 @@ def test_float_residuals_of_the_85_log():
     pool = next(f for f in prediction.findings if f.code == "POOL-MIXED")
     assert pool.node == "/backbone/maxpool/MaxPool" and pool.convolutions == ["/backbone/conv1/Conv"]
     assert found["CONVERSION"] == 11 and found["INPUT-CONVERSION"] == 1
-
-
-def test_last_block_of_the_residual_engine():
-    """Its residual DQ stays as a layer of its own, and the last convolution reads and writes float."""
+    # Its residual DQ stays as a layer of its own, and the last convolution reads and writes float
     prediction = predict(load("resnet18-a100-qat-residual"), "trt8.5")
     found = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
     assert found.node == "Add_292" and found.convolutions == ["Conv_284"] and "DequantizeLinear_291" in found.nodes
@@ -123,24 +109,20 @@ def test_the_flag_finding_speaks_the_words_of_the_way(way: str) -> None:
     assert flag.way == way and {name for name, known in WAYS.items() if known.weak in flag.fix} == {way}
 
 
-def test_strongly_typed_targets_have_no_precision_flags() -> None:
+def test_ways_to_build() -> None:
     for way in WAYS.values():
         assert "--int8" not in way.flags("trt11").partition(":")[0]
         assert way.source and way.log
     assert "FLAG-FP16" not in qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
-
-
-def test_onnxruntime_is_told_to_give_no_calibration_table() -> None:
     assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
-
-
-def test_unknown_ways() -> None:
     with pytest.raises(QdqtoolError, match="did you mean onnxruntime"):
         way_named("onnxruntim")
     assert way_named("ORT").name == "onnxruntime"
+    with pytest.raises(QdqtoolError, match=r"^unknown way to build 'qqqq'; choose one of trtexec, python, "):
+        way_named("qqqq")
 
 
-def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(tmp_path / "m.onnx")
     onnx.save(residual("own"), model)
     assert run(["predict", model, "--for", "onnxruntime", "--format", "json"]) == 0
@@ -154,11 +136,13 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", model, "--for", "make"]) == 2
     told = capsys.readouterr()
     assert told.out == "" and len(told.err.splitlines()) == 1
-
-
-def test_a_way_that_resembles_none_is_told_with_those_there_are() -> None:
-    with pytest.raises(QdqtoolError, match=r"^unknown way to build 'qqqq'; choose one of trtexec, python, "):
-        way_named("qqqq")
+    assert run(["explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28"]) == 0
+    out = capsys.readouterr().out
+    assert "A conversion that stays in the engine" in out
+    assert "bevfusion-camera-orin-trt8502:870" in out
+    assert "Rule: qdqtool/trt/passes/qdq_to_copy.py" in out
+    assert "Test: tests/trt/passes/test_qdq_to_copy.py" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
 
 
 # A line of a log leads to its pass, the cases behind it and their test.
@@ -190,10 +174,19 @@ def test_line(line: str, owner: str, prefix: str) -> None:
     assert any((c.evidence == Evidence.SEEN and c.builds) or c.source for c in rule.cases.values())
 
 
-def test_line_that_may_be_of_several_passes_says_so() -> None:
+def test_lines_of_passes() -> None:
     answer = explain_line("Removing QuantizeLinear_46")
     assert answer is not None and len(answer.rules) > 1
     assert "last 'Running: ...' line" in answer.note
+    answer = explain_line("Running: SomethingNew on Conv_1")
+    assert answer is not None and answer.rules == ()
+    assert "SomethingNew is a pass that no available build shows" in answer.note
+    answer = explain_line("[V] [TRT] After Myelin optimization: 504 layers")
+    assert answer is not None and answer.counted == 504
+    assert "Myelin" in answer.note
+    for kind in passes():
+        assert kind.__name__ in MEANINGS
+        assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
 
 
 @pytest.mark.parametrize(("line", "case"), [
@@ -209,52 +202,15 @@ def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
     assert line_text(answer, 80).count(" - ") == 1
 
 
-def test_pass_that_is_not_known_says_so() -> None:
-    answer = explain_line("Running: SomethingNew on Conv_1")
-    assert answer is not None and answer.rules == ()
-    assert "SomethingNew is a pass that no available build shows" in answer.note
-
-
-def test_heading_with_a_count() -> None:
-    answer = explain_line("[V] [TRT] After Myelin optimization: 504 layers")
-    assert answer is not None and answer.counted == 504
-    assert "Myelin" in answer.note
-
-
 @pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
 def test_other_texts_are_left_to_others(line: str) -> None:
     assert explain_line(line) is None
 
 
-def test_every_pass_has_a_meaning_and_a_test() -> None:
-    for kind in passes():
-        assert kind.__name__ in MEANINGS
-        assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("HorizontalMergeQNodes", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
-        ("HorizontalMergeQNodes/clone", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
-        ("MaxPool/q-past-maxpool", "qdqtool/model/operators.py"),
-    ],
-)
+@pytest.mark.parametrize(*cases("explain/codes-passes-and-cases-are-answered"))
 def test_passes_and_cases_are_answered_by_name(name: str, file: str) -> None:
     answer = explain_line(name)
     assert answer is not None
     (rule,) = answer.rules
     assert rule.file == file and (ROOT / rule.test).is_file()
     assert "/" not in name or list(rule.cases) == [name]
-
-
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    from qdqtool.cli import run
-
-    assert run(["explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28"]) == 0
-    out = capsys.readouterr().out
-    assert "A conversion that stays in the engine" in out
-    assert "bevfusion-camera-orin-trt8502:870" in out
-    assert "Rule: qdqtool/trt/passes/qdq_to_copy.py" in out
-    assert "Test: tests/trt/passes/test_qdq_to_copy.py" in out
-    assert all(len(line) <= 80 for line in out.splitlines())

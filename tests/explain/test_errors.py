@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.explain.errors import KINDS, KNOWN, lookup, named_node, parse_error, short
-from tests.tables import rows
+from tests.tables import cases, rows
 
 
 @pytest.mark.parametrize("text", ["", "Conv_1", "Parsing node: conv [Conv]", "Engine built in 5 sec.", "x" * 100_000])
@@ -15,7 +15,7 @@ def test_other_texts_are_not_explained(text: str) -> None:
     assert lookup(text) is None
 
 
-def test_entries_are_complete_and_their_ids_unique() -> None:
+def test_entries_are_complete_and_found_by_their_own_words() -> None:
     assert len({entry.id for entry in KNOWN}) == len(KNOWN)
     for entry in KNOWN:
         assert entry.title
@@ -26,23 +26,20 @@ def test_entries_are_complete_and_their_ids_unique() -> None:
     from qdqtool.explain import codes
     unknown = {code for entry in KNOWN for code in entry.codes} - set(codes.CODES)
     assert unknown == set()
+    # No entry stands behind another one that takes all of its texts; they are those that users reported
+    for wanted, text in rows("messages.tsv"):
+        found = lookup(f"[11/21/2026-12:00:00] [E] [TRT] {text}")
+        assert found is not None and found.id == wanted, text
+    found = lookup("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
+    assert found is not None
+    assert found.id == "unknown-error" and "the ONNX parser" in found.title
+    assert "UNSUPPORTED_NODE: Foo is not there." in found.cause
 
 
 NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not find any implementation for node {}.)"
 
 
-@pytest.mark.parametrize(("node", "kind", "advice"), [
-    ("/0/model.22/Range", "shape", "shape"), ("/m/Shape_3", "shape", "shape"),
-    ("{ForeignNode[a.weight...Transpose_259 + (Unnamed Layer* 379) [Shuffle]]}", "region", "region"),
-    ("w + QuantizeLinear_222_quantize_scale_node + Conv_224 + Add_243 + Relu_244", "convolution", ""),
-    ("/c/Conv + PWN(PWN(/c/act/Sigmoid), /c/act/Mul)", "convolution", "convolution"),
-    ("002_convolutional", "convolution", "convolution"),
-    ("up.weight + QuantizeLinear_629 + ConvTranspose_631", "deconvolution", "deconvolution"),
-    ("/c/input_quantizer/QuantizeLinear_clone_0", "quantizer", "quantizer"),
-    ("/model.23/EfficientIdxNMS_TRT", "plugin", "plugin"),
-    ("/layers.0/LayerNormalization", "normalization", "normalization"),
-    ("(Unnamed Layer* 12) [ElementWise]", "pointwise", "plain"), ("/pool/MaxPool", "pooling", "plain"),
-])
+@pytest.mark.parametrize(*cases("explain/errors-advice-is-for-the-kind"))
 def test_advice_is_for_the_kind_of_node(node: str, kind: str, advice: str) -> None:
     """Of a quantized convolution it is the entry's own."""
     named, found = named_node(NODE.format(node)), lookup(NODE.format(node))
@@ -52,18 +49,7 @@ def test_advice_is_for_the_kind_of_node(node: str, kind: str, advice: str) -> No
     assert found.fix == (KINDS[advice].fix if advice else own.fix)
 
 
-@pytest.mark.parametrize(("text", "part", "code", "function", "condition"), [
-    ("[E] Error[2]: [fooOpt.cpp::doThing::12] Error Code 2: Internal Error (Assertion mScaleVec.size() == n failed)",
-     "", 2, "doThing", "mScaleVec.size() == n"),
-    ("../builder/Layers.cpp (3986) - Assertion Error in validate: 0 (nbResizeDim >= 0)", "the network API", None,
-     "validate", "nbResizeDim >= 0"),
-    ("ERROR: builtin_op_importers.cpp:2249 In function importFoo:\n[8] Assertion failed: weights.rank() > 2",
-     "the ONNX parser", None, "importFoo", "weights.rank() > 2"),
-    ("trtexec: /x/myelin/src/optimizer/kqv_gemm_split.cpp:658: void f(): Assertion `status == myelinSuccess' failed.",
-     "Myelin", None, "", "status == myelinSuccess"),
-    ("[TRT] [E] 1: [caskUtils.cpp::createHardwareInfo::852] Error Code 1: Cask (Failed)",
-     "the kernels of convolutions and matrix products", 1, "createHardwareInfo", ""),
-])
+@pytest.mark.parametrize(*cases("explain/errors-an-unknown-error-is-told"))
 def test_an_unknown_error_is_told_by_its_form(
     text: str, part: str, code: int | None, function: str, condition: str
 ) -> None:
@@ -77,12 +63,7 @@ def test_an_unknown_error_is_told_by_its_form(
     assert condition in found.cause
 
 
-@pytest.mark.parametrize(("text", "severity"), [
-    ("[11/21/2026-12:00:00] [W] [TRT] These words are new", "warning"),
-    ("[TRT] [E] These words are new", "error"), ("[TensorRT] WARNING: These words are new", "warning"),
-    ("[2022-05-10 08:31:40   ERROR] These words are new", "error"),
-    ("build started\n2022-12-30 [E:onnxruntime:, x.h:5] [2022-12-30 12:38:57   ERROR] These words are new", "error"),
-])
+@pytest.mark.parametrize(*cases("explain/errors-a-marked-line-is-never"))
 def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str) -> None:
     found = lookup(text)
     assert found is not None
@@ -96,20 +77,6 @@ def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str)
 ])
 def test_other_lines_are_not_taken_for_errors(text: str) -> None:
     assert lookup(text) is None
-
-
-def test_what_the_parser_returns_is_an_error() -> None:
-    found = lookup("In node 7 (parseNode): UNSUPPORTED_NODE: Foo is not there.")
-    assert found is not None
-    assert found.id == "unknown-error" and "the ONNX parser" in found.title
-    assert "UNSUPPORTED_NODE: Foo is not there." in found.cause
-
-
-def test_every_entry_is_found_by_its_own_words() -> None:
-    """No entry stands behind another one that takes all of its texts; they are those that users reported."""
-    for wanted, text in rows("messages.tsv"):
-        found = lookup(f"[11/21/2026-12:00:00] [E] [TRT] {text}")
-        assert found is not None and found.id == wanted, text
 
 
 @given(st.text(max_size=300))

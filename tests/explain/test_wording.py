@@ -24,8 +24,5 @@ def test_wording(found: dict[str, list[str]], network: str) -> None:
 def test_wording_of_what_a_placement_leaves_float() -> None:
     expected = json.loads(DATA.read_text(encoding="utf-8"))["skipped"]
     assert of_skipped() == expected, "if it is meant so: python -m tests.wording"
-
-
-def test_every_reason_of_a_placement_has_words() -> None:
     kinds = {k for k in vars(left_float).values() if isinstance(k, type) and issubclass(k, Refusal)} - {Refusal}
     assert kinds == left_float.WORDS.keys()

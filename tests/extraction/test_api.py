@@ -22,6 +22,7 @@ from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.insertion.nets import run
 from tests.slow import slow_after
+from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
 
@@ -32,7 +33,7 @@ def told(prediction: qdqtool.Prediction, code: str) -> list[tuple[str, str]]:
     return [(f.node, f.fix) for f in prediction.findings if f.code == code]
 
 
-def test_a_finding_with_what_it_depends_on() -> None:
+def test_a_finding_and_its_names() -> None:
     model = residual()
     whole = qdqtool.predict(model)
     result = qdqtool.extract(model, finding="SKIP-FLOAT")
@@ -58,7 +59,7 @@ def test_findings_of_a_real_network(code: str) -> None:
     assert result.nodes[0] < 80
 
 
-def test_the_cut_computes_what_the_whole_does() -> None:
+def test_cuts_compute_what_the_whole_does() -> None:
     """Held against onnxruntime on the whole network, with the tensors at the cut read out."""
     model = residual()
     result = qdqtool.extract(model, finding="SKIP-FLOAT")
@@ -74,9 +75,6 @@ def test_the_cut_computes_what_the_whole_does() -> None:
     part = run(result.proto, {t: values[t] for t in inputs}, outputs)
     for name, value in zip(outputs, part, strict=True):
         np.testing.assert_array_equal(value, values[name])
-
-
-def test_everything_the_original_says_is_kept() -> None:
     model = residual()
     model.graph.value_info.append(helper.make_tensor_value_info("b1.r0:0", onnx.TensorProto.FLOAT, ["n", 8, 16, 16]))
     proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
@@ -96,7 +94,7 @@ def test_everything_the_original_says_is_kept() -> None:
     assert {v.name for v in (*proto.graph.input, *proto.graph.output)} <= made
 
 
-def test_nothing_is_cut_between_q_and_dq() -> None:
+def test_what_is_not_cut_or_changed() -> None:
     model = residual()
     for hops in range(6):
         proto = qdqtool.extract(model, node="b1.c1", hops=hops).proto
@@ -104,9 +102,12 @@ def test_nothing_is_cut_between_q_and_dq() -> None:
         read = {n.input[0] for n in proto.graph.node if n.op_type == DQ}
         assert made == read
         assert all(v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for v in proto.graph.input)
-
-
-def test_between_tensors() -> None:
+    model = residual()
+    before = model.SerializeToString(deterministic=True)
+    qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True)
+    assert model.SerializeToString(deterministic=True) == before
+    first, second = (qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, private=True) for _ in range(2))
+    assert first.proto.SerializeToString(deterministic=True) == second.proto.SerializeToString(deterministic=True)
     result = qdqtool.extract(residual(), inputs=["stem.r:0"], outputs=["b0.r1:0"])
     assert [v.name for v in result.proto.graph.input] == ["stem.r:0"]
     assert [v.name for v in result.proto.graph.output] == ["b0.r1:0"]
@@ -114,40 +115,11 @@ def test_between_tensors() -> None:
     assert {c.name for c in result.prediction.convolutions} == {"b0.c0", "b0.c1"}
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({}, "say what to extract"),
-    ({"finding": "NOPE"}, "has no finding NOPE on trt10; its findings: "),
-    ({"finding": "SKIP-FLOAT:9"}, "there is 1 of SKIP-FLOAT"),
-    ({"finding": "SKIP-FLOAT:x"}, "there is 1 of SKIP-FLOAT"),
-    ({"finding": "SKIP-FLOAT:0"}, "counted from 1"),
-    ({"node": "b1.c11"}, "has no node 'b1.c11'; did you mean b1.c1"),
-    ({"node": "b1."}, "has no node 'b1.'; 13 begin so: "),
-    ({"inputs": ["b1.r1:0"], "outputs": ["b0.r1:0"]}, "does not depend on 'b1.r1:0', but the other way round"),
-    ({"inputs": ["b2.skip.DQ:0"], "outputs": ["b2.r0:0"]}, "does not depend on 'b2.skip.DQ:0'; give a tensor on the w"),
-    ({"inputs": ["b1.c1"]}, "has no tensor 'b1.c1'"),
-    ({"inputs": ["b1.r0:0"], "outputs": ["b1.r1:0"]}, "also depends on network input 'x'"),
-    ({"inputs": ["x", "b1.r1:0"], "outputs": ["b0.r1:0"]}, "no output depends on 'b1.r1:0'"),
-    ({"outputs": ["x"]}, "nothing lies between"),
-    ({"finding": "SKIP-FLOAT", "inputs": ["x"]}, "not both"),
-    ({"finding": "SKIP-FLOAT", "hops": 2}, "hops are counted from a node"),
-    ({"finding": "SKIP-FLOAT", "builder": "trtexec", "check": "true"}, "not both"),
-    ({"finding": ""}, "a name or command is empty"),
-    ({"node": " "}, "a name or command is empty"),
-    ({"finding": "SKIP-FLOAT", "limit": 0}, "limit is at least 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("extraction/api-bad-requests"))
 def test_bad_requests(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(QdqtoolError, match=said.replace("(", r"\(")) as caught:
         qdqtool.extract(residual(), **arguments)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-
-
-def test_the_model_given_is_not_changed() -> None:
-    model = residual()
-    before = model.SerializeToString(deterministic=True)
-    qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True)
-    assert model.SerializeToString(deterministic=True) == before
-    first, second = (qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, private=True) for _ in range(2))
-    assert first.proto.SerializeToString(deterministic=True) == second.proto.SerializeToString(deterministic=True)
 
 
 def test_minimize_keeps_finding_fix_and_outcomes() -> None:
@@ -169,7 +141,7 @@ def test_minimize_keeps_finding_fix_and_outcomes() -> None:
     assert told(result.prediction, "SKIP-FLOAT")
 
 
-def test_external_weights_are_read_in(tmp_path: Path) -> None:
+def test_external_weights_and_files(tmp_path: Path) -> None:
     model = residual()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT")
@@ -180,9 +152,19 @@ def test_external_weights_are_read_in(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelError, match=r"weight file 'weights.bin' of tensor .* is missing"):
         qdqtool.extract(str(tmp_path / "m.onnx"), node="b1.c1")
+    model = residual()
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location=f"{SECRET}.bin", size_threshold=0)
+    result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT", private=True)
+    assert SECRET.encode() not in result.proto.SerializeToString()
+    assert all(t.raw_data for t in result.proto.graph.initializer)
+    model = residual()
+    for letter in "bcdfghjklmnpqrstvwxz":
+        model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
+    with pytest.raises(qdqtool.errors.ModelError, match="leave none free"):
+        qdqtool.extract(model, finding="SKIP-FLOAT", private=True)
 
 
-def test_doubled_and_missing_node_names() -> None:
+def test_doubled_names_and_plugins() -> None:
     model = residual()
     for node in model.graph.node:
         node.name = "" if node.op_type == "Relu" else node.op_type
@@ -190,9 +172,6 @@ def test_doubled_and_missing_node_names() -> None:
     names = [n.name for n in result.proto.graph.node]
     assert len(set(names)) == len(names)
     assert told(result.prediction, "SKIP-FLOAT") == told(qdqtool.predict(model), "SKIP-FLOAT")
-
-
-def test_plugins_and_half_precision_are_cut() -> None:
     g = Graph(half=True)
     x = g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float")
     model = g.model(g.conv(x, "c1", scale=None, weights="float"))
@@ -204,9 +183,6 @@ def test_plugins_and_half_precision_are_cut() -> None:
     assert {o.domain for o in result.proto.opset_import} == {"", "mine"}
     assert result.proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     assert [n.name for n in result.proto.graph.node] == ["c0", "c1", "own"]
-
-
-def test_several_findings_in_one_part() -> None:
     model = residual()
     result = qdqtool.extract(model, finding=["SKIP-FLOAT", "OUT-FLOAT"])
     assert {"SKIP-FLOAT", "OUT-FLOAT"} <= {f.code for f in result.prediction.findings}
@@ -273,14 +249,11 @@ def pair() -> tuple[qdqtool.Extraction, qdqtool.Extraction]:
     return plain, hidden
 
 
-def test_no_original_text_is_left(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
+def test_parts_without_original_text(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
     plain, hidden = pair
     assert plain.proto.SerializeToString().count(SECRET.encode()) > 100
     assert SECRET.lower().encode() not in hidden.proto.SerializeToString().lower()
     assert SECRET not in hidden.kept and SECRET not in str(hidden.as_json())
-
-
-def test_the_prediction_is_the_same(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
     plain, hidden = pair
     assert hidden.private is not None
     names = hidden.private.names
@@ -291,9 +264,6 @@ def test_the_prediction_is_the_same(pair: tuple[qdqtool.Extraction, qdqtool.Extr
     assert sorted((f.code, names.get(f.node, "")) for f in one.findings) == sorted(
         (f.code, f.node) for f in two.findings)
     assert one.conversions == two.conversions
-
-
-def test_the_structure_stays(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
     plain, hidden = pair
     assert hidden.private is not None
     names = hidden.private.names
@@ -304,7 +274,7 @@ def test_the_structure_stays(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]
         assert (one.dims, one.data_type) == (two.dims, two.data_type)
 
 
-def test_weights_and_scales_are_others(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
+def test_private_parts_keep_weights_apart(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
     """Equal scales stay equal and different ones different; of each weight next to nothing is as it was."""
     plain, hidden = (Model(e.proto) for e in pair)
     old = [read_params(plain, n).scale for n in quantizers(plain)]
@@ -321,9 +291,6 @@ def test_weights_and_scales_are_others(pair: tuple[qdqtool.Extraction, qdqtool.E
     assert len(weights) > 4
     for before, after in weights:
         assert np.mean(before == after) < 0.01 and abs(np.corrcoef(before.reshape(-1), after.reshape(-1))[0, 1]) < 0.2
-
-
-def test_weights_fill_the_same_part_of_their_range() -> None:
     plain, hidden = (Model(qdqtool.extract(residual(), node="b0.c1", private=p).proto) for p in (False, True))
     checked = 0
     for one, two in zip(quantizers(plain), quantizers(hidden), strict=True):
@@ -364,14 +331,6 @@ def test_a_real_network(code: str) -> None:
     assert code in {f.code for f in qdqtool.predict(result.proto).findings}
 
 
-def test_external_file_names_go(tmp_path: Path) -> None:
-    model = residual()
-    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location=f"{SECRET}.bin", size_threshold=0)
-    result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT", private=True)
-    assert SECRET.encode() not in result.proto.SerializeToString()
-    assert all(t.raw_data for t in result.proto.graph.initializer)
-
-
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
     """A network that ends in an operator of somebody's own."""
     model = residual()
@@ -392,14 +351,6 @@ def test_names_that_ours_could_be(word: str) -> None:
     assert word.encode() not in data
 
 
-def test_no_name_left_is_told() -> None:
-    model = residual()
-    for letter in "bcdfghjklmnpqrstvwxz":
-        model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
-    with pytest.raises(qdqtool.errors.ModelError, match="leave none free"):
-        qdqtool.extract(model, finding="SKIP-FLOAT", private=True)
-
-
 @pytest.mark.parametrize(("op", "kept"), [("FusedConv", True), ("AcmeDetector", False)])
 def test_operators_of_a_public_domain(op: str, kept: bool) -> None:
     """onnxruntime's own keep their names; what somebody put into its domain does not."""
@@ -411,7 +362,13 @@ def test_operators_of_a_public_domain(op: str, kept: bool) -> None:
     assert b"cme" not in result.proto.SerializeToString()
 
 
-def test_words_that_are_not_the_standards() -> None:
+def test_tables_and_words_are_others() -> None:
+    anchors = [float(np.float32(x)) for x in np.linspace(1.1, 9.3, 12)]
+    result = qdqtool.extract(with_head(anchors=anchors, table=list(range(1000, 1100))), outputs=["done"], private=True)
+    tables = result.proto.graph.node[-1].attribute
+    floats, ints = list(tables[0].floats), list(tables[1].ints)
+    assert len(floats) == 12 and len(set(floats) & set(anchors)) <= 2
+    assert len(ints) == 100 and ints != list(range(1000, 1100))
     model = residual()
     conv = next(n for n in model.graph.node if n.op_type == "Conv")
     conv.attribute.extend([onnx.helper.make_attribute("acme_note", 1.0), onnx.helper.make_attribute("mode", "acme way"),
@@ -419,6 +376,16 @@ def test_words_that_are_not_the_standards() -> None:
     result = qdqtool.extract(model, node=conv.name, private=True)
     data = result.proto.SerializeToString()
     assert b"acme" not in data and b"NOTSET" in data
+    # Slopes of a PRelu or a depthwise 1x1 kernel: a range for each channel would be the number itself
+    model = residual()
+    slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
+    model.graph.node.append(onnx.helper.make_node("PRelu", [model.graph.output[0].name, "slopes"], ["done"], "prelu"))
+    model.graph.output[0].name = "done"
+    result = qdqtool.extract(model, outputs=["done"], private=True)
+    new = np.concatenate([numpy_helper.to_array(t).reshape(-1) for t in result.proto.graph.initializer
+                          if t.data_type == onnx.TensorProto.FLOAT])
+    assert np.isin(slopes, new).sum() <= 2
 
 
 def test_functions_go_by_other_names() -> None:
@@ -435,28 +402,6 @@ def test_functions_go_by_other_names() -> None:
     assert (function.domain, function.name) == (proto.graph.node[-1].domain, proto.graph.node[-1].op_type)
     left = np.isin(numpy_helper.to_array(function.node[1].attribute[0].t), numpy_helper.to_array(table))
     assert left.sum() <= 2
-
-
-def test_tables_in_attributes_are_data() -> None:
-    anchors = [float(np.float32(x)) for x in np.linspace(1.1, 9.3, 12)]
-    result = qdqtool.extract(with_head(anchors=anchors, table=list(range(1000, 1100))), outputs=["done"], private=True)
-    tables = result.proto.graph.node[-1].attribute
-    floats, ints = list(tables[0].floats), list(tables[1].ints)
-    assert len(floats) == 12 and len(set(floats) & set(anchors)) <= 2
-    assert len(ints) == 100 and ints != list(range(1000, 1100))
-
-
-def test_one_number_a_channel_is_no_range() -> None:
-    """Slopes of a PRelu or a depthwise 1x1 kernel: a range for each channel would be the number itself."""
-    model = residual()
-    slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
-    model.graph.node.append(onnx.helper.make_node("PRelu", [model.graph.output[0].name, "slopes"], ["done"], "prelu"))
-    model.graph.output[0].name = "done"
-    result = qdqtool.extract(model, outputs=["done"], private=True)
-    new = np.concatenate([numpy_helper.to_array(t).reshape(-1) for t in result.proto.graph.initializer
-                          if t.data_type == onnx.TensorProto.FLOAT])
-    assert np.isin(slopes, new).sum() <= 2
 
 
 def test_a_layer_made_of_two_nodes_goes_by_both_new_names(g: Graph) -> None:
@@ -488,7 +433,7 @@ def test_to_the_last_node() -> None:
     assert all(max(d.dim_value for d in v.type.tensor_type.shape.dim) == 1 for v in small.graph.input)
 
 
-def test_every_step_holds_and_is_a_valid_model() -> None:
+def test_searches_hold() -> None:
     def holds(model: onnx.ModelProto) -> bool:
         onnx.checker.check_model(model, full_check=True)
         return sum(n.op_type == "Conv" for n in model.graph.node) >= 2
@@ -498,9 +443,6 @@ def test_every_step_holds_and_is_a_valid_model() -> None:
         assert holds(shrinker.proto)
         assert isinstance(answer, bool)
     assert sum(n.op_type == "Conv" for n in shrinker.proto.graph.node) == 2
-
-
-def test_no_model_is_tried_twice_and_the_limit_holds() -> None:
     seen: list[bytes] = []
 
     def holds(model: onnx.ModelProto) -> bool:
@@ -509,9 +451,6 @@ def test_no_model_is_tried_twice_and_the_limit_holds() -> None:
 
     Shrinker(residual(), holds, ALL, limit=40).run()
     assert len(seen) == len(set(seen)) <= 40
-
-
-def test_what_raises_does_not_hold_but_a_lost_compiler_ends_it() -> None:
     def fails(model: onnx.ModelProto) -> bool:
         raise ValueError("no")
 

@@ -31,14 +31,10 @@ def refused() -> onnx.ModelProto:
 
 
 @needs_compiler
-def test_a_refused_build_comes_down_to_its_cause() -> None:
+def test_builds_that_are_refused_and_healthy_ones() -> None:
     result = qdqtool.extract(refused(), builder="tensorrt-rtx")
     assert "refused" in result.checked and "zero point" in result.checked.lower()
     assert [n.op_type for n in result.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear"]
-
-
-@needs_compiler
-def test_a_healthy_build_needs_a_finding() -> None:
     with pytest.raises(QdqtoolError, match="nothing to extract; give `finding`"):
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
 
@@ -49,7 +45,7 @@ def script(folder: Path, source: str) -> str:
     return f"'{sys.executable}' '{path}'"
 
 
-def test_a_command_decides(g: Graph, tmp_path: Path) -> None:
+def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     """Exits with 3 for models that hold a MaxPool."""
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
     model = g.model(g.relu(g.pool(x, "pool"), "r1"))
@@ -57,6 +53,12 @@ def test_a_command_decides(g: Graph, tmp_path: Path) -> None:
     result = qdqtool.extract(model, check=command)
     assert [n.op_type for n in result.proto.graph.node] == ["MaxPool"]
     assert result.checked.endswith("exit code 3")
+    with pytest.raises(QdqtoolError, match=r"does not say 'never' .* \(exit code 0\)"):
+        CommandCheck(residual(1), script(tmp_path, _TWO_FAULTS), "never")
+    with pytest.raises(QdqtoolError, match="give that as well"):
+        qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
+    with pytest.raises(QdqtoolError, match="does not depend on the model"):
+        qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
 
 
 _TWO_FAULTS = """
@@ -82,13 +84,6 @@ def test_the_same_exit_code_for_another_reason_is_another_fault(g: Graph, tmp_pa
     assert held.checked.endswith("exit code 1, saying 'pooling of'") and not any("exit code" in n for n in held.notes)
 
 
-def test_a_text_that_the_command_does_not_say(tmp_path: Path) -> None:
-    with pytest.raises(QdqtoolError, match=r"does not say 'never' .* \(exit code 0\)"):
-        CommandCheck(residual(1), script(tmp_path, _TWO_FAULTS), "never")
-    with pytest.raises(QdqtoolError, match="give that as well"):
-        qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(INTERRUPTED)])
 def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch, stop: BaseException) -> None:
     calls = 0
@@ -108,7 +103,7 @@ def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.Monke
         qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True)
 
 
-def test_a_terminated_search_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def holds(self: CommandCheck, proto: onnx.ModelProto) -> bool:
         raise Stopped(143)
 
@@ -205,11 +200,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def test_a_command_that_looks_at_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(QdqtoolError, match="does not depend on the model"):
-        qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
 
 
 def test_constants_stay_nodes_where_the_command_needs_them(tmp_path: Path) -> None:

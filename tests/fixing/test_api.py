@@ -53,7 +53,7 @@ def quantize(x, scale, zero, low, high):
     return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(np.float32) * np.float32(scale)
 
 
-def test_float_residual_reads_the_pair_that_is_there():
+def test_fixes_of_residuals():
     proto = residual("float")
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
@@ -67,9 +67,6 @@ def test_float_residual_reads_the_pair_that_is_there():
     before = proto.SerializeToString(deterministic=True)
     fix(proto, "trt8.5")
     assert proto.SerializeToString(deterministic=True) == before
-
-
-def test_pair_on_the_convolution_side_goes():
     fixed = fix(residual("own", conv_side=True), "trt8.5")
     assert [c.code for c in fixed.applied] == ["ADD-BOTH"]
     names = {n.name for n in fixed.proto.graph.node}
@@ -90,11 +87,23 @@ def test_scales_are_unified(proto, code, largest):
     assert changed and all(np.all(v == np.float32(largest)) for v in changed)
 
 
-def test_shared_weights_are_copied():
+def test_weights_that_are_shared_or_stored(g):
     proto = shared_model()
     fixed = fix(proto, "trt8.5", ["W-SHARED"])
     assert "W-SHARED" in codes(fixed.before) and "W-SHARED" not in codes(fixed.after)
     assert_equal_outputs(proto, fixed.proto)
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
+    fixed = fix(proto, "trt8.4")
+    assert [c.code for c in fixed.applied] == ["WEIGHT-PREQUANT"]
+    assert_equal_outputs(proto, fixed.proto)
+    g = Graph()
+    stored = np.random.default_rng(0).integers(-127, 128, (16, 16, 1, 1)).astype(np.int8)
+    w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=None)
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto, "trt8.5")
+    assert "DQ-3-INPUTS" not in codes(fixed.after)
+    assert all(len(n.input) == 3 for n in fixed.proto.graph.node if n.op_type == "DequantizeLinear")
 
 
 def test_bias_is_the_same_to_the_last_bit(g):
@@ -118,7 +127,7 @@ def pair_only(zero, integer, scale=0.05):
     return g.model(y, "p.DQ:0")
 
 
-def test_uint8_with_zero_point_128_is_exact():
+def test_zero_points_and_dead_channels(g):
     proto = pair_only(128, np.uint8)
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["ZP-NONZERO"]
@@ -127,19 +136,16 @@ def test_uint8_with_zero_point_128_is_exact():
     wanted = quantize(x, 0.05, 0, -128, 127)
     assert np.array_equal(run(proto, x=x)[1], wanted)
     assert np.array_equal(run(fixed.proto, x=x)[1], wanted)
-
-
-@pytest.mark.parametrize(("zero", "integer", "reach"), [(0, np.uint8, 255), (3, np.int8, 131), (100, np.uint8, 155)])
-def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, reach):
-    fixed = fix(pair_only(zero, integer), "trt8.5")
-    assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
-    scale = 0.05 * reach / 127
-    x = image(1, 16, 8, 8)
-    got = run(fixed.proto, x=x)[1]
-    assert np.allclose(got, quantize(x, scale, 0, -128, 127), atol=1e-6)
-
-
-def test_stored_unsigned_weights_are_written_again(g):
+    weights = np.random.default_rng(0).normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
+    weights[3] = 0
+    scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
+    w = g.pair(g.const("w", weights), "wq", scale, axis=0)
+    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
+    assert "SCALE-NONPOS" in codes(predict(proto, "trt8.5"))
+    fixed = fix(proto, "trt8.5")
+    assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
+    assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
+    g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
     stored = np.random.default_rng(0).integers(0, 256, (16, 16, 1, 1)).astype(np.uint8)
     w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=128, integer=np.uint8)
@@ -152,33 +158,14 @@ def test_stored_unsigned_weights_are_written_again(g):
     assert np.allclose(run(proto, x=x)[0], run(fixed.proto, x=x)[0], atol=1e-5)
 
 
-def test_missing_zero_points_are_added_for_8(g):
-    stored = np.random.default_rng(0).integers(-127, 128, (16, 16, 1, 1)).astype(np.int8)
-    w = g.dq(g.const("w", stored), "wdq", np.full(16, 0.01), axis=0, zero=None)
-    x = g.pair(g.input(1, 16, 8, 8), "in")
-    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
-    fixed = fix(proto, "trt8.5")
-    assert "DQ-3-INPUTS" not in codes(fixed.after)
-    assert all(len(n.input) == 3 for n in fixed.proto.graph.node if n.op_type == "DequantizeLinear")
-
-
-def test_scale_of_a_dead_channel(g):
-    weights = np.random.default_rng(0).normal(0, 0.3, (16, 16, 1, 1)).astype(np.float32)
-    weights[3] = 0
-    scale = np.abs(weights).max(axis=(1, 2, 3)) / 127
-    w = g.pair(g.const("w", weights), "wq", scale, axis=0)
-    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1]))
-    assert "SCALE-NONPOS" in codes(predict(proto, "trt8.5"))
-    fixed = fix(proto, "trt8.5")
-    assert [c.code for c in fixed.applied] == ["SCALE-NONPOS"]
-    assert np.all(run(fixed.proto, x=image(1, 16, 8, 8))[0][:, 3] == 0)
-
-
-def test_stored_integers_get_a_quantizer_for_84(g):
-    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
-    fixed = fix(proto, "trt8.4")
-    assert [c.code for c in fixed.applied] == ["WEIGHT-PREQUANT"]
-    assert_equal_outputs(proto, fixed.proto)
+@pytest.mark.parametrize(("zero", "integer", "reach"), [(0, np.uint8, 255), (3, np.int8, 131), (100, np.uint8, 155)])
+def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, reach):
+    fixed = fix(pair_only(zero, integer), "trt8.5")
+    assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
+    scale = 0.05 * reach / 127
+    x = image(1, 16, 8, 8)
+    got = run(fixed.proto, x=x)[1]
+    assert np.allclose(got, quantize(x, scale, 0, -128, 127), atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
@@ -263,15 +250,12 @@ def test_pair_moves_in_front_of_pad(g):
     assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
 
 
-def test_scalar_scales_for_rtx(g):
+def test_rtx_and_strongly_typed_targets(g):
     y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
     proto = g.model(g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1]))
     fixed = fix(proto, "rtx1.7", ["SCALE-SHAPE1"])
     assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
     assert_equal_outputs(proto, fixed.proto)
-
-
-def test_float_part_to_fp16_on_a_strongly_typed_target():
     fixed = fix(residual("own"), "trt11", ["FLOAT-FP32"])
     assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
     assert "FLOAT-FP32" not in codes(fixed.after)
@@ -279,7 +263,13 @@ def test_float_part_to_fp16_on_a_strongly_typed_target():
     assert types == {onnx.TensorProto.FLOAT16}
 
 
-def test_heads_have_to_be_asked_for(g):
+def test_scales_of_no_value_and_heads(g):
+    stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
+    none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
+    dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
+    g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert not fix(proto, "trt8.5").applied
@@ -291,10 +281,16 @@ def test_heads_have_to_be_asked_for(g):
 # What findings promise --------------------------------------------------------------------------------------------
 
 
-def test_what_is_fixed_is_a_class_of_refusal_and_has_a_step():
+def test_classes_and_codes_of_fixes():
     known = {c.__name__ for c in Refusal.__subclasses__()}
     assert {name for names in FIXES.values() for name in names} <= known
     assert {c for step in STEPS for c in step.codes} | {c for aim, *_ in _WHOLE for c in aim.codes} == FIXES.keys()
+    proto = model_of("RequantizeFusion/into-convolution")
+    prediction = predict(proto, "trt10")
+    assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
+    (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
+    assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
+        ("DOUBLE-QDQ", differ.node)]
 
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10", "trt11", "rtx1.7"])
@@ -344,15 +340,6 @@ def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, ta
         assert code not in codes(fixed.after)
 
 
-def test_what_no_finding_names_has_the_code_of_its_refusal():
-    proto = model_of("RequantizeFusion/into-convolution")
-    prediction = predict(proto, "trt10")
-    assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
-    (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
-    assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
-        ("DOUBLE-QDQ", differ.node)]
-
-
 def test_each_place_of_a_code_that_was_asked_for_is_accounted_for(g):
     """Weights of an input cannot be folded, those behind an Identity can."""
     proto = GRAPHS["weights-not-constant"]()
@@ -397,7 +384,7 @@ def test_inputs_that_do_not_fit():
     assert not fixed.applied and not fixed.refused
 
 
-def test_plugins_of_tensorrt_are_cut_off():
+def test_models_that_cannot_run():
     proto = residual("float")
     proto.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", [proto.graph.output[0].name], ["boxes"], "nms"))
     del proto.graph.output[:]
@@ -405,9 +392,6 @@ def test_plugins_of_tensorrt_are_cut_off():
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
     assert any("in front of nms" in note for note in fixed.notes)
-
-
-def test_a_model_that_cannot_run_is_left_alone():
     proto = residual("float")
     node = next(n for n in proto.graph.node if n.name == "c0")
     node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
@@ -427,14 +411,6 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, para
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     proto = g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))
     assert fix(proto).applied == []
-
-
-def test_a_scale_of_no_value_is_left_alone(g):
-    stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
-    none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
-    dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
-    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
-    assert fix(g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))).applied == []
 
 
 # On random Q/DQ networks a fix never makes anything worse, and what it writes is valid.

@@ -22,14 +22,11 @@ def pair_model(scale=0.1):
     return g.model(g.pair(g.input(1, 4, 8, 8), "p", scale))
 
 
-def test_float_model_has_no_activation_quantizer():
+def test_what_is_compared():
     proto = float_model(Model(pair_model())).proto
     assert [n.op_type for n in proto.graph.node] == ["Identity"]
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     assert np.array_equal(compare.run(proto, {"x": x})["p.DQ:0"], x)
-
-
-def test_a_quantizer_whose_integers_leave_the_network_stays():
     g = Graph()
     x = g.input(1, 4, 8, 8)
     proto = float_model(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
@@ -38,9 +35,18 @@ def test_a_quantizer_whose_integers_leave_the_network_stays():
     found = compare.run(proto, {"x": values})
     assert np.array_equal(found["p.DQ:0"], values)
     assert np.array_equal(found["p.Q:0"], np.clip(np.rint(values / np.float32(0.1)), -128, 127))
+    g = Graph()
+    y = g.conv(g.input(1, 16, 8, 8), "c", 16)
+    model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
+    proto, cut = compare.runnable(model, body=True)
+    assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
 
-def test_noise_is_that_of_rounding():
+def test_outputs_and_inputs_that_are_judged():
+    before = compare.Noise({"a": 1.0, "b": 0.01}, True)
+    assert compare.within(before, compare.Noise({"a": 1.0, "b": 0.012}, True), 1.3)
+    assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.5}, True), 1.3)
+    assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
     proto = pair_model()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
     reference = compare.run(float_model(Model(proto).copy()).proto, {"x": x})
@@ -48,16 +54,6 @@ def test_noise_is_that_of_rounding():
     rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
     wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))
     assert got.relative == pytest.approx(wanted, rel=1e-5)
-
-
-def test_each_output_is_judged():
-    before = compare.Noise({"a": 1.0, "b": 0.01}, True)
-    assert compare.within(before, compare.Noise({"a": 1.0, "b": 0.012}, True), 1.3)
-    assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.5}, True), 1.3)
-    assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
-
-
-def test_an_input_of_a_type_that_there_is_not():
     proto = pair_model(0.02)
     proto.graph.input[0].type.tensor_type.elem_type = 99
     with pytest.raises(compare.RunError, match="input 'x' has a type"):
@@ -68,6 +64,10 @@ def test_an_input_of_a_type_that_there_is_not():
     shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim)))
     with pytest.raises(compare.TooMuch, match="65 dimensions"):
         compare.random_inputs(Model(proto))
+    proto = pair_model()
+    proto.graph.node[0].op_type = "Unheard"
+    with pytest.raises(compare.RunError):
+        compare.run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
 
 
 def test_random_inputs_fill_the_first_quantizer(g):
@@ -82,20 +82,6 @@ def test_random_inputs_fill_the_first_quantizer(g):
     shape.dim[0].dim_param = "batch"
     shape.dim[2].dim_param = "h"
     assert compare.random_inputs(Model(g.model(g.relu("x", "r"))))["x"].shape == (1, 3, 256, 8)
-
-
-def test_a_model_that_cannot_be_loaded():
-    proto = pair_model()
-    proto.graph.node[0].op_type = "Unheard"
-    with pytest.raises(compare.RunError):
-        compare.run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
-
-
-def test_body_ends_at_the_last_convolutions(g):
-    y = g.conv(g.input(1, 16, 8, 8), "c", 16)
-    model = Model(g.model(g.op("Softmax", y, "soft", axis=1)))
-    proto, cut = compare.runnable(model, body=True)
-    assert cut == ["soft"] and [o.name for o in proto.graph.output] == ["c:0"]
 
 
 @pytest.mark.parametrize("where", ["behind the last convolution", "everywhere"])
@@ -154,12 +140,9 @@ def convolution(side: int) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
 
-def test_work_is_counted_from_the_shapes() -> None:
+def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 16 * 20 * 20
     assert load_of(convolution(20), {}).operations == made * (8 * 3 * 3) + made
-
-
-def test_the_budget_of_work_ends_runs_and_effort_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
     one = load_of(model, {}).operations
     monkeypatch.setattr(budgets, "SESSION_WORK", one - 1)

@@ -56,13 +56,10 @@ def test_each_lost_convolution_is_laid_to_the_change_beside_it(places: list[int]
     assert set(found) == set(range(len(places)))
 
 
-def test_changes_of_one_node_are_judged_together() -> None:
+def test_what_is_no_gain() -> None:
     model, candidate, touched = removed(9, [4])
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
     assert set(blamed(model, candidate, [*touched, touched[0]], before, after, AIM)) == {0, 1}
-
-
-def test_the_same_is_no_gain() -> None:
     prediction = predict(convolutions(12), "trt8.5")
     assert no_better(prediction, prediction, AIM) == NO_GAIN
 
@@ -101,7 +98,7 @@ def test_tries_grow_with_what_is_at_fault_not_with_the_places(apart: set[int], m
 TARGET = target_named("trt8.5")
 
 
-def test_the_skips_of_resnet_are_worth_a_third_of_its_time() -> None:
+def test_figures_of_fixes() -> None:
     model = evidence.model("resnet18-a100-qat")
     gpu = find("RTX 3060")
     prediction = predict(model, TARGET)
@@ -113,9 +110,6 @@ def test_the_skips_of_resnet_are_worth_a_third_of_its_time() -> None:
     assert time.as_json()["fixes"] == [skips.as_json()]
     stem = max((f for f in prediction.findings if f.code == "POOL-MIXED"), key=lambda f: f.saves_ms or 0)
     assert stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms  # the pooling behind the stem goes too
-
-
-def test_the_figure_is_that_of_the_fixed_model() -> None:
     fixed = fix(evidence.model("resnet18-qat-rtx2000-trt8510"), "trt8.5")
     model = evidence.model("resnet18-qat-rtx2000-trt8510")
     prediction = predict(model, TARGET)
@@ -129,7 +123,12 @@ def test_the_figure_is_that_of_the_fixed_model() -> None:
         assert after.total_ms == pytest.approx(time.total_ms)
 
 
-def test_nothing_to_fix_and_gpus_without_int8_have_no_fixes() -> None:
+def test_gpus_without_int8_and_per_tensor_weights() -> None:
+    assert sites(weights.transposed, network(None)) == []
+    assert [s.code for s in sites(weights.transposed, network(0))] == ["CT-AXIS"]
+    proven = replace(TRT85, transposed_per_channel=True)
+    assert sites(weights.transposed, network(1), proven) == []
+    assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]
     for case, gpu in (("resnet18-a100-qat-residual-qgap", "RTX 3060"), ("resnet18-a100-qat", "P100")):
         model = evidence.model(case)
         prediction = predict(model, TARGET)
@@ -184,14 +183,6 @@ def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> 
     (before,), (after,) = run(model.proto, {"x": x}), run(result.proto, {"x": x})
     assert np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4  # a few steps of the output's quantizer
     assert not np.array_equal(before, np.zeros_like(before))
-
-
-def test_per_tensor_weights_and_proven_targets_are_left_alone() -> None:
-    assert sites(weights.transposed, network(None)) == []
-    assert [s.code for s in sites(weights.transposed, network(0))] == ["CT-AXIS"]
-    proven = replace(TRT85, transposed_per_channel=True)
-    assert sites(weights.transposed, network(1), proven) == []
-    assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]
 
 
 # The process that runs models: what its limit of time counts, and what becomes of one that ends.

@@ -66,9 +66,6 @@ def test_yolov8_end_to_end(inserted: qdqtool.Insertion, yolo: onnx.ModelProto, f
     before, after = run(yolo, sample)[0], run(inserted.model, sample)[0]
     assert np.abs(after - before)[:, :4].mean() < 1.5  # pixels, of 64
     assert np.corrcoef(after[:, 4:].ravel(), before[:, 4:].ravel())[0, 1] > 0.98
-
-
-def test_no_conversion_stays_inside_a_yolov8(inserted: qdqtool.Insertion) -> None:
     assert inserted.prediction is not None
     summary = inserted.prediction.summary()
     assert (summary["int8"], summary["int8_to_int8"]) == (60, 54)
@@ -97,12 +94,14 @@ def test_two_runs_give_the_same_bytes(folder: Path) -> None:
     assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
 
 
-def test_method_for_some_tensors(folder: Path) -> None:
+def test_choices_of_methods_and_batches(folder: Path) -> None:
     result = qdqtool.insert(small(), folder, method="percentile", method_for=[("^x$", "max")], predict=False)
     methods = {q.tensor: q.method for q in result.activations}
     assert methods.pop("x") == "max"
     assert set(methods.values()) == {"percentile"}
     assert result.calibration["methods"] == {"max": 1, "percentile": len(methods)}
+    result = qdqtool.insert(one_layer(batch=4), images(6), predict=False)
+    assert result.calibration["images"] == 6
 
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
@@ -200,7 +199,7 @@ def residual_chain(activation: bool) -> onnx.ModelProto:
     return net.model()
 
 
-def test_default_for_residuals_behind_an_activation_is_what_leaves_the_fewest_conversions() -> None:
+def test_residuals() -> None:
     counts = {}
     for choice in ("auto", "skip", "both", "none"):
         prediction = qdqtool.insert(residual_chain(True), images(2), residual=choice).prediction
@@ -208,9 +207,6 @@ def test_default_for_residuals_behind_an_activation_is_what_leaves_the_fewest_co
         counts[choice] = prediction.conversions or 0
     assert counts["auto"] == min(counts.values())
     assert counts["auto"] < counts["none"]
-
-
-def test_bare_residuals_run_int8_in_and_out() -> None:
     prediction = qdqtool.insert(residual_chain(False), images(2)).prediction
     assert prediction is not None
     summary = prediction.summary()
@@ -229,7 +225,7 @@ def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.Monk
     check(result.model)
 
 
-def test_saving_never_touches_the_input(tmp_path: Path) -> None:
+def test_saving(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(one_layer(), path)
     before = path.read_bytes()
@@ -239,11 +235,12 @@ def test_saving_never_touches_the_input(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     with pytest.raises(QdqtoolError, match="does not exist"):
         result.save(tmp_path / "no" / "q.onnx")
-
-
-def test_a_fixed_batch_above_one() -> None:
-    result = qdqtool.insert(one_layer(batch=4), images(6), predict=False)
-    assert result.calibration["images"] == 6
+    made = insertion()
+    made.save(tmp_path / "a.onnx")
+    assert made.output == str(tmp_path / "a.onnx") and onnx.load(made.output) == made.model
+    made.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
+    made.save(tmp_path / "b.onnx")
+    assert made.prediction.model.path == made.output == str(tmp_path / "b.onnx")
 
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quantize_yolov8.py"
@@ -290,15 +287,6 @@ def test_json_of_what_was_not_predicted_or_measured_and_of_what_was() -> None:
     assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}
     assert data["prediction"] == made.prediction.summary()
     assert [q.tensor for q in made.activations] == ["x"] and [q.tensor for q in made.weights] == ["w"]
-
-
-def test_saving_names_the_file_that_was_predicted(tmp_path: Path) -> None:
-    made = insertion()
-    made.save(tmp_path / "a.onnx")
-    assert made.output == str(tmp_path / "a.onnx") and onnx.load(made.output) == made.model
-    made.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
-    made.save(tmp_path / "b.onnx")
-    assert made.prediction.model.path == made.output == str(tmp_path / "b.onnx")
 
 
 BOXES = {f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)}
@@ -352,13 +340,20 @@ def test_box_channels_are_followed_through_split_and_concat(order: str, product:
     assert set(names(model, float_nodes(model, "float"))) == {"box", "cls", "dfl"}
 
 
-def test_softmax_of_a_classifier_is_no_dfl(net: Net) -> None:
+def test_what_is_no_dfl_and_no_detector(net: Net) -> None:
     flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
     fc = net.op("Gemm", "fc", flat, net.const("w", np.ones((16, 10))))
     net.output(net.op("Softmax", "soft", fc))
     model = net.index()
     assert float_nodes(model, "box") == {}
     assert set(names(model, float_nodes(model, "float"))) == {"fc"}
+    net = Net()
+    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
+    net.output(*(net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10)))) for i in range(2)))
+    assert float_nodes(net.index(), "box") == {}
+    net = Net()
+    net.output(net.op("Relu", "r", net.conv("c", "x")))
+    assert find_head(net.index()).finals == set()
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(1, set()), (2, {"end0", "end1"}), (3, {"end0", "end1", "end2"})])
@@ -368,12 +363,3 @@ def test_other_detectors_keep_their_last_convolutions_float(net: Net, ends: int,
     model = net.index()
     assert names(model, float_nodes(model, "box")) == expected
     assert float_nodes(model, "none") == {}
-
-
-def test_two_fully_connected_ends_are_no_detector(net: Net) -> None:
-    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
-    net.output(*(net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10)))) for i in range(2)))
-    assert float_nodes(net.index(), "box") == {}
-    net = Net()
-    net.output(net.op("Relu", "r", net.conv("c", "x")))
-    assert find_head(net.index()).finals == set()

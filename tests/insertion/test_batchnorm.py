@@ -9,6 +9,7 @@ from onnx import helper, numpy_helper
 from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net, images, run
+from tests.tables import cases
 
 
 def net(kernel: int, *, group: int = 1, shift: bool = True, readers: int = 1) -> Net:
@@ -204,7 +205,7 @@ def test_computed_weights_and_biases_stay() -> None:
             assert fold(Model(proto)) == 0
 
 
-def test_a_normalization_of_the_networks_input_or_that_nothing_reads_stays() -> None:
+def test_what_is_no_normalization_to_fold() -> None:
     made = Net()
     made.output(made.op("Relu", "r", made.norm("n", "x")), made.conv("c", "x"))
     made.norm("dead", "c.out")
@@ -213,9 +214,6 @@ def test_a_normalization_of_the_networks_input_or_that_nothing_reads_stays() -> 
     assert fold_leading(Model(proto)) == 0
     assert len(proto.graph.node) == 5
     assert fold_batch_normalization(Model(proto)) == 0  # the convolution's result leaves the network as well
-
-
-def test_a_slice_of_five_constants_is_no_normalization() -> None:
     made = Net(channels=1)
     bounds = [made.const(n, [v], np.int64) for n, v in (("starts", 1), ("ends", 8), ("axes", 3), ("steps", 2))]
     made.output(made.conv("c", made.op("Slice", "s", "x", *bounds), 1, 4, 1))
@@ -226,12 +224,7 @@ def test_a_slice_of_five_constants_is_no_normalization() -> None:
     assert fold_batch_normalization(Model(made.model())) == 0
 
 
-@pytest.mark.parametrize(("cin", "weight", "attributes"), [
-    (16, (24, 16, 3), {}),
-    (16, (16, 24, 2, 2), {"transposed": True}),
-    (16, (16, 6, 2, 2), {"transposed": True, "group": 4}),
-    (8, (8, 3, 2), {"transposed": True, "group": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("insertion/batchnorm-a-normalization-behind-is-folded"))
 def test_a_normalization_behind_is_folded_along_the_outputs(
     cin: int, weight: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:

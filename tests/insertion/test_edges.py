@@ -65,7 +65,7 @@ def prepared(model: onnx.ModelProto, path: str = "", opset: int = 13) -> onnx.Mo
     return copy
 
 
-def test_an_output_that_nothing_reads_is_not_dead(net: Net) -> None:
+def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
     """Nodes in front of weights go with them; one of the same kind that makes an output of the network stays."""
     weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
     out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
@@ -75,9 +75,7 @@ def test_an_output_that_nothing_reads_is_not_dead(net: Net) -> None:
     assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
     for one, two in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-5)
-
-
-def test_a_constant_that_another_convolution_reads_survives_folding(net: Net) -> None:
+    net = Net()
     bias = net.const("bias", net.rng.standard_normal(16))
     first = net.op("Conv", "a", "x", net.const("wa", net.rng.standard_normal((16, 16, 1, 1))), bias)
     second = net.op("Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias)
@@ -88,10 +86,8 @@ def test_a_constant_that_another_convolution_reads_survives_folding(net: Net) ->
     assert {"bias", "wb"} <= left and not {"wa", "n.gamma", "n.var"} & left
     for one, two in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
-
-
-def test_epsilon_has_onnxs_default(net: Net) -> None:
-    """1e-5, which matters where the variance is as small."""
+    net = Net()
+    # 1e-5, which matters where the variance is as small
     parameters = {"gamma": np.ones(16), "beta": np.zeros(16), "mean": np.zeros(16), "var": np.full(16, 1e-5)}
     names = [net.const(k, v) for k, v in parameters.items()]
     net.output(net.op("BatchNormalization", "n", net.conv("c", "x"), *names))
@@ -148,7 +144,7 @@ def test_channels_are_followed_while_they_stay_axis_1(perm: list[int] | None, bo
     assert {net.nodes[i].name for i in find_head(net.index()).boxes} == boxes
 
 
-def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes(net: Net) -> None:
+def test_the_dfl_of_unknown_parts(net: Net) -> None:
     """Then all of the Concat's inputs may: none is left out of what stays float."""
     strange = net.op("Strange", "strange", net.conv("a", "x"), domain="example")
     joined = net.op("Concat", "join", strange, net.conv("b", "x", cout=8), axis=1)
@@ -160,7 +156,14 @@ def test_a_part_of_unknown_size_hides_which_convolutions_make_the_boxes(net: Net
     assert "b" in {net.nodes[i].name for i in head.boxes}
 
 
-def test_the_hundredth_percentile_is_the_maximum(net: Net) -> None:
+def test_data_and_percentiles(net: Net) -> None:
+    with pytest.raises(DataError, match="no calibration data"):
+        qdqtool.insert(one_layer())
+    with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
+        qdqtool.insert(one_layer(), images(2, 3))
+    wrong = [{"y": images(1)[0]["x"], "z": images(1)[0]["x"]}]
+    with pytest.raises(DataError, match="no array for the model's input 'x'"):
+        qdqtool.insert(one_layer(), wrong)
     net.output(net.conv("d", net.op("Relu", "r", net.conv("c", "x"))))
     model = net.model()
     whole, largest = (
@@ -215,7 +218,7 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
         inserted("uint8", preprocess=preprocess)
 
 
-def test_float_reader_of_the_input() -> None:
+def test_inputs_of_integers() -> None:
     made = Net()
     made.output(made.op("Relu", "relu", made.conv("a", "x")), made.op("Sin", "other", "x"))
     with pytest.raises(ModelError, match="'other' reads it as float; use uint8"):
@@ -224,9 +227,6 @@ def test_float_reader_of_the_input() -> None:
     check(changed.model)
     found = run(changed.model, {"x": PIXELS})[1]
     np.testing.assert_allclose(found, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
-
-
-def test_targets_without_uint8_and_models_without_a_quantized_input() -> None:
     with pytest.raises(QdqtoolError, match=r"trt8.4 has no UINT8 inputs"):
         inserted("uint8", target="trt8.4")
     with pytest.raises(ModelError, match="no float input of the model is quantized"):
@@ -392,13 +392,3 @@ def test_a_target_that_cannot_read_int8_weights_is_warned_of(target: str, weight
     result = qdqtool.insert(one_layer(), images(), target=target, weights=weights, predict=False)
     told = [f"{target} cannot read int8 weights; use `weights='float'` for it"]
     assert result.warnings[-1:] == told if warned else told[0] not in result.warnings
-
-
-def test_no_data_at_all() -> None:
-    with pytest.raises(DataError, match="no calibration data"):
-        qdqtool.insert(one_layer())
-    with pytest.raises(DataError, match=r"\[1, 3, 8, 8\].*takes"):
-        qdqtool.insert(one_layer(), images(2, 3))
-    wrong = [{"y": images(1)[0]["x"], "z": images(1)[0]["x"]}]
-    with pytest.raises(DataError, match="no array for the model's input 'x'"):
-        qdqtool.insert(one_layer(), wrong)

@@ -78,17 +78,36 @@ def test_constants_that_half_holds_and_those_that_matter(value: float, count: in
     assert index.elem_type(index.node("a").output) == (TensorProto.FLOAT16 if half else TensorProto.FLOAT)
 
 
-def test_small_scales_are_rounded_up_not_left_float(net: Net) -> None:
+def test_constants_of_float_readers_and_small_scales(net: Net) -> None:
     scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
     code = net.op("QuantizeLinear", "q", "x", scale, zero)
     net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
     after = as_half(net.model(19, ir=9))
     assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
     assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
+    net = Net()
+    k = net.const("k", 2.0)
+    half = net.op("Mul", "m", net.conv("c", "x"), k)
+    net.output(net.op("Add", "tail", net.conv("d", half), k))
+    after = as_half(net.model(19, ir=9))
+    assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
+        "k": TensorProto.FLOAT, "k_fp16": TensorProto.FLOAT16,
+    }  # fmt: skip
+    run(after, images(1)[0])
 
 
-def test_nodes_are_counted_that_compute_in_half(net: Net) -> None:
-    """Not those of integers, of other domains, or with a tensor of unknown type: these read what they read before."""
+def test_casts_inside_and_at_the_ends(net: Net) -> None:
+    net.inputs += [onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8]) for n, t in (("f", 1), ("i", 6), ("h", 10))]
+    net.output(net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f")))  # the tail reads f
+    net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
+    net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
+    after = as_half(net.model(19, ir=9))
+    assert {(n.input[0], n.output[0]) for n in nodes_of(after, "Cast")} == {
+        ("x", "x_fp16"), ("i", "cast.out"), ("cast.out", "cast.out_fp16"), ("c.out_fp16", "c.out"),
+        ("d.out_fp16", "d.out"),
+    }  # fmt: skip
+    net = Net()
+    # Not those of integers, of other domains, or with a tensor of unknown type: these read what they read before
     inner = net.conv("a", "x")
     shape = net.op("Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0)
     strange = net.op("Strange", "strange", inner, domain="example")
@@ -120,7 +139,7 @@ def test_what_is_both_read_inside_a_body_and_made_in_half_is_cast_for_it(net: Ne
     np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], atol=5e-3)
 
 
-def test_outputs_and_constants_that_leave_the_network_stay_float(net: Net) -> None:
+def test_the_tail_stays_float(net: Net) -> None:
     k = net.const("k", np.full((16, 1, 1), 2.0))
     inner = net.op("Mul", "m", net.conv("a", "x"), k)
     moved = net.op("Reshape", "flat", net.conv("b", inner), net.const("shape", [1, 16, 64], np.int64))
@@ -134,37 +153,12 @@ def test_outputs_and_constants_that_leave_the_network_stay_float(net: Net) -> No
     assert half == {"a", "m", "b", "flat"}  # what moves the last result is no tail yet, what computes with it is
     for old, new in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
         np.testing.assert_allclose(new, old, atol=5e-3)
-
-
-def test_everything_behind_the_first_computation_of_the_tail_stays_float(net: Net) -> None:
+    net = Net()
     flat = net.op("Reshape", "flat", net.op("Sigmoid", "s", net.conv("a", "x")), net.const("k", [1, 1024], np.int64))
     net.output(net.op("Concat", "cat", flat, flat, axis=1))
     index = Model(as_half(net.model(19, ir=9)))
     half = {n.name for n in index.nodes if index.elem_type(n.inputs[0]) == TensorProto.FLOAT16}
     assert half == {"a", "a.out/Cast_to_fp32"}
-
-
-def test_inputs_are_cast_where_a_node_in_half_reads_them(net: Net) -> None:
-    net.inputs += [onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8]) for n, t in (("f", 1), ("i", 6), ("h", 10))]
-    net.output(net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f")))  # the tail reads f
-    net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
-    net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
-    after = as_half(net.model(19, ir=9))
-    assert {(n.input[0], n.output[0]) for n in nodes_of(after, "Cast")} == {
-        ("x", "x_fp16"), ("i", "cast.out"), ("cast.out", "cast.out_fp16"), ("c.out_fp16", "c.out"),
-        ("d.out_fp16", "d.out"),
-    }  # fmt: skip
-
-
-def test_a_shared_constant_is_kept_for_its_float_reader(net: Net) -> None:
-    k = net.const("k", 2.0)
-    half = net.op("Mul", "m", net.conv("c", "x"), k)
-    net.output(net.op("Add", "tail", net.conv("d", half), k))
-    after = as_half(net.model(19, ir=9))
-    assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
-        "k": TensorProto.FLOAT, "k_fp16": TensorProto.FLOAT16,
-    }  # fmt: skip
-    run(after, images(1)[0])
 
 
 def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:

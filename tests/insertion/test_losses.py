@@ -164,12 +164,17 @@ def test_what_is_tried_has_the_largest_error_of_its_own() -> None:
     assert candidates(zeros, statistics, sources) == zeros[:8]  # in graph order where they are alike
 
 
-def test_values_below_every_normal_number_lose_nothing_that_is_known() -> None:
+def test_what_loses_nothing() -> None:
     entries = [QuantizedTensor(t, 1e-43, "max", None, t) for t in "ab"]
     statistics = {"a": TensorStatistics.of(np.full(9, 1e-41, np.float32)), "b": TensorStatistics.of(np.ones(9))}
     with np.errstate(all="raise"):
         found = candidates(entries, statistics, {"a": ["a"], "b": ["b"]})
     assert [e.tensor for e in found] == ["b", "a"]
+    zero = np.zeros((1, 2, 2, 2), np.float32)
+    assert Compared({"a": zero}, None).error({"a": zero}) == 0.0
+    assert Compared({"a": zero}, None).error({"a": zero + 1.0}) == 0.0
+    empty = zero[:0]
+    assert Compared({"a": empty}, None).error({"a": empty}) == 0.0
 
 
 def test_a_tensor_that_loses_nothing_and_a_network_without_error_are_not_told() -> None:
@@ -203,17 +208,14 @@ def test_the_error_counts_where_the_network_looks_alone() -> None:
     assert both.error({"map": found, "row": row["row"]}) == pytest.approx(by_hand(wanted, found) / 2)
 
 
-def test_outputs_that_are_compared() -> None:
+def test_outputs_and_maps_that_are_compared() -> None:
     model = Model(yolov8n(64, classes=2))
     assert len(compared_tensors(model)) == 6  # box and class outputs of three levels, in front of the DFL
     made = Net()
     flat = made.op("Flatten", "flat", made.op("Relu", "r", made.conv("c", "x")))
     made.output(made.op("Softmax", "s", made.op("Gemm", "fc", flat, made.const("w", np.ones((1024, 4))))))
     assert compared_tensors(made.index()) == ["s.out"]
-
-
-def test_heat_maps_are_compared_where_they_are_high() -> None:
-    """One map that is all of the outputs: its error by hand, at the positions of the float network's peaks."""
+    # One map that is all of the outputs: its error by hand, at the positions of the float network's peaks
     made = Net()
     weight = made.const("w", made.rng.standard_normal((2, 16, 3, 3)) * 0.2)
     body = made.op("Relu", "r", made.conv("c", "x"))
@@ -265,14 +267,6 @@ def test_a_tensor_with_a_bad_scale_is_named_first() -> None:
     made = qdqtool.insert(chain().model(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0)
     found = measure(Model(made.model), made.activations, data, activations=made.activations)
     assert found is not None and found.tensors[0].tensor == "b/relu.out" and found.tensors[0].readers == ("c",)
-
-
-def test_error_of_outputs_without_spread_counts_nothing() -> None:
-    zero = np.zeros((1, 2, 2, 2), np.float32)
-    assert Compared({"a": zero}, None).error({"a": zero}) == 0.0
-    assert Compared({"a": zero}, None).error({"a": zero + 1.0}) == 0.0
-    empty = zero[:0]
-    assert Compared({"a": empty}, None).error({"a": empty}) == 0.0
 
 
 def test_price_in_the_engine_and_text() -> None:

@@ -88,7 +88,22 @@ def test_equations_of_einsum_get_lower_case(net: Net, equation: str, written: bo
     same(before, after)
 
 
-def test_shared_weights_are_copied_before_their_own_normalizations_are_folded(net: Net) -> None:
+def test_weights_that_others_read_are_copied(net: Net) -> None:
+    out = net.conv("c", "x", kernel=1, bias=False)
+    net.output(out, net.op("Relu", "r", "c.weight"))
+    after, _ = prepared(net.model())
+    assert nodes_of(after, "Conv")[0].input[1] != "c.weight"
+    same(net.model(), after)
+    net = Net()
+    # The weights of one may be the data of another; three that share get two copies
+    square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
+    net.output(*(net.op("Conv", f"c{i}", "x", square) for i in range(3)))
+    before = net.model()
+    after, notes = prepared(before)
+    assert notes == ["2 weights shared by several nodes were copied"]
+    assert [n.input[1] for n in after.graph.node] == ["w", "w_copy", "w_copy_1"]
+    same(before, after)
+    net = Net()
     first = net.conv("a", "x", bias=False)
     second = net.conv("b", "x", bias=False, weight="a.weight")
     net.output(net.norm("na", first), net.norm("nb", second))
@@ -98,14 +113,6 @@ def test_shared_weights_are_copied_before_their_own_normalizations_are_folded(ne
     weights = [n.input[1] for n in nodes_of(after, "Conv")]
     assert len(set(weights)) == 2
     same(before, after)
-
-
-def test_weights_read_by_another_operator_as_well_are_copied(net: Net) -> None:
-    out = net.conv("c", "x", kernel=1, bias=False)
-    net.output(out, net.op("Relu", "r", "c.weight"))
-    after, _ = prepared(net.model())
-    assert nodes_of(after, "Conv")[0].input[1] != "c.weight"
-    same(net.model(), after)
 
 
 def deep(length: int) -> onnx.ModelProto:
@@ -228,17 +235,6 @@ def test_computed_biases_and_parameters_become_constants_and_nothing_else_does(n
     same(before, after)
 
 
-def test_weights_of_a_node_whose_weights_another_reads_as_data_are_copied(net: Net) -> None:
-    """The weights of one may be the data of another; three that share get two copies."""
-    square = net.const("w", net.rng.standard_normal((16, 16, 1, 1)))
-    net.output(*(net.op("Conv", f"c{i}", "x", square) for i in range(3)))
-    before = net.model()
-    after, notes = prepared(before)
-    assert notes == ["2 weights shared by several nodes were copied"]
-    assert [n.input[1] for n in after.graph.node] == ["w", "w_copy", "w_copy_1"]
-    same(before, after)
-
-
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_opset_is_raised_and_everything_else_kept(net: Net, opset: int) -> None:
     relu = net.op("Relu", "named/relu", net.conv("named/conv", "x"))
@@ -282,7 +278,7 @@ def test_an_opset_entry_by_its_long_name_is_raised_too(net: Net) -> None:
         prepare(Model(model))
 
 
-def test_names_stay_where_the_converter_takes_another_operator_or_several_outputs(net: Net) -> None:
+def test_names_are_kept_or_given(net: Net) -> None:
     halves = net.op("Split", "halves", net.conv("c", "x"), outputs=2, axis=1, split=[8, 8])
     net.output(net.op("Upsample", "up", halves[1], net.const("s", [1, 1, 2, 2])), net.op("Relu", "r", halves[0]))
     before = net.model(9, ir=6)
@@ -291,6 +287,15 @@ def test_names_stay_where_the_converter_takes_another_operator_or_several_output
     assert named == {"c.out": ("Conv", "c"), "halves.out": ("Split", "halves"), "up.out": ("Resize", "up"),
                      "r.out": ("Relu", "r")}  # fmt: skip
     same(before, after)
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["a"], "twice"), onnx.helper.make_node("Relu", ["x"], ["b"], "a"),
+             onnx.helper.make_node("Relu", ["x"], ["c"], "a_1"), onnx.helper.make_node("Relu", ["x"], ["e"]),
+             onnx.helper.make_node("Strange", ["x"], ["", "d"], "twice", domain="example"),
+             onnx.helper.make_node("Relu", ["x"], ["f"])]  # fmt: skip
+    graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    notes = prepare(Model(model))
+    assert notes == ["2 nodes that shared a name were named after their outputs (onnxruntime wants that)"]
+    assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
 @pytest.mark.parametrize(("raised", "told"), [
@@ -307,18 +312,6 @@ def test_what_the_converter_says_is_told_in_one_line(
     with pytest.raises(ModelError) as caught:
         prepare(Model(net.model(11), "a.onnx"))
     assert str(caught.value) == f"a.onnx: opset 11 cannot be raised to 13 ({told}); export with opset 13 or newer"
-
-
-def test_names_that_are_given_are_free_and_of_the_first_output_there_is() -> None:
-    nodes = [onnx.helper.make_node("Relu", ["x"], ["a"], "twice"), onnx.helper.make_node("Relu", ["x"], ["b"], "a"),
-             onnx.helper.make_node("Relu", ["x"], ["c"], "a_1"), onnx.helper.make_node("Relu", ["x"], ["e"]),
-             onnx.helper.make_node("Strange", ["x"], ["", "d"], "twice", domain="example"),
-             onnx.helper.make_node("Relu", ["x"], ["f"])]  # fmt: skip
-    graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    notes = prepare(Model(model))
-    assert notes == ["2 nodes that shared a name were named after their outputs (onnxruntime wants that)"]
-    assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
 def test_functions_are_inlined(net: Net) -> None:

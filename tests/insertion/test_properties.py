@@ -304,7 +304,7 @@ def test_no_chain_behind_a_convolution_gets_pairs_that_prediction_advises_agains
     assert not [c.code for c in fix(made.model, target).applied if c.code.startswith("ADD")]
 
 
-def test_a_product_with_one_number_is_taken_by_the_convolution_in_front_of_a_residual(net: Net) -> None:
+def test_what_the_simulator_has_fused_and_what_is_advised(net: Net) -> None:
     """The simulator has it fused, so that the skip alone is quantized, as behind a bare convolution."""
     x = net.conv("a", "x")
     net.output(net.conv("d", net.op("Add", "add", net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0)), x)))
@@ -313,10 +313,8 @@ def test_a_product_with_one_number_is_taken_by_the_convolution_in_front_of_a_res
     outcome = made.prediction.convolution("b")
     assert outcome is not None and outcome.fused == ["mul", "add"] and outcome.int8_in_int8_out
     assert [q.tensor for q in made.activations if q.tensor == "mul.out"] == []
-
-
-def test_a_reader_that_can_be_quantized_is_advised_to(net: Net) -> None:
-    """A convolution left float by the user, beside one in INT8: INT8 for both lets what they read be written so."""
+    net = Net()
+    # A convolution left float by the user, beside one in INT8: INT8 for both lets what they read be written so
     x = net.conv("stem", "x")
     beside = net.op("Exp", "exp", net.conv("left", x))
     net.output(net.conv("end", net.conv("a", x)), net.conv("end2", beside))

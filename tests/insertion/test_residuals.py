@@ -41,12 +41,23 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     return found
 
 
-def test_both_inputs_are_worth_the_same_either_way_and_the_skip_is_not() -> None:
+def test_what_both_inputs_are_worth() -> None:
     model = bottleneck("silu")
     both, skip = outcomes(model, "both"), outcomes(model, "skip")
     assert both[False] == both[True]
     assert skip[False] < both[False]
     assert rewrite.after_activation(model, Rules(), TRT85, True) == "both"
+    # By hand: of three the last writes float; without it the Add stays float, and with it all that is written
+    model = bottleneck("silu")
+
+    def worth(**rules: Any) -> tuple[int, int, int]:
+        placement = place(model, Rules(**rules))
+        proto = rewrite.sketch(model, placement, scale_groups(model, placement.readers)).proto
+        return rewrite._worth(Model(proto), TRT85)
+
+    assert worth(residual="both") == (3, 2, -1)
+    assert worth(residual="both", exclude=["^next$"]) == (2, 0, -2)
+    assert rewrite.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"], True) == "none"
 
 
 def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
@@ -82,23 +93,6 @@ def test_the_skip_has_to_be_better_in_both_outcomes(
     assert rewrite.after_activation(bottleneck(""), Rules(), TRT85, True) == "both" and not fused
 
 
-def test_a_placement_is_worth_what_is_int8_and_the_fewer_conversions() -> None:
-    """By hand: of three the last writes float; without it the Add stays float, and with it all that is written."""
-    model = bottleneck("silu")
-
-    def worth(**rules: Any) -> tuple[int, int, int]:
-        placement = place(model, Rules(**rules))
-        proto = rewrite.sketch(model, placement, scale_groups(model, placement.readers)).proto
-        return rewrite._worth(Model(proto), TRT85)
-
-    assert worth(residual="both") == (3, 2, -1)
-    assert worth(residual="both", exclude=["^next$"]) == (2, 0, -2)
-
-
-def test_rtx_gains_nothing() -> None:
-    assert rewrite.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"], True) == "none"
-
-
 def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
     model = bottleneck("silu")
     placement: Placement = place(model, Rules())
@@ -117,14 +111,11 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
 # The tensors of class scores.
 
 
-def test_class_branches_of_a_yolov8_head() -> None:
+def test_maps_of_class_scores() -> None:
     model = Model(yolov8n(64, classes=3))
     found = class_outputs(model)
     assert len(found) == 3
     assert [model.shape(t) for t in found] == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
-
-
-def test_heat_map_of_a_centernet_head() -> None:
     made = Net()
     body = made.op("Relu", "relu", made.conv("body", "x"))
     made.output(made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)), made.conv("size", body, cout=2))

@@ -30,15 +30,27 @@ def two_layers() -> onnx.ModelProto:
     return net.model()
 
 
-def test_names_are_those_of_qat_exports() -> None:
+def test_names_and_what_the_model_says_of_itself() -> None:
     model, quantized = inserted(two_layers())
     pairs = [f"conv/_{of}_quantizer/{op}Linear" for of in ("input", "weight") for op in ("Quantize", "Dequantize")]
     layer = [*pairs, "conv/Conv", "act/Relu"]
     assert [n.name for n in model.graph.node] == [f"/m.{i}/{n}" for i in "01" for n in layer]
     assert (quantized[0].tensor, quantized[0].node) == ("x", "/m.0/conv/_input_quantizer/QuantizeLinear")
+    model = two_layers()
+    model.metadata_props.add(key="names", value="{0: 'person'}")
+    model.doc_string, model.producer_name, model.graph.doc_string = "doc", "pytorch", "graph doc"
+    model.graph.node[0].doc_string = "node doc"
+    model.opset_import.add(domain="custom", version=3)
+    infos = {v.name for v in model.graph.value_info}
+    result, _ = inserted(model)
+    assert result.metadata_props[0].value == "{0: 'person'}"
+    assert (result.doc_string, result.producer_name, result.graph.doc_string) == ("doc", "pytorch", "graph doc")
+    assert nodes_of(result, "Conv")[0].doc_string == "node doc"
+    assert {(o.domain, o.version) for o in result.opset_import} == {("", 17), ("custom", 3)}
+    assert infos <= {v.name for v in result.graph.value_info}
 
 
-def test_activation_scales_have_rank_zero_and_weight_scales_one_per_channel() -> None:
+def test_scales_of_weights() -> None:
     model, _ = inserted(two_layers(), 0.05)
     for node in nodes_of(model, "QuantizeLinear"):
         scale, zero = value_of(model, node.input[1]), value_of(model, node.input[2])
@@ -51,6 +63,16 @@ def test_activation_scales_have_rank_zero_and_weight_scales_one_per_channel() ->
         else:
             assert (scale.shape, axis) == ((), [])
             assert float(scale) == np.float32(0.05)
+    values = np.float32([1e-9, 6e-8, 1e-6, 0.1, 1.0, 3.14159, 60000.0])
+    half = round_up_to_half(values)
+    assert half.dtype == np.float16
+    assert (half.astype(np.float32) >= values).all()
+    assert (half > 0).all()
+    exact = np.float32([2.0**-24, 0.5, 1.0, 1.0 + 2.0**-10, 32768.0])  # numbers that FP16 has stay
+    np.testing.assert_array_equal(round_up_to_half(exact), exact.astype(np.float16))
+    np.testing.assert_array_equal(round_up_to_half(np.nextafter(exact[:4], np.float32(9))),
+                                  np.float16([2.0**-23, 0.5 + 2.0**-11, 1.0 + 2.0**-10, 1.0 + 2.0**-9]))
+    assert half[3].astype(np.float32) / values[3] < 1.001
 
 
 def test_result_is_what_quantizing_by_hand_gives() -> None:
@@ -210,34 +232,6 @@ def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(net:
     assert fed[1].name == "two/_input_quantizer/DequantizeLinear"
     found = predict(model, target).convolutions
     assert {c.name: c.precision for c in found} == dict.fromkeys(("c", "one", "two", "three"), Precision.INT8)
-
-
-def test_what_the_model_says_of_itself_survives() -> None:
-    model = two_layers()
-    model.metadata_props.add(key="names", value="{0: 'person'}")
-    model.doc_string, model.producer_name, model.graph.doc_string = "doc", "pytorch", "graph doc"
-    model.graph.node[0].doc_string = "node doc"
-    model.opset_import.add(domain="custom", version=3)
-    infos = {v.name for v in model.graph.value_info}
-    result, _ = inserted(model)
-    assert result.metadata_props[0].value == "{0: 'person'}"
-    assert (result.doc_string, result.producer_name, result.graph.doc_string) == ("doc", "pytorch", "graph doc")
-    assert nodes_of(result, "Conv")[0].doc_string == "node doc"
-    assert {(o.domain, o.version) for o in result.opset_import} == {("", 17), ("custom", 3)}
-    assert infos <= {v.name for v in result.graph.value_info}
-
-
-def test_scales_rounded_to_half_never_shrink() -> None:
-    values = np.float32([1e-9, 6e-8, 1e-6, 0.1, 1.0, 3.14159, 60000.0])
-    half = round_up_to_half(values)
-    assert half.dtype == np.float16
-    assert (half.astype(np.float32) >= values).all()
-    assert (half > 0).all()
-    exact = np.float32([2.0**-24, 0.5, 1.0, 1.0 + 2.0**-10, 32768.0])  # numbers that FP16 has stay
-    np.testing.assert_array_equal(round_up_to_half(exact), exact.astype(np.float16))
-    np.testing.assert_array_equal(round_up_to_half(np.nextafter(exact[:4], np.float32(9))),
-                                  np.float16([2.0**-23, 0.5 + 2.0**-11, 1.0 + 2.0**-10, 1.0 + 2.0**-9]))
-    assert half[3].astype(np.float32) / values[3] < 1.001
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e-3, 1.0, 1e30])

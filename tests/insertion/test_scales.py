@@ -26,6 +26,7 @@ from qdqtool.model.graph import Model
 from qdqtool.options import Kept
 from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Net, images
+from tests.tables import cases
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -121,16 +122,7 @@ def test_a_tensor_alone_is_searched_once(method: str, monkeypatch: pytest.Monkey
     assert choose_scale(group("z"), stats, MethodChoice(method))[0].scale == np.float32(1 / 127)
 
 
-def test_nan_in_the_activations_is_an_error_that_names_the_tensor() -> None:
-    with pytest.raises(DataError) as caught:
-        choose_scale(group("a"), statistics(a=[1.0, np.nan, 2.0]), MethodChoice())
-    assert str(caught.value) == (
-        "tensor 'a': 1 of 3 values are NaN or infinite on the calibration data; check the model and the preprocessing, "
-        "or leave its readers float with `exclude`"
-    )
-
-
-def test_overrides_and_their_errors() -> None:
+def test_weights_and_overrides() -> None:
     choice = MethodChoice("mse", (("^a", "max"), ("b", "percentile")))
     assert choice.of(group("abc")) == "max"  # the first pattern that matches
     assert choice.of(group("cb")) == "percentile"
@@ -149,6 +141,12 @@ def test_overrides_and_their_errors() -> None:
         MethodChoice("kl").check([])
     with pytest.raises(QdqtoolError, match="method 'kl' is unknown"):
         MethodChoice("max", (("z", "kl"),)).check(["z"])
+    with pytest.raises(DataError) as caught:
+        choose_scale(group("a"), statistics(a=[1.0, np.nan, 2.0]), MethodChoice())
+    assert str(caught.value) == (
+        "tensor 'a': 1 of 3 values are NaN or infinite on the calibration data; check the model and the preprocessing, "
+        "or leave its readers float with `exclude`"
+    )
 
 
 @pytest.mark.parametrize(("percentile", "right"), [
@@ -202,13 +200,21 @@ def table(folder: Path, **scales: float) -> Path:
 GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
 
 
-def test_a_group_takes_the_largest_scale_that_the_table_has(tmp_path: Path) -> None:
+def test_tables_of_scales(tmp_path: Path) -> None:
     path = table(tmp_path, a=0.25, b=0.5, joined=0.125, other=9.0)
     (found,) = scales_from_table(path, [GROUP])
     assert (found.scale, found.method, found.power) == (0.5, "table", None)
     assert [(m.tensor, m.amax, m.bits_lost) for m in found.members] == [("a", 0.25 * 127, 0.0), ("b", 0.5 * 127, 0.0)]
     (one,) = scales_from_table(table(tmp_path, a=0.25), [GROUP])
     assert one.scale == 0.25 and [m.tensor for m in one.members] == ["a"]
+    made = Net()
+    made.output(made.conv("c", "x"))
+    result = qdqtool.insert(made.model(), images(), predict=False, head="none", method="max")
+    result.quantized.append(QuantizedTensor("by channel", [0.5, 0.25], "other", None, "q"))
+    write_table(result, tmp_path / "out.table")
+    rows = (tmp_path / "out.table").read_text().splitlines()[1:]
+    largest = max(float(np.abs(i["x"]).max()) for i in images())
+    assert rows == [f"x: {struct.pack('!f', largest / 127).hex()}"]
 
 
 @pytest.mark.parametrize("scale", [0.0, None])
@@ -219,17 +225,6 @@ def test_what_the_table_has_no_range_for_is_named(scale: float | None, tmp_path:
     assert str(caught.value) == f"{path}: has no scale for tensor 'joined'"
     small = scales_from_table(table(tmp_path, a=1e-45), [GROUP])[0].scale
     assert small == float(np.finfo(np.float32).tiny)  # as small as a scale can be
-
-
-def test_only_scales_of_activations_go_into_a_table(tmp_path: Path) -> None:
-    made = Net()
-    made.output(made.conv("c", "x"))
-    result = qdqtool.insert(made.model(), images(), predict=False, head="none", method="max")
-    result.quantized.append(QuantizedTensor("by channel", [0.5, 0.25], "other", None, "q"))
-    write_table(result, tmp_path / "out.table")
-    rows = (tmp_path / "out.table").read_text().splitlines()[1:]
-    largest = max(float(np.abs(i["x"]).max()) for i in images())
-    assert rows == [f"x: {struct.pack('!f', largest / 127).hex()}"]
 
 
 def test_what_is_reported_of_calibration(tmp_path: Path) -> None:
@@ -261,7 +256,7 @@ def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
     return [g.quantized for g in groups]
 
 
-def test_concat_ties_its_inputs_and_output(net: Net) -> None:
+def test_groups_of_a_concat(net: Net) -> None:
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     joined = net.op("Concat", "cat", a, b, axis=1)
     net.output(net.conv("c", joined, 32), net.conv("d", a))
@@ -270,14 +265,21 @@ def test_concat_ties_its_inputs_and_output(net: Net) -> None:
     assert set(groups[1].sources) == {"a.out", "b.out"}
     assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
     assert [g.tied for g in groups] == [False, True]
-
-
-def test_a_constant_joined_in_counts_with_its_values(net: Net) -> None:
+    net = Net()
     a = net.op("Relu", "a", net.conv("ca", "x"))
     joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
     net.output(net.conv("d", joined, 32))
     (group,) = scale_groups(net.index(), ["cat.out"])
     assert set(group.sources) == {"a.out", "cat.out"}
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    net.output(net.op("Concat", "cat", a, b, axis=1), net.conv("d", a), net.conv("e", b))
+    assert tied(scale_groups(net.index(), ["a.out", "b.out"])) == [("a.out",), ("b.out",)]
+    net = Net()
+    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
+    net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
+    groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
+    assert [(g.quantized, g.sources) for g in groups] == [(("cat.out",), ("cat.out",)), (("a.out",), ("a.out",))]
 
 
 @pytest.mark.parametrize(("fill", "op", "below"), [
@@ -293,27 +295,7 @@ def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(net: Net, fill: fl
     assert group.sources == ("a.out" if below else ("m.out" if op == "AveragePool" else "p.out"),)
 
 
-@pytest.mark.parametrize(
-    ("op", "inputs", "attributes", "ties"),
-    [
-        ("Resize", ["", "scales"], {"mode": "linear"}, True),
-        ("Resize", ["", "scales"], {"mode": "nearest"}, True),
-        ("Pad", ["pads"], {}, True),
-        ("Pad", ["pads", "zero"], {"mode": "constant"}, True),
-        ("Pad", ["pads", "six"], {"mode": "constant"}, False),
-        ("Pad", ["pads"], {"mode": "reflect"}, True),
-        ("Pad", ["pads"], {"mode": "edge"}, True),
-        ("MaxPool", [], {"kernel_shape": [2, 2]}, True),
-        ("GlobalMaxPool", [], {}, True),
-        ("AveragePool", [], {"kernel_shape": [2, 2]}, False),
-        ("Clip", ["zero", "six"], {}, False),
-        ("Dropout", [], {}, True),
-        ("Cast", [], {"to": 1}, True),
-        ("Identity", [], {}, True),
-        ("Reshape", ["flat"], {}, True),
-        ("DepthToSpace", [], {"blocksize": 2}, True),
-    ],
-)
+@pytest.mark.parametrize(*cases("insertion/scales-whatever-a-q-passes-ties"))
 def test_whatever_a_q_passes_ties(net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool) -> None:
     net.const("scales", [1, 1, 2, 2])
     net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
@@ -325,19 +307,6 @@ def test_whatever_a_q_passes_ties(net: Net, op: str, inputs: list[str], attribut
     groups = scale_groups(net.index(), ["a.out", "n.out"])
     assert tied(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
     assert groups[0].sources == ("a.out",) and not groups[0].tied
-
-
-def test_tensors_behind_a_concat_that_nobody_quantizes_are_not_tied(net: Net) -> None:
-    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
-    net.output(net.op("Concat", "cat", a, b, axis=1), net.conv("d", a), net.conv("e", b))
-    assert tied(scale_groups(net.index(), ["a.out", "b.out"])) == [("a.out",), ("b.out",)]
-
-
-def test_without_unify_everyone_is_alone(net: Net) -> None:
-    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
-    net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
-    groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
-    assert [(g.quantized, g.sources) for g in groups] == [(("cat.out",), ("cat.out",)), (("a.out",), ("a.out",))]
 
 
 def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:

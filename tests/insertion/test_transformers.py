@@ -80,7 +80,7 @@ def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str
     assert all(name in render(prediction, 200) for name in named)
 
 
-def test_a_network_without_attention_has_no_word_of_it() -> None:
+def test_networks_without_attention() -> None:
     from qdqtool.commands.demo_run import yolov8n
 
     for target in ("trt8.6", "trt10", "rtx1.7"):
@@ -88,6 +88,12 @@ def test_a_network_without_attention_has_no_word_of_it() -> None:
         assert "MYELIN-REGION" not in prediction.findings_by_code()
         assert "matrix product" not in verdict(prediction)
         assert prediction.summary()["matrix_products"] == 0
+    net = Net()
+    net.output(net.conv("c", "x"))
+    result = qdqtool.insert(net.model(), images(2), attention="int8", predict=False)
+    assert any("attention='int8'" in note for note in result.notes) and len(result.activations) == 1
+    with pytest.raises(QdqtoolError, match="choose one of"):
+        qdqtool.insert(net.model(), images(2), attention="int4")
 
 
 def test_dead_and_constant_products_are_not_counted() -> None:
@@ -114,13 +120,20 @@ def of_network(refusal: Refusal) -> bool:
 PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
 
 
-def test_attention_stays_float_and_says_how_to_change_that() -> None:
+def test_attention_is_a_choice() -> None:
     skipped = [s.refusal for s in quantized().skipped]
     assert {r.node for r in skipped} == PRODUCTS and not any(map(of_network, skipped))
     assert quantized(attention="float").model.SerializeToString() == quantized().model.SerializeToString()
+    result = quantized(attention="int8", exclude=(r"\.qk$",))
+    assert {s.node for s in result.skipped} == {"b0.attn.qk", "b1.attn.qk"}
+    one = quantized(include=(r"b1\.attn\.av$",))
+    assert {s.node for s in one.skipped} == PRODUCTS - {"b1.attn.av"}
+    feeds = samples(vit(), 1)[0]
+    (expected,), (found,) = run(vit(), feeds), run(quantized(attention="int8").model, feeds)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
-def test_attention_in_int8() -> None:
+def test_attention_in_int8(tmp_path: Any) -> None:
     """Both inputs of both products; the Softmax's scale is 1/127 whatever the data are, all others as without."""
     result = quantized(attention="int8")
     added, before = ({q.tensor: q for q in r.activations} for r in (result, quantized()))
@@ -131,82 +144,6 @@ def test_attention_in_int8() -> None:
         soft = added[f"b{i}.attn.soft.out"]
         assert soft.scale == float(np.float32(1 / 127)) and soft.method == "fixed"
     assert not result.skipped
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_predicted_of_attention_in_int8(target: str) -> None:
-    prediction = predict(quantized(attention="int8").model, target)
-    assert prediction.summary()["matrix_products_int8"] == 17 and not prediction.float_products
-    assert {c.name for c in prediction.convolutions if c.weights == "computed"} == PRODUCTS
-
-
-def test_it_computes_what_the_float_network_computes() -> None:
-    feeds = samples(vit(), 1)[0]
-    (expected,), (found,) = run(vit(), feeds), run(quantized(attention="int8").model, feeds)
-    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
-
-
-EINSUMS = {"b0.attn.qk": "bhid,bhdj->bhij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "bij,jk->bik"}
-
-
-def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same, where Einsums compute some of the products."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    for node in changed.graph.node:
-        if node.name in EINSUMS:
-            node.op_type = "Einsum"
-            node.attribute.append(onnx.helper.make_attribute("equation", EINSUMS[node.name]))
-    return changed
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_products_in_einsums_are_counted_and_insert_writes_matmuls(target: str) -> None:
-    """In a Q/DQ model TensorRT computes them in float, TensorRT-RTX in INT8; without Q/DQ all do in float."""
-    plain, int8 = quantized().model, quantized(attention="int8").model
-    (expected,), (found,) = (run(m, samples(vit(), 1)[0]) for m in (int8, with_einsums(int8)))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    rtx = target_named(target).is_rtx
-    for model, counts, warned in ((plain, (17, 13 - (not rtx), 4 + (not rtx)), {"b1.fc1"}),
-                                  (int8, (17, 17 - 3 * (not rtx), 3 * (not rtx)), set(EINSUMS))):
-        prediction = predict(with_einsums(model), target)
-        summary = prediction.summary()
-        assert tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
-        assert f"17 matrix products: {counts[1]} INT8" in verdict(prediction)
-        told = {f.node for f in prediction.findings if f.code == "EINSUM-FLOAT"}
-        assert told == (set() if rtx else warned)
-        assert taken(prediction).int8 == taken(prediction).products - counts[2]
-    again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False)
-    assert predict(again.model, target).summary()["matrix_products_int8"] == 17
-
-
-@needs_compiler
-def test_tensorrt_rtx_computes_products_in_einsums_as_predicted() -> None:
-    """One kernel of the attention, or two products: each is compared."""
-    from tests.fuzz.driver import Lab
-
-    with Lab() as lab:
-        answer = lab.answer(with_einsums(quantized(attention="int8", target="rtx1.7").model))
-    assert (answer.convolutions + answer.absent, answer.wrong) == (18, []) and answer.absent <= 2
-
-
-def test_parts_of_an_attention_can_be_chosen() -> None:
-    result = quantized(attention="int8", exclude=(r"\.qk$",))
-    assert {s.node for s in result.skipped} == {"b0.attn.qk", "b1.attn.qk"}
-    one = quantized(include=(r"b1\.attn\.av$",))
-    assert {s.node for s in one.skipped} == PRODUCTS - {"b1.attn.av"}
-
-
-def test_a_network_without_attention_says_that_nothing_changes() -> None:
-    net = Net()
-    net.output(net.conv("c", "x"))
-    result = qdqtool.insert(net.model(), images(2), attention="int8", predict=False)
-    assert any("attention='int8'" in note for note in result.notes) and len(result.activations) == 1
-    with pytest.raises(QdqtoolError, match="choose one of"):
-        qdqtool.insert(net.model(), images(2), attention="int4")
-
-
-def test_a_calibration_table_needs_no_softmax(tmp_path: Any) -> None:
     from qdqtool.insertion.inputs import write_table
 
     path = tmp_path / "table.cache"
@@ -217,6 +154,13 @@ def test_a_calibration_table_needs_no_softmax(tmp_path: Any) -> None:
     result = qdqtool.insert(vit(), calib_table=path, attention="int8", predict=False)
     scales = {q.tensor: q.scale for q in result.activations}
     assert scales["b0.attn.soft.out"] == float(np.float32(1 / 127)) and len(scales) == len(quantized().activations) + 8
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_predicted_of_attention_in_int8(target: str) -> None:
+    prediction = predict(quantized(attention="int8").model, target)
+    assert prediction.summary()["matrix_products_int8"] == 17 and not prediction.float_products
+    assert {c.name for c in prediction.convolutions if c.weights == "computed"} == PRODUCTS
 
 
 @needs_compiler
@@ -410,3 +354,47 @@ def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch:
 def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> None:
     notes = quantized(residual=residual).notes
     assert any(f"residual='{residual}'" in note for note in notes) is (residual in ("both", "skip"))
+
+
+EINSUMS = {"b0.attn.qk": "bhid,bhdj->bhij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "bij,jk->bik"}
+
+
+def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, where Einsums compute some of the products."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for node in changed.graph.node:
+        if node.name in EINSUMS:
+            node.op_type = "Einsum"
+            node.attribute.append(onnx.helper.make_attribute("equation", EINSUMS[node.name]))
+    return changed
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_in_einsums_are_counted_and_insert_writes_matmuls(target: str) -> None:
+    """In a Q/DQ model TensorRT computes them in float, TensorRT-RTX in INT8; without Q/DQ all do in float."""
+    plain, int8 = quantized().model, quantized(attention="int8").model
+    (expected,), (found,) = (run(m, samples(vit(), 1)[0]) for m in (int8, with_einsums(int8)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    rtx = target_named(target).is_rtx
+    for model, counts, warned in ((plain, (17, 13 - (not rtx), 4 + (not rtx)), {"b1.fc1"}),
+                                  (int8, (17, 17 - 3 * (not rtx), 3 * (not rtx)), set(EINSUMS))):
+        prediction = predict(with_einsums(model), target)
+        summary = prediction.summary()
+        assert tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
+        assert f"17 matrix products: {counts[1]} INT8" in verdict(prediction)
+        told = {f.node for f in prediction.findings if f.code == "EINSUM-FLOAT"}
+        assert told == (set() if rtx else warned)
+        assert taken(prediction).int8 == taken(prediction).products - counts[2]
+    again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False)
+    assert predict(again.model, target).summary()["matrix_products_int8"] == 17
+
+
+@needs_compiler
+def test_tensorrt_rtx_computes_products_in_einsums_as_predicted() -> None:
+    """One kernel of the attention, or two products: each is compared."""
+    from tests.fuzz.driver import Lab
+
+    with Lab() as lab:
+        answer = lab.answer(with_einsums(quantized(attention="int8", target="rtx1.7").model))
+    assert (answer.convolutions + answer.absent, answer.wrong) == (18, []) and answer.absent <= 2

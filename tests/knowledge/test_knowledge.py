@@ -26,48 +26,36 @@ from qdqtool.types import Evidence, FindingCode
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
 
 
-def test_codes_are_those_of_the_type():
+def test_codes_errors_and_meanings():
     assert set(CODES) == set(get_args(FindingCode))
-
-
-def test_every_entry_is_whole_and_its_texts_are_paragraphs():
-    entries = [*CODES.values(), *KNOWN, *KINDS.values(), *WAYS.values()]  # made by the schema
-    assert len(entries) > 150
-    texts = [getattr(e, f.name) for e in entries for f in dataclasses.fields(e) if f.name != "pattern"]
-    for text in (*(t for t in texts if isinstance(t, str)), *MEANINGS.values(), *HEADINGS.values()):
-        assert text == " ".join(text.split())
-
-
-def test_evidence_is_no_better_than_the_targets():
-    """The complete 8.6 log counts; nothing that the passes show is more than assumed where no log was seen."""
-    for code in (c for c in CODES.values() if c.passes):
-        for holds in code.holds:
-            for target in holds.targets:
-                assert holds.evidence.weaker(TARGETS[target].evidence) == holds.evidence, (code.code, target)
-    assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
-    assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
-
-
-def test_known_errors():
     assert len({k.id for k in KNOWN}) == len(KNOWN)
     for known in KNOWN:
         assert known.severity in (ERROR, WARNING, HARMLESS), known.id
         assert len(known.pattern) <= 300 and re.compile(known.pattern), known.id
         assert not re.search(r"[+*}]\)[+*{]", known.pattern), f"{known.id}: a repetition of a repetition"
         assert set(known.codes) <= set(CODES), known.id
-
-
-def test_kinds_of_nodes():
     operators = [word for kind in KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
     for kind in KINDS.values():
         assert bool(kind.cause) == bool(kind.fix) == bool(kind.source), kind.id
         assert kind.cause.format(name="", kind="", ends="") or not kind.cause
-
-
-def test_meanings_name_passes():
     assert set(MEANINGS) >= {kind.__name__ for kind in passes()}
     assert HEADINGS and WAYS["trtexec"].also == ()
+
+
+def test_entries_are_whole_and_no_better_than_their_targets():
+    entries = [*CODES.values(), *KNOWN, *KINDS.values(), *WAYS.values()]  # made by the schema
+    assert len(entries) > 150
+    texts = [getattr(e, f.name) for e in entries for f in dataclasses.fields(e) if f.name != "pattern"]
+    for text in (*(t for t in texts if isinstance(t, str)), *MEANINGS.values(), *HEADINGS.values()):
+        assert text == " ".join(text.split())
+    # The complete 8.6 log counts; nothing that the passes show is more than assumed where no log was seen
+    for code in (c for c in CODES.values() if c.passes):
+        for holds in code.holds:
+            for target in holds.targets:
+                assert holds.evidence.weaker(TARGETS[target].evidence) == holds.evidence, (code.code, target)
+    assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
+    assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
 
 
 @pytest.mark.parametrize(("given", "wrong"), [

@@ -125,7 +125,7 @@ def test_bounded():
     assert run.stdout.split("\n")[:-1] == list(BOMBS), run.stderr[-800:]
 
 
-def test_long_names_of_dimensions_are_not_copied_to_every_tensor():
+def test_names_of_dimensions_and_types_are_not_copied():
     def types(name):
         proto = _model([_node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(2000)] + [
             _node("Relu", "x2000", "y")], [_value("x", [name, 4])])
@@ -137,9 +137,6 @@ def test_long_names_of_dimensions_are_not_copied_to_every_tensor():
     assert max(len(d.dim_param) for k, t in found.items() if k != "x" for d in t.tensor_type.shape.dim) < 100
     assert {k: len(t.tensor_type.shape.dim) for k, t in found.items()} == {
         k: len(t.tensor_type.shape.dim) for k, t in types("n").items()}
-
-
-def test_long_names_in_types_of_attributes_are_not_copied_either():
     kind = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n" * 100_000, 4])
     nodes = [helper.make_node("Optional", [], ["o"], type=kind), _node("OptionalGetElement", "o", "x0")]
     proto = _model([*nodes, *(_node("Relu", f"x{i}", f"x{i + 1}") for i in range(2000))], [_value("x", ["m" * 99])])
@@ -153,7 +150,11 @@ def test_long_names_in_types_of_attributes_are_not_copied_either():
     assert max(map(len, dims)) < 100 and len(set(dims)) == 3
 
 
-def test_an_opaque_type_has_no_dimensions():
+def test_shapes_of_one_node():
+    long, short = (helper.make_tensor_type_proto(TensorProto.INT64, [n]) for n in (LONG, 4))
+    node = _node("Expand", "x s", "y")
+    assert stays_small(node, {"x": short, "s": short}, 18)
+    assert not stays_small(node, {"x": short, "s": long}, 18)
     value = onnx.ValueInfoProto(name="o")
     value.type.opaque_type.name = "handle"
     assert "y" in (infer(_model([_node("Relu", "x", "y")], [_value("x", [1, 4]), value])) or ())
@@ -249,13 +250,6 @@ def test_no_other_operator_makes_a_dimension_for_each_entry():
     assert always <= {"Expand"}
 
 
-def test_one_node():
-    long, short = (helper.make_tensor_type_proto(TensorProto.INT64, [n]) for n in (LONG, 4))
-    node = _node("Expand", "x s", "y")
-    assert stays_small(node, {"x": short, "s": short}, 18)
-    assert not stays_small(node, {"x": short, "s": long}, 18)
-
-
 # Weights on their way into onnxruntime: through a file, one after the other, and never all of them once more.
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
@@ -323,7 +317,7 @@ def test_where_no_file_can_be_written_the_weights_go_into_the_message(
     np.testing.assert_allclose(found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_refusal_is_told_without_the_file() -> None:
+def test_what_is_refused_or_kept_apart() -> None:
     model = wide()
     model.graph.node[2].op_type = "Nonsense"
     said = []
@@ -332,9 +326,6 @@ def test_a_refusal_is_told_without_the_file() -> None:
             open_proto(partial_model(Model(model), ["y"], weights=weights), 1, weights=Model(model).initializers)
         said.append((caught.type, str(caught.value)))
     assert said[0] == said[1]
-
-
-def test_texts_packed_numbers_and_small_tensors_are_never_apart() -> None:
     small = numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small")
     texts = helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15))
     halves = helper.make_tensor("halves", TensorProto.INT4, [1 << 15], [1] * (1 << 15))
@@ -408,12 +399,7 @@ def test_each_task_is_done_once(workers: int) -> None:
     assert sorted(crew.results([lambda: squares(crew)] * workers)) == [i * i for i in range(200)]
 
 
-def test_nobody_to_work_is_no_result() -> None:
-    crew: Crew[int, int] = Crew([1])
-    assert list(crew.results([])) == []
-
-
-def test_what_a_thread_raises_is_raised_here_and_all_have_ended() -> None:
+def test_work_that_fails_ends_all() -> None:
     def fails(crew: Crew[int, int]) -> None:
         for task in crew.tasks():
             if task == 3:
@@ -425,9 +411,6 @@ def test_what_a_thread_raises_is_raised_here_and_all_have_ended() -> None:
     with pytest.raises(ValueError, match="task 3"):
         list(crew.results([lambda: fails(crew)] * 2))
     assert crew.stopped and threading.active_count() == before
-
-
-def test_tasks_that_fail_to_come_are_told() -> None:
     def tasks() -> Iterator[int]:
         yield 1
         raise OSError("gone")
@@ -435,6 +418,8 @@ def test_tasks_that_fail_to_come_are_told() -> None:
     crew: Crew[int, int] = Crew(tasks())
     with pytest.raises(OSError, match="gone"):
         list(crew.results([lambda: squares(crew)] * 2))
+    crew: Crew[int, int] = Crew([1])
+    assert list(crew.results([])) == []
 
 
 def test_a_crew_ends_when_its_results_are_not_wanted_any_more() -> None:

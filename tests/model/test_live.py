@@ -180,7 +180,7 @@ def test_types_of_new_pairs_are_known_without_inference(monkeypatch: pytest.Monk
     assert model.shape("end:0") == (1, 16, 64) and model.sha256 == "edited"
 
 
-def test_a_copy_is_edited_alone() -> None:
+def test_the_index_of_a_copy() -> None:
     model = Model(network(0))
     before = described(model), model.proto.SerializeToString()
     copy = model.copy()
@@ -189,6 +189,13 @@ def test_a_copy_is_edited_alone() -> None:
     assert editor.bypass(copy.node("p.Q"), [copy.node("p.DQ")])
     assert editor.finish() is copy and "p.Q:0" not in copy.producers
     assert (described(model), model.proto.SerializeToString()) == before
+    proto = two_pairs()
+    before = proto.SerializeToString(deterministic=True)
+    model = Model(proto)
+    editor = Editor(model.copy())
+    editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
+    editor.finish()
+    assert proto.SerializeToString(deterministic=True) == before
 
 
 @pytest.mark.parametrize("kind", ["cycle", "two makers"])
@@ -220,9 +227,17 @@ def test_bypass_drops_the_pair_and_its_constants():
     assert "a.Q.scale" not in names and "b.Q.scale" in names
     assert "spare" in names  # nothing read it before either: not ours to drop
     onnx.checker.check_model(proto, full_check=True)
+    model = Model(two_pairs())
+    for order in (("a", "b"), ("b", "a")):
+        editor = Editor(model.copy())
+        for stem in order:
+            assert editor.bypass(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
+        proto = editor.finish().proto
+        assert [n.name for n in proto.graph.node] == ["r", "end"]
+        onnx.checker.check_model(proto, full_check=True)
 
 
-def test_a_dequantized_output_keeps_its_name(g):
+def test_names_of_outputs_and_inputs_stay(g):
     y = g.relu(g.input(1, 4), "r")
     model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
     editor = Editor(model.copy())
@@ -231,14 +246,12 @@ def test_a_dequantized_output_keeps_its_name(g):
     assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
     assert list(proto.graph.node[0].output) == ["a.DQ:0"] and list(proto.graph.node[1].input) == ["a.DQ:0"]
     onnx.checker.check_model(proto, full_check=True)
-
-
-def test_a_network_input_is_not_renamed(g):
+    g = Graph()
     model = Model(g.model(g.pair(g.input(1, 4), "a")))
     assert not Editor(model.copy()).bypass(model.node("a.Q"), [model.node("a.DQ")])
 
 
-def test_inserted_nodes_stand_in_front_and_names_are_new():
+def test_inserted_nodes():
     model = Model(two_pairs())
     editor = Editor(model.copy())
     first = editor.insert(model.node("end"), "Relu", "r", ["b.DQ:0"])
@@ -246,27 +259,6 @@ def test_inserted_nodes_stand_in_front_and_names_are_new():
     proto = editor.finish().proto
     assert [n.name for n in proto.graph.node][-2:] == ["r_1", "end"]
     onnx.checker.check_model(proto, full_check=True)
-
-
-def test_order_is_mended():
-    model = Model(two_pairs())
-    editor = Editor(model.copy())
-    made = editor.insert(model.node("end"), "Relu", "late", ["r:0"])
-    editor.set_input(model.node("a.Q"), 0, made)  # an early node reads what is inserted behind it
-    onnx.checker.check_model(editor.finish().proto, full_check=True)
-
-
-def test_the_model_given_stays_as_it_was():
-    proto = two_pairs()
-    before = proto.SerializeToString(deterministic=True)
-    model = Model(proto)
-    editor = Editor(model.copy())
-    editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
-    editor.finish()
-    assert proto.SerializeToString(deterministic=True) == before
-
-
-def test_new_parameters_keep_the_scale_type():
     g = Graph(opset=19, half=True)
     model = Model(g.model(g.pair(g.input(1, 4), "a", 0.1)))
     editor = Editor(model.copy())
@@ -276,15 +268,12 @@ def test_new_parameters_keep_the_scale_type():
     assert new.elem_type(name) == onnx.TensorProto.FLOAT16 and new.constant(name) == 0.5
 
 
-def test_pairs_that_follow_each_other_go_together():
+def test_order_is_mended():
     model = Model(two_pairs())
-    for order in (("a", "b"), ("b", "a")):
-        editor = Editor(model.copy())
-        for stem in order:
-            assert editor.bypass(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
-        proto = editor.finish().proto
-        assert [n.name for n in proto.graph.node] == ["r", "end"]
-        onnx.checker.check_model(proto, full_check=True)
+    editor = Editor(model.copy())
+    made = editor.insert(model.node("end"), "Relu", "late", ["r:0"])
+    editor.set_input(model.node("a.Q"), 0, made)  # an early node reads what is inserted behind it
+    onnx.checker.check_model(editor.finish().proto, full_check=True)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from qdqtool.fixing.api import fix
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
 from tests.calibration.nets import conv_net
+from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 
@@ -106,13 +107,10 @@ def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto]) -> No
     assert parts.size == len(wanted)
 
 
-def test_no_part_is_much_larger_than_the_largest_weight() -> None:
+def test_a_message_is_known_by_its_hash_and_its_parts_are_small() -> None:
     model = yolov8n(64)
     weights = [len(t.raw_data) for t in model.graph.initializer]
     assert max(map(len, Parts(model))) < max(weights) + 200_000 < sum(weights) / 8
-
-
-def test_a_model_is_known_by_the_hash_of_its_message() -> None:
     model = typed()
     assert Model(model).sha256 == hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
@@ -123,12 +121,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-def test_what_is_public_is_listed() -> None:
+def test_what_is_public_and_how_it_shows(model: Path) -> None:
     assert dir(qdqtool) == sorted(qdqtool.__all__)
     assert all(getattr(qdqtool, name) is not None for name in qdqtool.__all__)
-
-
-def test_reprs_are_short(model: Path) -> None:
     results = [qdqtool.predict(model), qdqtool.extract(model, finding="W-NO-DQ"), qdqtool.compare(model, model)]
     assert all(len(repr(r)) < 300 and repr(r).startswith("<") for r in results)
 
@@ -140,7 +135,7 @@ def test_ok(model: Path) -> None:
     assert qdqtool.compare(float_network(), network()).ok and not qdqtool.compare(network(), model).ok
 
 
-def test_an_extraction_saves_itself_and_never_over_its_model(model: Path) -> None:
+def test_an_extraction_never_writes_over_its_model_or_weights(model: Path, tmp_path: Path) -> None:
     result = qdqtool.extract(model, finding="W-NO-DQ")
     before = model.read_bytes()
     with pytest.raises(QdqtoolError):
@@ -148,9 +143,6 @@ def test_an_extraction_saves_itself_and_never_over_its_model(model: Path) -> Non
     assert model.read_bytes() == before
     result.save(model.with_name("small.onnx"))
     assert onnx.load(model.with_name("small.onnx")) == result.proto
-
-
-def test_an_extraction_never_writes_over_the_weights_of_its_model(tmp_path: Path) -> None:
     onnx.save(network(spoilt=[1]), tmp_path / "model.onnx", save_as_external_data=True, location="w.bin",
               size_threshold=0)
     result = qdqtool.extract(tmp_path / "model.onnx", finding="W-NO-DQ")
@@ -199,12 +191,7 @@ def test_no_wrong_type_comes_from_inside(
         assert "\n" not in message
 
 
-@pytest.mark.parametrize(("name", "parameter", "value"), [
-    ("predict", "model", 5), ("predict", "target", 8.5), ("predict", "assume", [1]), ("verify", "builds", None),
-    ("compare", "b", 1), ("extract", "hops", "2"), ("extract", "check", ["ls"]), ("report", "calib_cache", 3),
-    ("tune", "keep", "0.9"), ("tune", "exclude", "conv"), ("insert", "percentile", "high"), ("insert", "size", 320),
-    ("insert", "calib_cache", 4), ("fix", "only", "BIAS-DQ"), ("fix", "source", []),
-])
+@pytest.mark.parametrize(*cases("model/message-the-parameter-is-named"))
 def test_the_parameter_is_named(name: str, parameter: str, value: object) -> None:
     given: dict[str, Any] = {"data": "images"} if name in ("tune", "insert") else {}
     given = {**given, "a": relu_net()} if name == "compare" else given

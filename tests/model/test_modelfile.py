@@ -17,12 +17,13 @@ from qdqtool.model.modelfile import load, load_full, save
 from qdqtool.model.sessions import open_proto
 from tests.calibration.nets import conv_net, run_all
 from tests.model.test_message import OTHERWISE
+from tests.tables import cases
 from tests.trt.evidence import HOME
 
 CASE = HOME / "resnet18-a100-qat" / "model.onnx.gz"
 
 
-def test_every_kind_of_source_is_the_same_model(tmp_path: Path) -> None:
+def test_sources_and_graphsurgeon_graphs(tmp_path: Path) -> None:
     data = gzip.decompress(CASE.read_bytes())
     path = tmp_path / "m.onnx"
     path.write_bytes(data)
@@ -31,27 +32,12 @@ def test_every_kind_of_source_is_the_same_model(tmp_path: Path) -> None:
     for source in (data, str(path), onnx.ModelProto.FromString(data)):
         assert [n.name for n in load(source).nodes] == names
     assert load(path).sha256 == load(data).sha256
-
-
-def test_a_graphsurgeon_graph() -> None:
     gs = pytest.importorskip("onnx_graphsurgeon")
     graph = gs.import_onnx(onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes())))
     assert [n.op for n in load(graph).nodes if n.op == "Conv"] == ["Conv"] * 20
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"location": "m.onnx", "offset": "-5"},
-        {"location": "m.onnx", "offset": "x"},
-        {"location": "m.onnx", "length": "99999999999"},
-        {"location": "/etc/hostname"},
-        {"location": "../m.onnx"},
-        {"location": "none.bin"},
-        {"location": ""},
-        {},
-    ],
-)
+@pytest.mark.parametrize(*cases("model/modelfile-external-weights-that-are-not"))
 def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entries: dict[str, str]) -> None:
     (tmp_path / "in").mkdir()
     proto = conv_net()
@@ -79,11 +65,15 @@ def test_what_is_no_model(tmp_path: Path, content: bytes, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_cut_gzip(tmp_path: Path) -> None:
+def test_what_is_no_file_of_a_model(tmp_path: Path) -> None:
     path = tmp_path / "x.onnx.gz"
     path.write_bytes(CASE.read_bytes()[:2000])
     with pytest.raises(ModelError, match="cut off"):
         load(path)
+    with pytest.raises(ModelError, match="is a folder"):
+        load(tmp_path)
+    with pytest.raises(ModelError, match="no such file"):
+        load(tmp_path / "none.onnx")
 
 
 def test_the_input_is_never_overwritten(tmp_path: Path) -> None:
@@ -91,13 +81,6 @@ def test_the_input_is_never_overwritten(tmp_path: Path) -> None:
     path.write_bytes(gzip.decompress(CASE.read_bytes()))
     with pytest.raises(ModelError, match="is the input"):
         save(load(path).proto, path, source=str(path))
-
-
-def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is a folder"):
-        load(tmp_path)
-    with pytest.raises(ModelError, match="no such file"):
-        load(tmp_path / "none.onnx")
 
 
 def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def _one_input(operator: Operator) -> bool:
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
-def test_all_rooms_let_a_q_pass(operator: Operator, recipe: Recipe) -> None:
+def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
     assert operators.passage(model, node) is not None
@@ -145,10 +145,6 @@ def test_all_rooms_let_a_q_pass(operator: Operator, recipe: Recipe) -> None:
     assert set(group.quantized) == {"before:0", *results}
     view = View(model)
     assert {u.kind for u in uses(view, "before:0")} == {"q"}
-
-
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
-def test_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
     g = Graph(opset=OPSET)
     before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
     ends = [g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))]
@@ -192,7 +188,7 @@ def _fake(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[np.float
     return (np.clip(np.rint(x / scale), -128, 127) * scale).astype(np.float32)
 
 
-def test_a_linear_resize_is_not_exact() -> None:
+def test_what_joins_and_what_is_inexact() -> None:
     """The table says so; were it exact, the entry would be wrong."""
     g = Graph(opset=OPSET)
     proto = g.model(*RECIPES["Resize"][1](g, g.input(*SHAPE)))
@@ -200,12 +196,6 @@ def test_a_linear_resize_is_not_exact() -> None:
     x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
     (behind,), (in_front,) = run(proto, {"x": x}), run(proto, {"x": _fake(x, scale)})
     assert not np.array_equal(_fake(behind, scale), _fake(in_front, scale))
-
-
-# Joins and cuts -------------------------------------------------------------------------------------------------
-
-
-def test_what_joins_goes_to_every_input() -> None:
     for operator in OPERATORS.values():
         if not operator.joins:
             continue
@@ -217,6 +207,9 @@ def test_what_joins_goes_to_every_input() -> None:
         assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
         (group,) = scale_groups(model, ["op:0"])
         assert set(group.sources) == {a, b}
+
+
+# Joins and cuts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.cuts))
@@ -352,14 +345,11 @@ def test_a_weight_quantizer_along_the_inputs_is_refused() -> None:
 # The table itself -----------------------------------------------------------------------------------------------
 
 
-def test_every_fact_has_evidence_with_an_id() -> None:
+def test_facts_and_names_of_operators() -> None:
     for operator in OPERATORS.values():
         for case in operators.cases_of(operator):
             assert isinstance(case, Case) and case.says and (case.builds or case.source)
             assert id_of(case)
-
-
-def test_quantizers_are_found_by_the_same_names() -> None:
     assert {o.name for o in OPERATORS.values() if o.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)} == {
         qdq.Q, qdq.DQ
     }

@@ -9,16 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.explain.messages import scale_words
+from qdqtool.model import pointwise
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import attentions, holds_shares, is_computed_product
 from qdqtool.model.layernorm import as_one, layer_norms
-from qdqtool.model.pointwise import (
-    activation_input,
-    activation_outputs,
-    is_bias,
-    region,
-    run_time_inputs,
-)
 from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
 from qdqtool.model.subgraphs import _nodes, inner_graphs, leading_to
 from qdqtool.prediction import predict
@@ -27,7 +21,7 @@ from tests.insertion.transformers import Tokens, vit
 
 # Attention and layer normalizations, found by structure.
 
-def test_attentions_of_a_vision_transformer() -> None:
+def test_attentions_and_what_is_told() -> None:
     model = Model(vit())
     found = attentions(model)
     assert [(a.scores.name, a.softmax.name, a.values.name, a.shares) for a in found] == [
@@ -35,6 +29,13 @@ def test_attentions_of_a_vision_transformer() -> None:
     assert sum(is_computed_product(model, n) for n in model.nodes) == 4
     assert [t for t in (f"{n.name}.out" for n in model.nodes) if holds_shares(model, t)] == [
         "b0.attn.soft.out", "b1.attn.soft.out"]
+    assert Numbers(np.array([0.5])).summary == 0.5
+    told = Numbers(np.array([0.5, 0.125, 2.0])).summary
+    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (3, 0.125, 2.0)
+    assert told == Numbers(np.array([0.5, 0.125, 2.0])).summary and scale_words(told) == "0.125 to 2"
+    assert told != Numbers(np.array([0.125, 0.5, 2.0])).summary
+    assert Numbers(np.full(2, 0.5)).summary != Numbers(np.full(3, 0.5)).summary
+    assert scale_words(Numbers(np.array([])).summary) == "unknown"
 
 
 def test_past_masks_transposes_and_pairs() -> None:
@@ -198,31 +199,33 @@ def made(form: str) -> tuple[Model, str]:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_one_function_of_the_convolutions_result(form: str) -> None:
     model, out = made(form)
-    assert list(activation_outputs(model, "c.out")) == [out]
+    assert list(pointwise.activation_outputs(model, "c.out")) == [out]
     tensor, nodes = out, 0
     while tensor != "c.out":
         node = model.producer(tensor)
         assert node is not None
-        source = activation_input(model, node)
+        source = pointwise.activation_input(model, node)
         assert source is not None
-        nodes += len(region(model, source, node))
+        nodes += len(pointwise.region(model, source, node))
         tensor = source
     assert nodes == FORMS[form][1]
 
 
-def test_two_tensors_make_no_activation(net: Net) -> None:
+def test_what_is_no_activation(net: Net) -> None:
     a, b = net.conv("a", "x"), net.conv("b", "x")
     net.output(net.op("Mul", "m", net.op("Sigmoid", "g", a), b))
     model = net.index()
-    assert activation_input(model, model.node("m")) is None
-    assert activation_input(model, model.node("g")) == "a.out"
-
-
-def test_a_result_that_leaves_halfway_is_no_single_activation(net: Net) -> None:
+    assert pointwise.activation_input(model, model.node("m")) is None
+    assert pointwise.activation_input(model, model.node("g")) == "a.out"
+    net = Net()
     gate = net.op("Sigmoid", "g", net.conv("c", "x"))
     net.output(net.op("Mul", "m", "c.out", gate), net.conv("other", gate))
     model = net.index()
-    assert list(activation_outputs(model, "c.out")) == ["g.out", "m.out"]
+    assert list(pointwise.activation_outputs(model, "c.out")) == ["g.out", "m.out"]
+    net = Net()
+    net.output(net.op("Softmax", "s", net.conv("c", "x")))
+    model = net.index()
+    assert pointwise.activation_input(model, model.node("s")) is None
 
 
 def test_constants_are_no_run_time_inputs_even_behind_a_reshape(net: Net) -> None:
@@ -231,15 +234,9 @@ def test_constants_are_no_run_time_inputs_even_behind_a_reshape(net: Net) -> Non
     net.output(net.op("Add", "add", net.conv("c", "x"), shaped))
     model = net.index()
     add = model.node("add")
-    assert run_time_inputs(model, add) == ["c.out"]
-    assert is_bias(model, add)
-    assert not is_bias(model, model.node("c"))
-
-
-def test_a_normalization_is_no_pointwise_function(net: Net) -> None:
-    net.output(net.op("Softmax", "s", net.conv("c", "x")))
-    model = net.index()
-    assert activation_input(model, model.node("s")) is None
+    assert pointwise.run_time_inputs(model, add) == ["c.out"]
+    assert pointwise.is_bias(model, add)
+    assert not pointwise.is_bias(model, model.node("c"))
 
 
 # Scales and zero points: what is told of them, when two are alike, and that a large one is held once.
@@ -279,17 +276,7 @@ def test_nodes_that_share_a_tensor_share_its_values(zeros: bool) -> None:
     assert found[0].scales is not None and found[0].scales.summary is found[0].scales.summary
 
 
-def test_what_is_told() -> None:
-    assert Numbers(np.array([0.5])).summary == 0.5
-    told = Numbers(np.array([0.5, 0.125, 2.0])).summary
-    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (3, 0.125, 2.0)
-    assert told == Numbers(np.array([0.5, 0.125, 2.0])).summary and scale_words(told) == "0.125 to 2"
-    assert told != Numbers(np.array([0.125, 0.5, 2.0])).summary
-    assert Numbers(np.full(2, 0.5)).summary != Numbers(np.full(3, 0.5)).summary
-    assert scale_words(Numbers(np.array([])).summary) == "unknown"
-
-
-def test_two_that_quantize_alike_have_one_key() -> None:
+def test_quantizers_alike_have_one_key_and_their_scales_are_held_once() -> None:
     base = params(0.5, 0.25)
     for other, same in [
         (params(0.5, 0.25), True), (params(0.5, 0.25, zeros=(0, 0, 0)), True), (params(0.25, 0.5), False),
@@ -301,10 +288,7 @@ def test_two_that_quantize_alike_have_one_key() -> None:
     assert params(0.5).key != params(0.5, 0.5).key
     assert params(0.5, axis=0).key == params(0.5, axis=1).key, "one scale has no axis"
     assert params(math.nan).key is None
-
-
-def test_a_large_scale_is_held_once_however_many_pairs_read_it() -> None:
-    """Each further pair takes what its nodes, layers and findings take, which is far below the scale's own size."""
+    # Each further pair takes what its nodes, layers and findings take, which is far below the scale's own size
     scale = np.linspace(0.01, 0.02, COUNT)
     predict(pairs(1, scale))  # imports
     peaks = []
@@ -317,7 +301,7 @@ def test_a_large_scale_is_held_once_however_many_pairs_read_it() -> None:
     assert (peaks[1] - peaks[0]) / 32 < COUNT, f"{peaks}: more than a byte a channel for each pair"
 
 
-def test_every_depth_once_in_order() -> None:
+def test_depths_and_dependences() -> None:
     deep = helper.make_graph([], "deep", [], [])
     loop = helper.make_node("Loop", [], [], body=deep)
     then, otherwise = helper.make_graph([loop], "then", [], []), helper.make_graph([], "else", [], [])
@@ -330,10 +314,7 @@ def test_every_depth_once_in_order() -> None:
     # Calls of functions are counted over the same nodes, none of them twice.
     counted = [n.op_type for n in _nodes([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
     assert counted == ["Own", "Loop"]
-
-
-def test_what_tensors_depend_on() -> None:
-    """Through subgraphs too; unset inputs and outputs connect nothing, and what is given needs no node."""
+    # Through subgraphs too; unset inputs and outputs connect nothing, and what is given needs no node
     inner = helper.make_graph([helper.make_node("Neg", ["b"], ["in"])], "g", [], [])
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]),
              helper.make_node("If", ["a"], ["c"], then_branch=inner, else_branch=inner),

@@ -214,7 +214,7 @@ def test_noise_is_at_least_that_of_the_same_network_in_double_precision(tmp_path
     assert 0.5 * wanted - 1e-6 < done.noise < 10 * wanted + 0.02
 
 
-def test_shaking_changes_each_call_by_its_size_and_again_in_the_same_way() -> None:
+def test_shaken_networks(tmp_path: Path) -> None:
     x = torch.randn(4, 16, 16, 16, generator=torch.Generator().manual_seed(1)) * 3 + 5
     shaking = Shaking([1e-2, 1e-4])
     assert torch.equal(shaking(x), x)
@@ -228,10 +228,7 @@ def test_shaking_changes_each_call_by_its_size_and_again_in_the_same_way() -> No
     assert not torch.equal(shaking(x) - x, first[0])
     shaking.start(None)
     assert torch.equal(shaking(x), x)
-
-
-def test_flips_that_double_precision_happens_to_miss_count_as_noise(tmp_path: Path) -> None:
-    """Every value lies on the edge between two integers, as far as single precision can tell."""
+    # Every value lies on the edge between two integers, as far as single precision can tell
     model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1))
     with torch.no_grad():
         for module in model:

@@ -127,7 +127,7 @@ def _network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
 
 
-def test_frozen_statistics_stay_until_training_is_switched_on_again() -> None:
+def test_statistics_of_batches() -> None:
     network = _network().train()
     freeze(network)
     before = copy.deepcopy(network.state_dict())
@@ -135,9 +135,6 @@ def test_frozen_statistics_stay_until_training_is_switched_on_again() -> None:
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items()) and network[0].training
     network.train()(torch.randn(4, 3, 8, 8))
     assert not torch.equal(network[1].running_mean, before["1.running_mean"])
-
-
-def test_a_network_has_seen_data_when_its_statistics_say_so() -> None:
     network = _network()
     assert untrained(network)
     network.train()(torch.randn(4, 3, 8, 8))
@@ -187,18 +184,20 @@ def test_what_loaders_give(data: object) -> None:
     assert _range(model) == pytest.approx(float(IMAGES.abs().max()))
 
 
-def test_uint8_images_become_floats_from_0_to_1() -> None:
+def test_batches_of_other_kinds() -> None:
     model = _prepared()
     pictures = torch.randint(0, 256, (16, 16, 8, 8), dtype=torch.uint8)
     with pytest.warns(UserWarning, match="divided by 255"):
         qat.calibrate(model, [{"img": pictures}], "max")
     assert _range(model) == pytest.approx(float(pictures.max()) / 255)
-
-
-def test_fn_says_what_of_a_batch() -> None:
     model = _prepared()
     qat.calibrate(model, [("name", IMAGES)], "max", fn=lambda batch: batch[1] * 2)
     assert _range(model) == pytest.approx(2 * float(IMAGES.abs().max()))
+    model = _prepared()
+    with pytest.warns(UserWarning, match="no range yet .* call qdqtool.qat.calibrate"):
+        model(IMAGES)
+    with pytest.warns(UserWarning, match="calibrated with 1 image: ranges of so few"):
+        qat.calibrate(model, [IMAGES[:1]])
 
 
 @pytest.mark.parametrize(
@@ -235,14 +234,6 @@ def test_keyword_arguments() -> None:
     qat.calibrate(model, [{"left": IMAGES, "right": IMAGES * 3, "label": LABELS}], "max")
     ranges = [float(amax_of(m._input_quantizer)) for m in (model.a, model.b)]  # type: ignore[arg-type]
     assert ranges[1] == pytest.approx(3 * ranges[0])
-
-
-def test_too_few_images_and_no_calibration_are_told() -> None:
-    model = _prepared()
-    with pytest.warns(UserWarning, match="no range yet .* call qdqtool.qat.calibrate"):
-        model(IMAGES)
-    with pytest.warns(UserWarning, match="calibrated with 1 image: ranges of so few"):
-        qat.calibrate(model, [IMAGES[:1]])
 
 
 def test_errors_name_arguments_and_not_options() -> None:

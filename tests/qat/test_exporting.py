@@ -41,7 +41,7 @@ def _run(path: Path, x: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_resnet18_runs_as_planned(backend: str, tmp_path: Path) -> None:
+def test_networks_run_as_planned(backend: str, tmp_path: Path) -> None:
     sample = torch.randn(2, 3, 64, 64)
     model = _ready(ResNet18(10, nets.WIDTH), sample, backend=backend)
     done = qat.export(model, tmp_path / "q.onnx", sample)
@@ -53,6 +53,11 @@ def test_resnet18_runs_as_planned(backend: str, tmp_path: Path) -> None:
         wanted = model.eval()(sample).numpy()
     error = np.sqrt(np.mean((_run(tmp_path / "q.onnx", sample) - wanted) ** 2)) / wanted.std()
     assert error == pytest.approx(done.difference, rel=1e-3) and error < 0.05
+    x = torch.randn(2, 5, 32)
+    model = _ready(nets.Tokens(), x, backend=backend)
+    done = qat.export(model, tmp_path / "q.onnx", x)
+    assert done.summary["int8"] == 2
+    assert "Transpose" not in {n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node}
 
 
 def test_batch_normalization_is_folded_without_changing_an_integer(tmp_path: Path) -> None:
@@ -140,15 +145,6 @@ def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(tmp
     assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_linear_layers_become_products_with_the_dq_beside_them(backend: str, tmp_path: Path) -> None:
-    x = torch.randn(2, 5, 32)
-    model = _ready(nets.Tokens(), x, backend=backend)
-    done = qat.export(model, tmp_path / "q.onnx", x)
-    assert done.summary["int8"] == 2
-    assert "Transpose" not in {n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node}
-
-
 @pytest.mark.parametrize("net", [nets.Shared, nets.Skips, nets.Heads])
 def test_other_networks_compute_the_same(net: type[nn.Module], tmp_path: Path) -> None:
     model = _ready(net())
@@ -183,7 +179,7 @@ def test_constants_pairs_and_names(batches: tuple[nn.Module, dict[str, torch.Ten
     assert _run(batches[2], torch.randn(3, 3, 64, 64)).shape == (3, 10)
 
 
-def test_the_network_goes_on_as_before(batches: tuple[nn.Module, dict[str, torch.Tensor], Path]) -> None:
+def test_exports_of_the_same_network(batches: tuple[nn.Module, dict[str, torch.Tensor], Path]) -> None:
     model, before, _ = batches
     assert model.training
     after = model.state_dict()
@@ -278,7 +274,7 @@ def _ops(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
-def test_constants_become_initializers() -> None:
+def test_graphs_are_cleaned() -> None:
     weight = RNG.normal(size=(3, 4)).astype(np.float32)
     nodes = [
         helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.zeros((), np.float32))),
@@ -292,9 +288,6 @@ def test_constants_become_initializers() -> None:
     folded = fold_constants(Model(model).copy()).proto
     assert _ops(folded) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
     np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(folded)[0])
-
-
-def test_a_transpose_of_weights_goes_into_them() -> None:
     weight = RNG.normal(size=(3, 4)).astype(np.float32)
     scales = (np.abs(weight).max(1) / 127).astype(np.float32)
     nodes = [
@@ -306,6 +299,9 @@ def test_a_transpose_of_weights_goes_into_them() -> None:
     moved = transpose_weights(Model(model).copy()).proto
     assert _ops(moved) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
     np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(moved)[0])
+    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
+    model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])
+    assert _ops(merge_pairs(Model(model).copy()).proto).count("DequantizeLinear") == 2
 
 
 @pytest.mark.parametrize(("second", "left"), [("s", 1), ("other", 2)])
@@ -338,12 +334,6 @@ def test_matrix_products_keep_a_dq_of_their_own() -> None:
     assert fed["two"] == fed["four"] and len({fed[n] for n in ("one", "two", "three")}) == 3
     for before, after in zip(_run_cleanup(model), _run_cleanup(merged), strict=True):
         np.testing.assert_array_equal(before, after)
-
-
-def test_a_pair_that_is_an_output_stays() -> None:
-    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
-    model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])
-    assert _ops(merge_pairs(Model(model).copy()).proto).count("DequantizeLinear") == 2
 
 
 def _branch(captured: str, name: str) -> onnx.GraphProto:

@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_cpu(scale: float) -> None:
     np.testing.assert_array_equal(mine.histogram.edges, other.histogram.edges)
 
 
-def test_other_layouts_types_and_values_that_are_not_finite() -> None:
+def test_counts_of_odd_tensors() -> None:
     values = torch.randn(2, 4, 8, 9)
     values[0, 0, 0, :3] = torch.tensor([np.nan, np.inf, -np.inf])
     mine, other = _both(values)
@@ -41,6 +41,25 @@ def test_other_layouts_types_and_values_that_are_not_finite() -> None:
     half.add(torch.ones(4, dtype=torch.float16))
     np.testing.assert_array_equal(strided.result.histogram.counts, other.histogram.counts)
     assert half.result.maximum == 1.0
+    torch.manual_seed(1)
+    values = torch.randn(8, 16, 128, 128)
+    mine, other = _both(values)
+    assert mine.count < other.count == values.numel() and mine.count > 8 * COUNTED // 2
+    assert mine.absmax == other.absmax and mine.minimum == other.minimum
+    assert amax_of(mine, "max") == amax_of(other, "max")
+    assert amax_of(mine, "percentile") == pytest.approx(amax_of(other, "percentile"), rel=0.1)
+    # The error over a range is flat round its least: what counts is the error of all values, not the range itself.
+    chosen, best = (squared_error(other, amax_of(s, "mse")) for s in (mine, other))
+    assert chosen < 1.05 * best
+    size = 3 * HELD // 8
+    good, bad = torch.randn(size), torch.randn(size)
+    bad[5] = math.nan
+    statistics = DeviceStatistics()
+    for values in (good, good, bad, good, good):
+        statistics.add(values, images=size // COUNTED + 1)
+    found = statistics.result
+    assert found.nonfinite == 1 and found.count == 5 * size - 1
+    assert found.absmax == max(float(good.abs().max()), float(bad.nan_to_num().abs().max()))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
@@ -53,19 +72,6 @@ def test_torchs_default_type_changes_no_count(default: torch.dtype) -> None:
         torch.set_default_dtype(torch.float32)
     assert mine.count == other.count == values.numel()
     np.testing.assert_array_equal(mine.histogram.counts, other.histogram.counts)
-
-
-def test_large_tensors_are_sampled_evenly_and_their_ends_are_exact() -> None:
-    torch.manual_seed(1)
-    values = torch.randn(8, 16, 128, 128)
-    mine, other = _both(values)
-    assert mine.count < other.count == values.numel() and mine.count > 8 * COUNTED // 2
-    assert mine.absmax == other.absmax and mine.minimum == other.minimum
-    assert amax_of(mine, "max") == amax_of(other, "max")
-    assert amax_of(mine, "percentile") == pytest.approx(amax_of(other, "percentile"), rel=0.1)
-    # The error over a range is flat round its least: what counts is the error of all values, not the range itself.
-    chosen, best = (squared_error(other, amax_of(s, "mse")) for s in (mine, other))
-    assert chosen < 1.05 * best
 
 
 @pytest.mark.parametrize("shape", [(4, 48, 40, 40), (1, 64, 80, 80), (1, 96, 112, 112), (2, 96, 61, 32), (8, 49, 768)])
@@ -88,18 +94,6 @@ def test_every_channel_and_position_has_its_share_of_a_sample(shape: tuple[int, 
             histogram.counts[(edges[0] <= v) & (edges[1] > v)].sum() for v in 2.0 ** -np.arange(16)
         ])
         np.testing.assert_allclose(taken / taken.sum(), present, rtol=0.1)
-
-
-def test_values_that_are_not_finite_are_counted_once_wherever_the_buffer_ends() -> None:
-    size = 3 * HELD // 8
-    good, bad = torch.randn(size), torch.randn(size)
-    bad[5] = math.nan
-    statistics = DeviceStatistics()
-    for values in (good, good, bad, good, good):
-        statistics.add(values, images=size // COUNTED + 1)
-    found = statistics.result
-    assert found.nonfinite == 1 and found.count == 5 * size - 1
-    assert found.absmax == max(float(good.abs().max()), float(bad.nan_to_num().abs().max()))
 
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -142,7 +136,7 @@ def _plain(quantizing: nn.Module) -> nn.Conv2d:
     return conv
 
 
-def test_a_group_gets_one_range_for_all_of_it() -> None:
+def test_groups_and_modes() -> None:
     model = _prepared(model=nets.UpAndDown())
     done = qat.calibrate(model, BATCHES, "max")
     group = next(s for s in done.scales if len(s.members) == 2)
@@ -150,9 +144,6 @@ def test_a_group_gets_one_range_for_all_of_it() -> None:
     own = {m.tensor: m.amax for m in group.members}
     assert _amax(model.down._input_quantizer) == pytest.approx(max(own.values()), rel=1e-6)
     assert own["down._input_quantizer"] == pytest.approx(max(float(b.abs().max()) for b in BATCHES), rel=1e-6)
-
-
-def test_nothing_is_quantized_while_looking_and_modes_come_back() -> None:
     model = _prepared()
     model.train()
     seen = []
@@ -160,9 +151,6 @@ def test_nothing_is_quantized_while_looking_and_modes_come_back() -> None:
     qat.calibrate(model, BATCHES[:1])
     assert seen[0] > 256  # quantized values would be at most 256 different ones
     assert model.training and model[0].training
-
-
-def test_methods_by_name_and_batches_of_other_kinds() -> None:
     model = _prepared()
     done = qat.calibrate(model, [(BATCHES[0],), {"input": BATCHES[1]}], "max", method_for=[("^2", "percentile")])
     assert [s.method for s in done.scales] == ["max", "percentile"]
@@ -193,15 +181,12 @@ def test_bad_data_is_told() -> None:
         qat.calibrate(nets.conv(), BATCHES)
 
 
-def test_pytorch_quantizations_own_calibrators_work_as_well() -> None:
+def test_calibrators_of_the_backends() -> None:
     model = _prepared()
     nets.max_calibrate(model, *BATCHES)
     wanted = max(float(b.abs().max()) for b in BATCHES)
     assert _amax(model[0]._input_quantizer) == pytest.approx(wanted, rel=1e-6)
     assert tuple(model[0]._weight_quantizer._amax.shape) == (16, 1, 1, 1)
-
-
-def test_modelopts_own_calibration_works_as_well() -> None:
     quantization = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
     model = _prepared("modelopt")
 

@@ -26,7 +26,7 @@ def _resnet() -> nn.Module:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_classes_and_keys_stay(backend: str) -> None:
+def test_classes_keys_and_names_stay(backend: str) -> None:
     model = _resnet()
     classes = {n: type(m).__name__ for n, m in model.named_modules()}
     keys = list(model.state_dict())
@@ -40,10 +40,6 @@ def test_classes_and_keys_stay(backend: str) -> None:
     assert len(new) == 30 and all(k.endswith("quantizer._amax") for k in new)  # 21 inputs, 8 skips, the pool
     float_weights = _resnet().state_dict()
     assert not model.load_state_dict(float_weights, strict=False).unexpected_keys
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_name_is_taken_for_modelopts(backend: str) -> None:
     model = nets.Shared()
     qat.prepare(model, X, backend=backend, report=None)
     names = {n for n, _ in model.named_modules()}
@@ -53,7 +49,7 @@ def test_no_name_is_taken_for_modelopts(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_checkpoint_loads_into_a_prepared_network(backend: str) -> None:
+def test_checkpoints_and_copies(backend: str) -> None:
     model, other = nets.Shared(), nets.Shared()
     for network in (model, other):
         qat.prepare(network, X, backend=backend, report=None)
@@ -61,10 +57,6 @@ def test_a_checkpoint_loads_into_a_prepared_network(backend: str) -> None:
     other.load_state_dict(model.state_dict(), strict=True)
     with torch.no_grad():
         assert torch.equal(model.eval()(X), other.eval()(X))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_copies_and_pickles_compute_the_same_and_share_nothing(backend: str) -> None:
     model = _resnet()
     sample = torch.randn(1, 3, 64, 64)
     qat.prepare(model, sample, backend=backend, report=None)
@@ -80,7 +72,7 @@ def test_copies_and_pickles_compute_the_same_and_share_nothing(backend: str) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_are_float_outside_and_quantized_inside(backend: str) -> None:
+def test_weights_and_their_gradients(backend: str) -> None:
     model = nn.Sequential(nets.conv(bias=False))
     qat.prepare(model, X, backend=backend, report=None)
     weight = model[0].weight
@@ -95,10 +87,6 @@ def test_weights_are_float_outside_and_quantized_inside(backend: str) -> None:
         expected = nn.functional.conv2d((x / step).round() * step, quantized, padding=1)
         assert torch.allclose(model(x), expected, atol=1e-3)
         assert not torch.allclose(model(x), nn.functional.conv2d(x, weight, padding=1), atol=1e-5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_reach_the_float_weights(backend: str) -> None:
     model = _resnet()
     sample = torch.randn(2, 3, 64, 64)
     qat.prepare(model, sample, backend=backend, report=None)
@@ -112,14 +100,26 @@ def test_gradients_reach_the_float_weights(backend: str) -> None:
     assert not torch.equal(before, model.layer2[0].conv1.weight)
 
 
-def test_tied_places_share_one_module() -> None:
+def test_modules_that_are_tied_or_changed() -> None:
     model = nets.UpAndDown()
     qat.prepare(model, X, report=None)
     assert model.down._input_quantizer is model.last._input_quantizer
     assert model.up._input_quantizer is not model.last._input_quantizer
+    model = nn.Sequential(nets.conv())
+    qat.prepare(model, X_MODULES, report=None)
+    model[0].weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
+    assert torch.equal(model(X_MODULES), model[0].bias.reshape(1, -1, 1, 1).expand(1, 16, 8, 8))
+    assert "0.weight" in dict(model.named_parameters())
+    model = nn.Sequential(nets.conv())
+    qat.prepare(model, X_MODULES, report=None)
+    replica = model[0]._replicate_for_data_parallel()
+    for name, parameter in model[0]._parameters.items():
+        setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
+    with torch.no_grad():
+        assert torch.equal(replica(X_MODULES), model(X_MODULES))
 
 
-def test_only_the_skip_is_quantized_and_inside_the_block() -> None:
+def test_skips() -> None:
     model = _resnet()
     sample = torch.randn(1, 3, 64, 64)
     qat.prepare(model, sample, report=None)
@@ -132,9 +132,6 @@ def test_only_the_skip_is_quantized_and_inside_the_block() -> None:
         model.eval()(sample)
     assert torch.equal(seen["skip"], seen["x"])  # this block has no downsample: its skip is its input
     assert not torch.equal(seen["quantized"], seen["x"])
-
-
-def test_skips_in_containers_are_quantized_from_outside() -> None:
     model = nets.Skips()
     qat.prepare(model, X, report=None)
     assert set(dict(model.named_children())) == {"a", "b", "last", "_residual_quantizer", "_residual_quantizer_1"}
@@ -142,7 +139,7 @@ def test_skips_in_containers_are_quantized_from_outside() -> None:
     model(X)
 
 
-def test_the_plan_is_reported_before_anything_changes() -> None:
+def test_what_is_told_before_anything_changes() -> None:
     model = nets.Shared()
     said = []
 
@@ -154,16 +151,10 @@ def test_the_plan_is_reported_before_anything_changes() -> None:
         qat.prepare(model, X, report=stop)
     assert "3 convolutions and linear layers in INT8" in said[0]
     assert not list(quantizers_of(model)) and type(model.first) is nn.Conv2d
-
-
-def test_prepared_twice() -> None:
     model = nets.Shared()
     qat.prepare(model, X, report=None)
     with pytest.raises(QdqtoolError, match="is prepared already"):
         qat.prepare(model, X, report=None)
-
-
-def test_other_calls_in_training_than_in_evaluation_are_told() -> None:
     model = nets.Moody()
     qat.prepare(model, X, report=None)
     model.eval()(X)
@@ -251,14 +242,6 @@ def test_a_failing_quantizer_of_weights_is_an_error_and_not_a_float_convolution(
         model(X_MODULES)
 
 
-def test_weights_can_be_replaced() -> None:
-    model = nn.Sequential(nets.conv())
-    qat.prepare(model, X_MODULES, report=None)
-    model[0].weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
-    assert torch.equal(model(X_MODULES), model[0].bias.reshape(1, -1, 1, 1).expand(1, 16, 8, 8))
-    assert "0.weight" in dict(model.named_parameters())
-
-
 def test_a_convolution_of_ones_own_keeps_its_behaviour() -> None:
     class Scaled(nn.Conv2d):
         """Standardizes its weights."""
@@ -295,13 +278,3 @@ def test_the_exported_quantizer_rounds_to_integers(axis: int | None) -> None:
     along = scale if axis is None else scale.reshape([-1, 1] if axis == 0 else [1, -1])
     expected = (values / along).round().clamp(-128, 127) * along
     assert torch.equal(ExportQuantizer(scale, axis)(values), expected)
-
-
-def test_copies_with_plain_tensors_for_parameters_work() -> None:
-    model = nn.Sequential(nets.conv())
-    qat.prepare(model, X_MODULES, report=None)
-    replica = model[0]._replicate_for_data_parallel()
-    for name, parameter in model[0]._parameters.items():
-        setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
-    with torch.no_grad():
-        assert torch.equal(replica(X_MODULES), model(X_MODULES))

@@ -91,7 +91,7 @@ def _seen(model: nn.Module, counted: dict[str, list[str]] | None) -> tuple[list[
     return found, shown
 
 
-def test_the_same_is_seen_where_watchers_rest_and_few_calls_are_shown_to_them() -> None:
+def test_what_is_watched() -> None:
     model, plan = _prepared()
     assert set(plan.counted) == {"add", "pool"} and plan.counted["pool"] == [""]
     assert {a.site.kind for a in plan.activations} == {"input", "add", "pool"}
@@ -101,9 +101,6 @@ def test_the_same_is_seen_where_watchers_rest_and_few_calls_are_shown_to_them() 
     assert all(torch.equal(f[2], w[2]) for f, w in zip(found, wanted, strict=True))
     assert few < many / 3
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_nothing_rests_where_it_is_not_known_what_a_module_calls() -> None:
     model, plan = _prepared()
     _, many = _seen(model, None)
     found, all_of_them = _seen(model, {})
@@ -130,7 +127,7 @@ def _fail(*_: Any) -> None:
     raise RuntimeError("on purpose")
 
 
-def test_every_convolution_add_and_pool_is_found_again() -> None:
+def test_what_is_seen_and_left() -> None:
     model = ResNet18(10, nets.WIDTH)
     traced = trace(model, torch.randn(1, 3, 64, 64))
     nodes = {n.name: n for n in traced.proto.graph.node}
@@ -141,13 +138,16 @@ def test_every_convolution_add_and_pool_is_found_again() -> None:
     for (node, position), site in traced.sites.items():
         if site.kind == "add":  # the node's name holds the block's; the sides are those of "out += identity"
             assert f"/{site.module}/" in node and site.position == position
-
-
-def test_batch_normalizations_know_their_convolution() -> None:
     traced = trace(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
     assert len(traced.norms) == 20
     assert traced.norms["layer3.0.bn2"] == "layer3.0.conv2"
     assert traced.norms["layer3.0.downsample.1"] == "layer3.0.downsample.0"
+    model = nets.Moody()
+    model.b.eval()
+    before = [(n, m.training) for n, m in model.named_modules()]
+    trace(model, torch.randn(1, 16, 8, 8))
+    assert [(n, m.training) for n, m in model.named_modules()] == before
+    assert not any(m._forward_pre_hooks for m in model.modules())
 
 
 def test_the_graph_computes_what_the_network_does_and_has_no_marks() -> None:
@@ -162,20 +162,20 @@ def test_the_graph_computes_what_the_network_does_and_has_no_marks() -> None:
         np.testing.assert_allclose(result, model.eval()(x).numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_the_network_is_left_as_it_was() -> None:
-    model = nets.Moody()
-    model.b.eval()
-    before = [(n, m.training) for n, m in model.named_modules()]
-    trace(model, torch.randn(1, 16, 8, 8))
-    assert [(n, m.training) for n, m in model.named_modules()] == before
-    assert not any(m._forward_pre_hooks for m in model.modules())
-
-
-def test_adds_in_containers_belong_to_the_module_around_them() -> None:
+def test_modules_that_run_twice_or_in_containers() -> None:
     traced = trace(nets.Skips(), torch.randn(1, 16, 8, 8))
     adds = {s for s in traced.sites.values() if s.kind == "add"}
     assert adds == {Site("", "add", call, position) for call in (0, 1) for position in (0, 1)}
     assert traced.calls["", "add"] == 2
+    found = plan(nets.Shared(), ONE)
+    assert [a.site.module for a in found.activations] == ["first", "both", "last"]
+    assert found.convolutions == ["first", "both", "last"]
+    found = plan(nets.UpAndDown(), ONE)
+    group = {a.site.module: a.group for a in found.activations}
+    assert group["down"] == group["last"] != group["up"]  # "down" reads the network's input, which Concat takes as well
+    loose = plan(nets.UpAndDown(), ONE, unify=False)
+    assert len({a.group for a in loose.activations}) == 3
+    assert loose.tied == [] and found.tied == [["down", "last"]]
 
 
 @pytest.mark.parametrize("sample", [3, "x", None])
@@ -196,15 +196,12 @@ def test_what_torch_cannot_export_is_told_in_one_line() -> None:
 ONE = torch.randn(1, 16, 16, 16)
 
 
-def test_resnet18_gets_skips_and_the_pool() -> None:
+def test_residuals_as_insert_places_them() -> None:
     found = plan(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
     assert len(found.convolutions) == 21
     residuals = [a.site for a in found.activations if a.role == "residual"]
     assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
     assert [a.site.module for a in found.activations if a.site.kind == "pool"] == ["avgpool"]
-
-
-def test_it_decides_as_insert_does() -> None:
     model = ResNet18(10, nets.WIDTH)
     nets.randomise(model)
     sample = torch.randn(2, 3, 64, 64)
@@ -217,34 +214,37 @@ def test_it_decides_as_insert_does() -> None:
     assert len(inserted.activations) == len({a.tensor for a in found.activations})
 
 
-def test_tied_tensors_are_one_group() -> None:
-    found = plan(nets.UpAndDown(), ONE)
-    group = {a.site.module: a.group for a in found.activations}
-    assert group["down"] == group["last"] != group["up"]  # "down" reads the network's input, which Concat takes as well
-    loose = plan(nets.UpAndDown(), ONE, unify=False)
-    assert len({a.group for a in loose.activations}) == 3
-    assert loose.tied == [] and found.tied == [["down", "last"]]
-
-
-def test_a_module_that_runs_twice_has_one_quantizer() -> None:
-    found = plan(nets.Shared(), ONE)
-    assert [a.site.module for a in found.activations] == ["first", "both", "last"]
-    assert found.convolutions == ["first", "both", "last"]
-
-
-def test_what_no_module_reaches_stays_float_and_is_told() -> None:
+def test_what_stays_float() -> None:
     found = plan(nets.Odd(), ONE)
     assert found.convolutions == ["last"]
     assert len(found.skipped) == 3
     assert {reason for _, reason in found.skipped} == {Hidden.WEIGHTED}
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nn.utils.parametrizations.weight_norm(nets.conv()))
+    found = plan(model, ONE)
+    assert found.convolutions == ["0"]
+    assert found.skipped == [("2", "its weights are computed, not constant")]
+    with pytest.raises(ModelError, match="nothing to quantize"):
+        plan(nets.conv(), ONE, exclude=["Conv"])
+    with pytest.raises(ModelError, match="no Conv"):
+        plan(nn.ReLU(), ONE)
 
 
-def test_exclude_finds_modules_and_nodes() -> None:
+def test_choices_of_sites() -> None:
     model, sample = ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64)
     found = plan(model, sample, exclude=[r"^layer4\.", "/fc/"])
     assert len(found.convolutions) == 21 - 5 - 1
     assert not any(a.site.module.startswith("layer4") for a in found.activations)
     assert ("fc", "excluded by `exclude` /fc/") in found.skipped
+    small = nn.Sequential(nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3))
+    assert plan(small, ONE).convolutions == ["0", "2"]
+    assert plan(small, ONE, include=["^4$"]).convolutions == ["0", "2", "4"]
+    found = plan(nets.UpAndDown(), ONE, target="rtx1.7")
+    assert "up" not in found.convolutions  # TensorRT-RTX runs no ConvTranspose in INT8
+    text = plan(nets.UpAndDown(), ONE, exclude=["up"]).text()
+    assert "2 convolutions and linear layers in INT8" in text
+    assert "one amax  down, last" in text
+    assert "float     up: excluded by `exclude` up" in text
+    assert "--" not in text
 
 
 @pytest.mark.parametrize("option", ["exclude", "include"])
@@ -259,39 +259,6 @@ def test_patterns_have_to_match(option: str) -> None:
 def test_wrong_options(options: dict[str, str]) -> None:
     with pytest.raises(QdqtoolError):
         plan(nets.Shared(), ONE, **options)  # type: ignore[arg-type]
-
-
-def test_nothing_to_quantize() -> None:
-    with pytest.raises(ModelError, match="nothing to quantize"):
-        plan(nets.conv(), ONE, exclude=["Conv"])
-    with pytest.raises(ModelError, match="no Conv"):
-        plan(nn.ReLU(), ONE)
-
-
-def test_include_takes_back_what_a_rule_left() -> None:
-    small = nn.Sequential(nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3))
-    assert plan(small, ONE).convolutions == ["0", "2"]
-    assert plan(small, ONE, include=["^4$"]).convolutions == ["0", "2", "4"]
-
-
-def test_the_text_names_everything() -> None:
-    text = plan(nets.UpAndDown(), ONE, exclude=["up"]).text()
-    assert "2 convolutions and linear layers in INT8" in text
-    assert "one amax  down, last" in text
-    assert "float     up: excluded by `exclude` up" in text
-    assert "--" not in text
-
-
-def test_targets_differ() -> None:
-    found = plan(nets.UpAndDown(), ONE, target="rtx1.7")
-    assert "up" not in found.convolutions  # TensorRT-RTX runs no ConvTranspose in INT8
-
-
-def test_weights_that_are_computed_stay_float() -> None:
-    model = nn.Sequential(nets.conv(), nn.ReLU(), nn.utils.parametrizations.weight_norm(nets.conv()))
-    found = plan(model, ONE)
-    assert found.convolutions == ["0"]
-    assert found.skipped == [("2", "its weights are computed, not constant")]
 
 
 def test_projections_of_attention_are_reached() -> None:
@@ -409,7 +376,7 @@ def test_quantized_attention_is_compiled_as_it_is() -> None:
     torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
 
 
-def test_an_encoder_layer_does_not_pass_its_quantizers_by_in_evaluation() -> None:
+def test_attention_and_integers(tmp_path: Path) -> None:
     layer = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval()
     with torch.no_grad():
         wanted = layer(TOKENS)
@@ -417,6 +384,13 @@ def test_an_encoder_layer_does_not_pass_its_quantizers_by_in_evaluation() -> Non
     qat.calibrate(layer, [TOKENS])
     with torch.no_grad():
         assert not torch.allclose(layer(TOKENS), wanted, atol=1e-5)
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval()
+    tokens = torch.arange(10)[None]
+    qat.prepare(model, tokens, report=None)
+    qat.calibrate(model, [tokens])
+    with pytest.raises(QdqtoolError, match="1x10 floats: the network was prepared with 1x10 integers"):
+        qat.export(model, tmp_path / "m.onnx", tokens.float())
+    assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
@@ -445,16 +419,6 @@ def test_a_wrong_sample_ends_in_one_line(tmp_path: Path, wrong: Callable[[torch.
         qat.check(model, tmp_path / "m.onnx", wrong(MANY))
 
 
-def test_integers_are_wanted_where_the_network_was_prepared_with_them(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval()
-    tokens = torch.arange(10)[None]
-    qat.prepare(model, tokens, report=None)
-    qat.calibrate(model, [tokens])
-    with pytest.raises(QdqtoolError, match="1x10 floats: the network was prepared with 1x10 integers"):
-        qat.export(model, tmp_path / "m.onnx", tokens.float())
-    assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
-
-
 @pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.bfloat16])
 def test_floats_of_another_width_are_taken(tmp_path: Path, kind: torch.dtype) -> None:
     """The network is exported in FP32, whatever it was trained in."""
@@ -475,7 +439,7 @@ def _ready() -> tuple[nn.Module, torch.Tensor]:
     return model, wanted
 
 
-def test_all_off_is_the_float_network() -> None:
+def test_what_is_off(tmp_path: Path) -> None:
     model, wanted = _ready()
     with torch.no_grad():
         quantized = model(MANY)
@@ -489,9 +453,6 @@ def test_all_off_is_the_float_network() -> None:
         assert torch.equal(model(MANY), quantized)
     with pytest.raises(QdqtoolError, match="'nothing': matches no quantizer; names look like"):
         qat.disable(model, "nothing")
-
-
-def test_what_is_off_has_no_pair_in_the_export(tmp_path: Path) -> None:
     model, _ = _ready()
     qat.disable(model, r"^2\.")
     done = qat.export(model, tmp_path / "q.onnx", MANY[:1])

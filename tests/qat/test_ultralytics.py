@@ -137,7 +137,7 @@ def _yolo(path: Path) -> Any:
     return YOLO(str(path))
 
 
-def test_checkpoints_keep_ranges_and_change_the_weights(folder: Path, trained: Path) -> None:
+def test_checkpoints_keep_ranges_and_export_their_pairs(folder: Path, trained: Path) -> None:
     before, after = _yolo(folder / "float.pt").model, _yolo(trained / "last.pt").model
     assert _count(before) == 0 and _count(after) > 20
     state = after.state_dict()
@@ -145,6 +145,9 @@ def test_checkpoints_keep_ranges_and_change_the_weights(folder: Path, trained: P
     assert not torch.equal(state["model.0.conv.weight"], before.state_dict()["model.0.conv.weight"])
     frozen = "model.0.bn.running_mean"
     torch.testing.assert_close(state[frozen], before.state_dict()[frozen], rtol=2e-3, atol=2e-3)  # saved as float16
+    written = _yolo(trained / "last.pt").export(format="onnx", imgsz=SIZE, device="cpu", simplify=False)
+    summary = qdqtool.predict(written).summary()
+    assert summary["int8"] == len(qat.preparation.plan_of(_yolo(trained / "last.pt").model).convolutions)
 
 
 def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None:
@@ -201,12 +204,6 @@ def test_the_compiler_builds_it_as_predicted(fresh: qat.Export) -> None:
     except BuilderError as error:
         pytest.skip(f"TensorRT-RTX is not installed: {error}")
     assert found.convolutions["agree"] == found.convolutions["total"] > 10
-
-
-def test_their_own_onnx_export_writes_the_same_pairs(trained: Path) -> None:
-    written = _yolo(trained / "last.pt").export(format="onnx", imgsz=SIZE, device="cpu", simplify=False)
-    summary = qdqtool.predict(written).summary()
-    assert summary["int8"] == len(qat.preparation.plan_of(_yolo(trained / "last.pt").model).convolutions)
 
 
 def test_what_would_lose_quantizers_says_so(folder: Path, trained: Path) -> None:

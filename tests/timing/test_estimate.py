@@ -27,6 +27,7 @@ from qdqtool.timing.twin import Shapes
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision
 from tests.growth import convolutions
+from tests.tables import cases
 from tests.timing.models import TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -34,7 +35,7 @@ from tests.trt.builder import Graph
 CASES = ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual")
 
 
-def test_work_of_a_chain_by_hand():
+def test_work_and_totals_of_a_chain():
     """Three 3x3 convolutions of 64 channels at 56x56: MACs, bytes and types of each."""
     model = load(chain())
     found = workload_of(model, predict(model, TARGET), Precision.FP16)
@@ -45,9 +46,6 @@ def test_work_of_a_chain_by_hand():
     first = next(w for w in found.layers if w.kind == work.CONVERSION)
     assert (first.read, first.written) == (4 * 56 * 56 * 64, 56 * 56 * 64)
     assert not found.unknown
-
-
-def test_the_total_is_the_sum_of_its_kernels():
     _, time = timed(chain())
     overhead = constants().overhead_us * 1e-3
     gap = constants().gap_us * 1e-3  # between kernels, where no CUDA graph is used
@@ -60,7 +58,7 @@ def test_the_total_is_the_sum_of_its_kernels():
     assert 0 < time.conversions_ms < time.total_ms
 
 
-def test_the_float_twin_is_the_network_without_its_quantizers():
+def test_float_models_and_twins():
     model = load(chain())
     found = twin.float_twin(model)
     assert not twin.has_qdq(found)
@@ -69,9 +67,6 @@ def test_the_float_twin_is_the_network_without_its_quantizers():
     quantized, plain = timed(chain(batch=32))[1], timed(chain(batch=32, quantized=False))[1]
     assert quantized.float_time.total_ms == pytest.approx(plain.total_ms, rel=1e-6)
     assert quantized.gain > 1.2
-
-
-def test_a_float_model_says_what_int8_could_gain():
     _, time = timed(chain(batch=32, quantized=False))
     assert time.best is not None and time.best.int8 == 3 and time.gain is None
     assert time.best.gain == pytest.approx(time.total_ms / time.best.total_ms)
@@ -118,14 +113,11 @@ def test_equal_networks_have_equal_times(name, typed):
     assert before.float_time.precision == after.float_time.precision == Precision.FP16
 
 
-def test_small_networks_are_told_what_their_kernels_take():
+def test_small_networks_and_batches():
     small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
     assert 2 * small.waiting_ms > small.total_ms and 10 * large.waiting_ms < large.total_ms
     prediction, slow = timed(chain(8, channels=16, size=20), find("RTX 4090"))
     assert slow.gain < PAYS and "kernels take at least" in " ".join(whether_it_pays(slow, prediction, 200))
-
-
-def test_batch_scales_activations_and_not_weights():
     _, one = timed(chain(batch=1), batch=32)
     _, own = timed(chain(batch=32))
     assert one.total_ms == pytest.approx(own.total_ms, rel=1e-6)
@@ -134,16 +126,13 @@ def test_batch_scales_activations_and_not_weights():
     assert any("taken as 32x64x56x56" in n for n in dynamic.notes)
 
 
-def test_fixes_save_no_more_than_there_is():
+def test_fixes_save_what_there_is():
     for case in CASES:
         prediction, time = timed(evidence.model(case), find("A100"), compare=False)
         assert any(f.saves_ms for f in prediction.findings)
         for finding in prediction.findings:
             assert finding.saves_ms is None or 0 < finding.saves_ms < time.total_ms, finding
-
-
-def test_quantized_skips_are_faster_and_the_fix_says_so():
-    """The measured order of four placements of one network on an A100 (0.882, 0.546, 0.500 ms)."""
+    # The measured order of four placements of one network on an A100 (0.882, 0.546, 0.500 ms)
     gpu, totals, saved_ms = find("A100 80GB PCIe"), [], 0.0
     for case in ("resnet18-a100-qat", "resnet18-a100-qat-residual", "resnet18-a100-qat-residual-qgap"):
         model = evidence.model(case)
@@ -156,12 +145,7 @@ def test_quantized_skips_are_faster_and_the_fix_says_so():
 
 
 # Measured milliseconds (GPU compute time without a profiler), published with the builds.
-@pytest.mark.parametrize(("case", "gpu", "measured"), [
-    ("resnet18-a100-qat", "A100 80GB PCIe", 0.882), ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
-    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
-    ("mobilenetv2-titanrtx-qat-residual", "TITAN RTX", 0.264),
-    ("resnet18-qat-rtx2000-trt8510", "RTX 2000 Ada Laptop", 0.134),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("timing/estimate-measured-engines-lie-in-the"))
 def test_measured_engines_lie_in_the_range(case, gpu, measured):
     model = evidence.model(case)
     time = estimate(model, predict(model, TARGET), find(gpu), TARGET, graph=True)
@@ -169,17 +153,14 @@ def test_measured_engines_lie_in_the_range(case, gpu, measured):
     assert time.total_ms == pytest.approx(measured, rel=0.3)
 
 
-def test_a_gpu_without_int8_takes_the_time_of_the_float_network():
+def test_gpus_without_int8_and_dynamic_batches():
     """It builds no Q/DQ model: the estimate is that of the network without them, and claims no gain."""
     _, time = timed(chain(), find("P100"))
     _, plain = timed(chain(quantized=False), find("P100"))
     assert time.total_ms == pytest.approx(plain.total_ms)
     assert time.gain is None and plain.gain is None and plain.best is None
     assert sum("no INT8" in n for n in time.notes) == sum("no INT8" in n for n in plain.notes) == 1
-
-
-def test_what_int8_gains_is_known_for_a_dynamic_batch_too():
-    """Its weights are large, so that settling the shapes leaves them out: they still count as weights."""
+    # Its weights are large, so that settling the shapes leaves them out: they still count as weights
     _, one = timed(chain(quantized=False, dynamic=True))
     _, fixed = timed(chain(quantized=False))
     assert one.best is not None and fixed.best is not None
@@ -188,16 +169,13 @@ def test_what_int8_gains_is_known_for_a_dynamic_batch_too():
     assert eight.best is not None and eight.best.total_ms > one.best.total_ms
 
 
-def test_unknown_shapes_are_told_and_compared_with_nothing():
+def test_shapes_that_are_unknown_or_computed():
     proto = chain(quantized=False)
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.ClearField("shape")
     _, time = timed(proto)
     assert time.float_time is None and time.best is None
     assert any("export the model with fixed shapes" in n for n in time.notes)
-
-
-def test_ranges_are_wider_where_less_is_known():
     def width_of(gpu):
         _, time = timed(chain(), gpu)
         return time.high_ms / time.total_ms, time.total_ms / time.low_ms, time.notes
@@ -261,7 +239,7 @@ def test_a_conversion_more_is_never_faster(case, seed, gpu):
         assert time.total_ms >= old.total_ms
 
 
-def test_a_strided_kernel_reads_what_it_touches():
+def test_what_kernels_read_and_write():
     """A 1x1 convolution of stride 2 needs a quarter of its input, a 3x3 one all of it."""
     read = {}
     for kernel in (1, 3):
@@ -271,10 +249,7 @@ def test_a_strided_kernel_reads_what_it_touches():
         works = workload_of(model, predict(model, TARGET), Precision.FP16).layers
         read[kernel] = next(w for w in works if w.kind == work.CONV and w.rows == 16 * 16).read
     assert read == {1: 64 * 16 * 16, 3: 64 * 32 * 32}
-
-
-def test_int8_of_few_channels_writes_fp32_also_in_an_fp16_build():
-    """The engine of resnet18-a100-qat: convolution and pooling write FP32, one reformat makes FP16 for the rest."""
+    # The engine of resnet18-a100-qat: convolution and pooling write FP32, one reformat makes FP16 for the rest
     model = evidence.model("resnet18-a100-qat")
     found = workload_of(model, predict(model, TARGET), Precision.FP16)
     stem, pool = (next(w for w in found.layers if w.kind == k) for k in (work.CONV, work.POOL))

@@ -20,28 +20,18 @@ from qdqtool.timing.expected import gpu_of_device, of_facts
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
 from qdqtool.types import Evidence, Precision
+from tests.tables import cases
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
 
-@pytest.mark.parametrize(("typed", "name"), [
-    ("RTX 3080 Ti", "RTX 3080 Ti"), ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080 Ti"), ("rtx3080ti", "RTX 3080 Ti"),
-    ("Jetson Orin Nano", "Jetson Orin Nano 8GB"), ("orin-nx", "Jetson Orin NX 16GB"),
-    ("AGX Orin", "Jetson AGX Orin 64GB"),
-    ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"), ("A100-SXM4-40GB", "A100 40GB"), ("T4", "Tesla T4"),
-    ("V100-SXM2-16GB", "Tesla V100"), ("RTX 3060 (12GB)", "RTX 3060"), ("RTX 4070 SUPER", "RTX 4070 Super"),
-    ("NVIDIA RTX 2000 Ada Generation Laptop GPU", "RTX 2000 Ada Laptop"), ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-    ("rtx 4070 ti super", "RTX 4070 Ti Super"), ("3060", "RTX 3060"), ("1660 super", "GTX 1660 Super"),
-    ("4070 ti super", "RTX 4070 Ti Super"), ("T1000", "T1000"), ("NVIDIA T1000 8GB", "T1000"), ("MX450", "MX450"),
-    ("RTX 3050 6GB", "RTX 3050 6GB"), ("RTX 4060 Ti 16GB", "RTX 4060 Ti"), ("DGX Spark", "GB10"),
-    ("gtx_1660_ti", "GTX 1660 Ti"), ("2080ti", "RTX 2080 Ti"),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("timing/gpus-names"))
 def test_names(typed, name):
     assert gpus.find(typed).name == name
 
 
-def test_every_name_and_alias_finds_its_own_line():
+def test_every_name_finds_its_own_line_with_sane_figures():
     for gpu in gpus.gpus():
         assert gpus.find(gpu.name) is gpu
         assert gpus.find(gpu.name.upper()) is gpu
@@ -49,6 +39,12 @@ def test_every_name_and_alias_finds_its_own_line():
             shared = [g for g in gpus.gpus() if alias in g.aliases]
             assert gpus.answering(alias) == shared, alias
             assert len(shared) > 1 or gpus.find(alias) is gpu, alias
+    assert len({g.name for g in gpus.gpus()}) == len(gpus.gpus()) > 90
+    for gpu in gpus.gpus():
+        assert gpu.source and gpu.rates.source, gpu.name
+        assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130, gpu.name
+        assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000, gpu.name
+    assert {g.cc for g in gpus.gpus()} <= set(gpus.rates())
 
 
 @pytest.mark.parametrize(("typed", "boards"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)])
@@ -83,15 +79,6 @@ def test_rates_agree_with_published_ones(name, int8, fp16):
         assert math.isclose(2e-12 * gpu.mac_rate(Precision.FP16), fp16, rel_tol=0.1)
 
 
-def test_figures_are_sane_and_sourced():
-    assert len({g.name for g in gpus.gpus()}) == len(gpus.gpus()) > 90
-    for gpu in gpus.gpus():
-        assert gpu.source and gpu.rates.source, gpu.name
-        assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130, gpu.name
-        assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000, gpu.name
-    assert {g.cc for g in gpus.gpus()} <= set(gpus.rates())
-
-
 def test_int8_paths():
     paths = {name: gpus.find(name).rates.int8_path for name in ("P100", "GTX 1080", "V100", "GTX 1660", "T4", "TX2")}
     assert paths == {
@@ -121,32 +108,29 @@ def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never)
     assert named.startswith(f"; did you mean {first}" if first else "") and never not in named
 
 
-def test_an_unknown_laptop_is_the_desktop_part_and_says_so():
+def test_unknown_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
     assert "laptop" in gpu.note and "`clock`" in gpu.note
+    onnx.save(network(), tmp_path / "m.onnx")
+    assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1 and "GTX 1660" in told.err
 
 
-def test_a_described_gpu():
+def test_what_is_described_and_measured():
     gpu = gpus.chosen("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3")
     known = gpus.find("RTX 3060")
     assert (gpu.per_second, gpu.bandwidth, gpu.rates) == (known.per_second, known.bandwidth, known.rates)
     assert gpu.evidence == Evidence.ASSUMED
     assert "taken as 9.0" in gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").note
+    assert calibration.measured_time("5.3") == calibration.measured_time("5.3 ms") == 5.3
+    assert calibration.measured_time("950us") == pytest.approx(0.95)
+    assert calibration.measured_time("0.8 s") == 800
+    assert calibration.measured_time("profile.json") is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "sm=8.6",
-        "sm=8.6,sms=0,clock=1,bandwidth=1",
-        "sm=x,sms=1,clock=1000,bandwidth=10",
-        "foo=1",
-        "sm=4.0,sms=1,clock=1000,bandwidth=10",
-        "sm=8.6,sms=nan,clock=1000,bandwidth=10",
-        "sm=8.6,sms=1,clock=1000,bandwidth=inf",
-    ],
-)
+@pytest.mark.parametrize(*cases("timing/gpus-bad-descriptions"))
 def test_bad_descriptions(text):
     with pytest.raises(QdqtoolError):
         gpus.chosen(text)
@@ -191,27 +175,14 @@ def test_gpus(sm: str, told: set[str], act: str) -> None:
     assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
 
 
-def test_relu_is_fused_everywhere() -> None:
+def test_findings_of_a_gpu(g: Graph) -> None:
     assert "GPU-FUSION" not in codes(network("Relu"), "6.1")
-
-
-def test_depthwise() -> None:
     assert "GPU-KERNELS" in codes(network("Relu", groups=32), "GTX 1650")
     assert "GPU-KERNELS" not in codes(network("Relu", groups=32), "TITAN RTX")
     assert "GPU-KERNELS" not in codes(network("Relu", groups=1), "GTX 1650")
     assert "GPU-KERNELS" not in codes(network("Relu", groups=2), "GTX 1650")
-
-
-def test_a_float_network_is_told_nothing_of_int8(g: Graph) -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16, scale=None, weights="float"))
     assert not codes(proto, "6.0") and not codes(proto, "AGX Orin")
-
-
-def test_unknown_names_are_one_line_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    onnx.save(network(), tmp_path / "m.onnx")
-    assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and len(told.err.splitlines()) == 1 and "GTX 1660" in told.err
 
 
 # Device information as trtexec prints it (TensorRT 8.2 to 8.6): SMs, clock, memory, bus, memory clock.
@@ -245,13 +216,10 @@ def test_the_log_decides(name, facts, board, sms, clock, bandwidth):
     assert gpu.sustained == 1  # the clock is known
 
 
-def test_switched_off_sms_and_an_odd_clock_are_said():
+def test_the_log_names_the_gpu():
     note = gpu_of_device(of_facts("Orin", ORIN_NX)).note
     assert "4 SMs where the Jetson Orin NX 8GB has 8" in note and "612 MHz" in note
     assert gpu_of_device(of_facts("Orin", AGX)).note == ""
-
-
-def test_a_gpu_that_is_in_no_table_is_taken_as_the_log_describes_it():
     facts = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz",
              "Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}  # fmt: skip
     gpu = gpu_of_device(of_facts("NVIDIA Future 9000", facts))
@@ -259,6 +227,13 @@ def test_a_gpu_that_is_in_no_table_is_taken_as_the_log_describes_it():
     assert gpu.rates is gpus.rates()["8.6"]
     guessed = gpu_of_device(of_facts("NVIDIA Future 9000", {k: v for k, v in facts.items() if "emory" not in k}))
     assert "memory" in guessed.note and 300 < guessed.bandwidth < 600
+    odd = {"Compute Capability": "8.6", "SMs": "0", "Compute Clock Rate": "9999 GHz", "Memory Bus Width": "1 bits",
+           "Device Global Memory": "99999999999 MiB", "Memory Clock Rate": "1 GHz"}  # fmt: skip
+    gpu = gpu_of_device(of_facts("RTX 3060", odd))
+    known = gpus.find("RTX 3060")
+    assert (gpu.sms, gpu.clock, gpu.bandwidth) == (known.sms, known.clock, known.bandwidth)
+    gpu = gpu_of_device(of_facts("Orin", ORIN_NX), 500)
+    assert (gpu.clock, gpu.sms) == (500, 4)
 
 
 @pytest.mark.parametrize("facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}])
@@ -274,19 +249,6 @@ def test_the_users_word_comes_first_and_the_logs_figures_count_where_they_can_be
     """A board switches SMs off; a desktop GPU of another compute capability is not the log's at all."""
     gpu = expected.gpu_of(Build(device="Orin", gpu=ORIN_NX), named)
     assert gpu is not None and gpu.sms == sms
-
-
-def test_the_users_clock_comes_before_the_logs():
-    gpu = gpu_of_device(of_facts("Orin", ORIN_NX), 500)
-    assert (gpu.clock, gpu.sms) == (500, 4)
-
-
-def test_absurd_figures_are_not_taken():
-    odd = {"Compute Capability": "8.6", "SMs": "0", "Compute Clock Rate": "9999 GHz", "Memory Bus Width": "1 bits",
-           "Device Global Memory": "99999999999 MiB", "Memory Clock Rate": "1 GHz"}  # fmt: skip
-    gpu = gpu_of_device(of_facts("RTX 3060", odd))
-    known = gpus.find("RTX 3060")
-    assert (gpu.sms, gpu.clock, gpu.bandwidth) == (known.sms, known.clock, known.bandwidth)
 
 
 # One measured time, or a profile, that corrects the estimate.
@@ -362,26 +324,9 @@ def test_bad_calibrations(text):
         timed(chain(), calibrate=text)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"schema": "qdqtool/time-calibration/1"}',
-        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}',
-        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}',
-        "[",
-        "{}",
-        "",
-    ],
-)
+@pytest.mark.parametrize(*cases("timing/gpus-damaged-calibration-files"))
 def test_damaged_calibration_files(tmp_path, content):
     file = tmp_path / "c.json"
     file.write_text(content)
     with pytest.raises(QdqtoolError):
         timed(chain(), calibrate=str(file))
-
-
-def test_measured_time_texts():
-    assert calibration.measured_time("5.3") == calibration.measured_time("5.3 ms") == 5.3
-    assert calibration.measured_time("950us") == pytest.approx(0.95)
-    assert calibration.measured_time("0.8 s") == 800
-    assert calibration.measured_time("profile.json") is None

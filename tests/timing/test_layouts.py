@@ -64,19 +64,26 @@ def test_reformats_of_small_engines(engine, outputs, expected):
     assert changes(*engine, outputs=outputs) == expected
 
 
-def test_a_residual_comes_in_the_layout_that_its_convolution_writes():
+def test_residuals_and_older_architectures():
     engine = [Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS),
               (layer("Convolution", "q p", "b"), conv(I8, HALF))]  # fmt: skip
     assert changes(*engine) == [("h", "NC/32HW32", "NC/2HW2"), ("p", "NC/2HW2", "NC/32HW32")]
+    known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
+    assert factor_of("8.0", known) == 1.1
+    assert factor_of("12.0", known) == 1.2
+    assert factor_of("9.0", known) == 1.2
+    assert factor_of("6.1", known) == 1.0
+    assert factor_of("8.6", {}) == 1.0
+    assert set(constants().values) == set(NAMES)
+    assert all(v > 0 for v in constants().values.values())
+    assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(constants().spreads)
+    assert 1 < constants().spreads["total"] <= constants().spreads["total_unknown"] < 2
+    assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
 @pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
 def test_what_has_no_positions_has_no_layout(shape):
     assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
-
-
-def test_every_layout_has_tensorrts_name():
-    assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
 # Reformats of origin REFORMAT in the published listings (conversions have origin QDQ); the engine's own count.
@@ -123,15 +130,12 @@ def float_resnet() -> Model:
     return twin.float_twin(evidence.model("resnet18-a100-qat"))
 
 
-def test_fp32_is_linear_on_a_gpu_without_tf32():
+def test_fp32_and_fp16_on_older_gpus():
     model = float_resnet()
     prediction = predict(model, "trt8.6", advice=False)
     changed = {name: sum(e.reformat is not None for e in workload_of(
         model, prediction, FULL, gpu=find(name)).extras) for name in ("A100 80GB PCIe", "RTX 2060")}  # fmt: skip
     assert changed == {"A100 80GB PCIe": 1, "RTX 2060": 0}  # as built on an A100: one behind the pooling
-
-
-def test_the_edge_of_an_fp16_network_is_one_kernel_with_its_change_of_layout():
     model = float_resnet()
     found = workload_of(model, predict(model, "trt8.6", advice=False)).extras
     first, last = [e.work for e in found if e.work.kind == work.CONVERSION]
@@ -139,7 +143,7 @@ def test_the_edge_of_an_fp16_network_is_one_kernel_with_its_change_of_layout():
     assert last.written_as == FULL and not any(e.reformat for e in found)  # as built on an A100
 
 
-def test_arithmetic_on_shapes_is_no_kernel(g):
+def test_shapes_and_conversions_are_no_layouts(g):
     x = g.input(1, 32, 16, 16)
     one, two, none, first = (g.const(n, np.array(v)) for n, v in (("i", 1), ("j", 2), ("k", [0]), ("l", [1])))
     half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), one], "count"), two], "half")
@@ -148,9 +152,6 @@ def test_arithmetic_on_shapes_is_no_kernel(g):
     model = Model(g.model(g.conv(g.pair(cut, "q"), "a", 32)))
     assert not [e.name for e in workload_of(model, predict(model, "trt10", advice=False)).extras
                 if e.work.kind == work.POINTWISE]  # fmt: skip
-
-
-def test_layouts_never_count_as_conversions():
     model = evidence.model("resnet18-a100-qat")
     prediction = predict(model, "trt8.6", advice=False)
     found = workload_of(model, prediction)
@@ -185,15 +186,12 @@ def block(quantized: bool = True) -> Model:
     return Model(g.model(g.op("LayerNormalization", [g.add(mixed, x, "skip"), ones, zeros], "ln2")))
 
 
-def test_the_region_reaches_from_the_first_to_the_last():
+def test_regions_of_attention(g):
     assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(block())
-
-
-def test_a_network_without_attention_has_none(g):
     assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
 
 
-def test_what_is_a_kernel():
+def test_kernels_of_attention():
     model = block()
 
     def one(name: str):
@@ -206,10 +204,7 @@ def test_what_is_a_kernel():
     assert scores.steps + mixed.steps == 1  # one kernel
     assert {one(n).kind for n in ("softmax", "t")} == {work.NOTHING}
     assert one("skip").steps == 0 and one("skip").moved > 0  # read by its neighbour, at no launch
-
-
-def test_a_q_inside_costs_no_kernel():
-    """With Q/DQ on both linear layers the block has as many kernels as without."""
+    # With Q/DQ on both linear layers the block has as many kernels as without
     kernels = []
     for quantized in (True, False):
         model = block(quantized)
@@ -247,14 +242,7 @@ def one(found, gpu=GPU):
     return float(seconds([found], gpu)[0])
 
 
-def test_every_constant_is_there():
-    assert set(constants().values) == set(NAMES)
-    assert all(v > 0 for v in constants().values.values())
-    assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(constants().spreads)
-    assert 1 < constants().spreads["total"] <= constants().spreads["total_unknown"] < 2
-
-
-def test_a_large_convolution_by_hand():
+def test_what_kernels_take_by_hand():
     """1 million rows, 256 columns, depth 2304, INT8 on an RTX 3060: the formula with pencil and paper."""
     c = constants().values
     found = conv_physics(1e6, 256.0, 2304.0, 256.0)
@@ -267,17 +255,11 @@ def test_a_large_convolution_by_hand():
     latency = c["step_clocks"] * 2304 / 64 / 1777e6
     floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
     assert one(found) == pytest.approx(floor + latency + (compute**p + memory**p) ** (1 / p), rel=1e-9)
-
-
-def test_a_conversion_is_bandwidth_and_a_floor():
     c = constants().values
     found = Work(work.CONVERSION, Precision.FP16, Precision.INT8, channels=64.0, read=2e8, written=1e8)
     floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
     expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 3e8) / (c["copy"] * 360e9)
     assert one(found) == pytest.approx(expected, rel=1e-9)
-
-
-def test_nothing_takes_no_time_and_everything_else_at_least_a_microsecond():
     assert one(Work(work.NOTHING)) == 0
     for kind in (work.CONV, work.POOL, work.COPY, work.UNKNOWN, work.SOFTMAX, work.DEPTHWISE):
         assert 1e-6 < one(Work(kind)) < 2e-5, kind
@@ -313,29 +295,14 @@ def test_a_faster_gpu_never_takes_longer(found, gpu, factor):
     assert one(found, replace(gpu, l2=gpu.l2 * factor)) <= base * (1 + 1e-9)
 
 
-def test_few_output_channels_cost_as_many_as_a_tile():
+def test_channels_and_tensor_cores():
     """Heads of 2 channels take as long as 64 would, but for what they write (measured: CenterPoint)."""
     narrow, tile = conv_physics(32400, 2, 576), conv_physics(32400, 64, 576)
     same = replace(narrow, written=tile.written, weights=tile.weights)
     assert one(same) == pytest.approx(one(tile), rel=1e-9)
-
-
-def test_int8_of_few_channels_runs_by_dp4a_unless_pooled():
     plain = conv_physics(400_000, 64, 147, 3)
     pooled = replace(plain, written=plain.written / 4)
     assert one(plain) > 1.5 * one(pooled)
-
-
-def test_int8_without_tensor_cores_is_slower_than_fp16_with_them():
     v100 = find("V100")
     assert one(conv_physics(1e6, 256, 2304, 256), v100) > one(conv_physics(1e6, 256, 2304, 256, Precision.FP16), v100)
     assert one(conv_physics(1e6, 256, 2304, 256)) < one(conv_physics(1e6, 256, 2304, 256, Precision.FP16))
-
-
-def test_architectures_that_were_not_measured_take_the_nearest():
-    known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
-    assert factor_of("8.0", known) == 1.1
-    assert factor_of("12.0", known) == 1.2
-    assert factor_of("9.0", known) == 1.2
-    assert factor_of("6.1", known) == 1.0
-    assert factor_of("8.6", {}) == 1.0

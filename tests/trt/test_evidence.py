@@ -28,13 +28,19 @@ def width(precision: Precision | str) -> str:
     return "FLOAT" if Precision(precision).is_float else str(precision)
 
 
-def test_there_are_nine_builds() -> None:
+def test_builds_and_cases_are_described() -> None:
     assert len(CASES) == 9
     assert sum(len(truth(c)["convolutions"]) for c in CASES) == 354
+    named = {n for case in pipeline.cases().values() for n in case.build_names()}
+    assert named <= BUILDS.keys()
+    assert set(CASES) == {b.name for b in BUILDS.values() if b.graph}
+    for kind in pipeline.passes():
+        names = [c.name for c in kind.cases]
+        assert len(names) == len(set(names)), kind
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_convolutions(case: str) -> None:
+def test_convolutions_and_conversions(case: str) -> None:
     predicted = {c.name: c for c in prediction(case).convolutions}
     built = {c["name"]: c for c in truth(case)["convolutions"]}
     assert predicted.keys() == built.keys()
@@ -42,17 +48,9 @@ def test_convolutions(case: str) -> None:
         taken = sorted(n for n in row["fused"] if "Add" in n or "MaxPool" in n)
         assert said(predicted[name]) == (tuple(map(width, row["inputs"])), width(row["output"]), taken), name
         assert set(row["fused"]) <= set(predicted[name].fused), name
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_conversions(case: str) -> None:
     assert sorted(prediction(case).conversion_nodes) == sorted(
         n.removesuffix("_quantize_scale_node") for n in truth(case)["conversions"]
     )
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_convolution_layer_names(case: str) -> None:
     predicted = {c.name: c.layer for c in prediction(case).convolutions}
     for row in truth(case)["convolutions"]:
         if row["name"].startswith("Gemm") and case not in WITH_TRACE:
@@ -61,11 +59,21 @@ def test_convolution_layer_names(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WITH_TRACE)
-def test_every_layer_name(case: str) -> None:
+def test_layers_and_traces(case: str) -> None:
     predicted, built = {layer.name for layer in prediction(case).layers}, set(truth(case)["layers"])
     # NonMaxSuppression keeps a number that the parser gave it; it is the one name that may differ.
     assert len(predicted & built) >= 0.95 * len(built)
     assert {n for n in built ^ predicted if "NonMaxSuppression" not in n} == set()
+    built, predicted = map(Counter, compared(case, NAME_ONLY if case == WITH_TAIL else ()))
+    assert built - predicted == Counter()
+    assert predicted - built == Counter()
+    built, predicted = map(Counter, compared(case))
+    common = (built & predicted).total()
+    assert common >= 0.97 * built.total()
+    assert common >= 0.97 * predicted.total()
+    built, predicted = compared(case, ("ConstQDQInitializersFusion",))
+    common = in_order(built, predicted)
+    assert common is not None and common >= ORDER[case] * len(built)
 
 
 # How many Q and DQ there are is in the list of passes of bevfusion-camera-orin-trt8502, their lines are not.
@@ -82,28 +90,6 @@ def compared(case: str, but: tuple[str, ...] = ()) -> tuple[list[Event], list[Ev
         [e for e in built_trace(case) if e.pass_name not in left_out],
         [e for e in prediction(case).trace if e.pass_name not in left_out],
     )
-
-
-@pytest.mark.parametrize("case", WITH_TRACE)
-def test_trace(case: str) -> None:
-    built, predicted = map(Counter, compared(case, NAME_ONLY if case == WITH_TAIL else ()))
-    assert built - predicted == Counter()
-    assert predicted - built == Counter()
-
-
-@pytest.mark.parametrize("case", WITH_TRACE)
-def test_trace_of_every_pass(case: str) -> None:
-    built, predicted = map(Counter, compared(case))
-    common = (built & predicted).total()
-    assert common >= 0.97 * built.total()
-    assert common >= 0.97 * predicted.total()
-
-
-@pytest.mark.parametrize("case", WITH_TRACE)
-def test_order_of_the_lines(case: str) -> None:
-    built, predicted = compared(case, ("ConstQDQInitializersFusion",))
-    common = in_order(built, predicted)
-    assert common is not None and common >= ORDER[case] * len(built)
 
 
 @pytest.mark.parametrize("case", [c for c in WITH_TRACE if c.startswith("bevfusion")])
@@ -144,12 +130,6 @@ WORDS = {
 }
 
 
-def test_every_build_is_described() -> None:
-    named = {n for case in pipeline.cases().values() for n in case.build_names()}
-    assert named <= BUILDS.keys()
-    assert set(CASES) == {b.name for b in BUILDS.values() if b.graph}
-
-
 @pytest.mark.parametrize("name", pipeline.cases())
 def test_case_says_what_it_rests_on(name: str) -> None:
     case = pipeline.cases()[name]
@@ -160,12 +140,6 @@ def test_case_says_what_it_rests_on(name: str) -> None:
         assert case.source and not case.builds
     if case.evidence == Evidence.ASSUMED:
         assert not case.source.endswith(".")
-
-
-def test_names_are_unique() -> None:
-    for kind in pipeline.passes():
-        names = [c.name for c in kind.cases]
-        assert len(names) == len(set(names)), kind
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")

@@ -21,6 +21,7 @@ from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.slow import slow_after
+from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.evidence import QUICK_FIRST
 from tests.trt.evidence import model as published
@@ -63,7 +64,7 @@ def small() -> tuple[Network, dict[str, Layer], dict[str, Tensor]]:
     return network, layers, tensors
 
 
-def test_a_layer_that_writes_another_tensor_lets_go_of_its_own() -> None:
+def test_what_stands_alone_and_in_order() -> None:
     """The first output alone; what another layer writes by now stays that one's."""
     network, layers, tensors = small()
     new = Tensor("n")
@@ -82,6 +83,22 @@ def test_a_layer_that_writes_another_tensor_lets_go_of_its_own() -> None:
     network.set_output_of(layers["split"], tensors["b"], new)
     assert layers["split"].outputs == [tensors["a"], new]
     assert (new.producer, tensors["b"].producer) == (layers["split"], None)
+    network, layers, tensors = small()
+    network.add(Layer(LayerKind.UNARY, "dead"), [tensors["a"]], [Tensor("e")])
+    network.remove_dead()
+    assert [layer.name for layer in network.layers.values()] == list(layers)
+    network = Network()
+    t = {name: Tensor(name) for name in "xabcde"}
+    for name, inputs in (("last", "bd"), ("d", "c"), ("c", "x"), ("b", "a"), ("a", "x")):
+        network.add(Layer(LayerKind.UNARY, name), [t[i] for i in inputs], [t["e" if name == "last" else name]])
+    network.outputs = [t["e"]]
+    assert [layer.name for layer in network.in_order()] == ["c", "a", "d", "b", "last"]
+    assert [layer.name for layer in network.depth_first()] == ["c", "d", "a", "b", "last"]
+    network.order()
+    assert [layer.name for layer in network.of_kind(LayerKind.UNARY)] == ["c", "a", "d", "b", "last"]
+    network.focus = {t["d"]: None}
+    assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
+    assert network.near(LayerKind.SLICE) == []
 
 
 @pytest.mark.parametrize("edit", ["set_input", "drop_input", "add_input", "replace_reader", "retarget", "remove",
@@ -123,25 +140,6 @@ def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
         network.insert_before(add, 1, Layer(LayerKind.SHUFFLE, "between"), Tensor("m"))
         assert [t.name for t in add.inputs] == ["a", "m"] and add.inputs[1].producer.inputs == [tensors["b"]]  # type: ignore[union-attr]
     assert inconsistencies(network) == []
-
-
-def test_what_no_output_depends_on_is_dead() -> None:
-    network, layers, tensors = small()
-    network.add(Layer(LayerKind.UNARY, "dead"), [tensors["a"]], [Tensor("e")])
-    network.remove_dead()
-    assert [layer.name for layer in network.layers.values()] == list(layers)
-    network = Network()
-    t = {name: Tensor(name) for name in "xabcde"}
-    for name, inputs in (("last", "bd"), ("d", "c"), ("c", "x"), ("b", "a"), ("a", "x")):
-        network.add(Layer(LayerKind.UNARY, name), [t[i] for i in inputs], [t["e" if name == "last" else name]])
-    network.outputs = [t["e"]]
-    assert [layer.name for layer in network.in_order()] == ["c", "a", "d", "b", "last"]
-    assert [layer.name for layer in network.depth_first()] == ["c", "d", "a", "b", "last"]
-    network.order()
-    assert [layer.name for layer in network.of_kind(LayerKind.UNARY)] == ["c", "a", "d", "b", "last"]
-    network.focus = {t["d"]: None}
-    assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
-    assert network.near(LayerKind.SLICE) == []
 
 
 def run_checked(model: onnx.ModelProto, target: str) -> None:
@@ -311,13 +309,7 @@ def _small(name: str) -> onnx.ModelProto:
     return g.model(y)
 
 
-@pytest.mark.parametrize(("name", "int8", "computing", "conversions"), [
-    ("per_channel_conv", 1, [("Convolution", ["INT8"], "FLOAT")], ["c.in.Q"]),
-    ("symmetric_matmul", 1, [("kgen", ["FLOAT"], "INT8"), ("MatrixMultiply", ["INT8"], "FLOAT")], []),
-    ("residual_branches", 0, [("Convolution", ["FLOAT"], "FLOAT"), ("PointWise", ["INT8", "INT8"], "FLOAT")],
-     ["b0.Q", "b1.Q"]),
-    ("conv_bn_relu", 0, [("Convolution", ["FLOAT"], "FLOAT")], []),
-])  # fmt: skip
+@pytest.mark.parametrize(*cases("trt/network-four-small-graphs-as-10"))
 def test_four_small_graphs_as_10_3_built_them(
     name: str, int8: int, computing: list[tuple[str, list[str], str]], conversions: list[str]
 ) -> None:
@@ -328,7 +320,7 @@ def test_four_small_graphs_as_10_3_built_them(
     assert (found.summary()["int8"], told, found.conversion_nodes) == (int8, computing, conversions)
 
 
-def test_layers_of_matrix_products_are_those_that_10_lists(g: Graph) -> None:
+def test_products_and_defaults(g: Graph) -> None:
     """gemm-mlp-trt10: kgen, three gemm, kgen; and a float product whose Q and DQ are one kernel of floats."""
     x = g.input(8, 16)
     for i in range(3):
@@ -338,6 +330,15 @@ def test_layers_of_matrix_products_are_those_that_10_lists(g: Graph) -> None:
     told = [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in found.layers]
     assert told == [("kgen", "FLOAT", "INT8"), *[("MatrixMultiply", "INT8", "INT8")] * 3, ("kgen", "INT8", "FLOAT")]
     assert [b.inputs[0].tensor for b in found.layers[1:]] == [a.outputs[0].tensor for a in found.layers[:-1]]
+    # Kernel from the weights, strides and dilations 1, pads 0, one group, no automatic padding
+    spelled = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [0] * 4, "group": 1,
+               "auto_pad": "NOTSET"}  # fmt: skip
+    known, same = weights_of(bare(), "c"), weights_of(bare(**spelled), "c")
+    for name in ("kernel", "strides", "pads", "dilations", "group", "auto_pad"):
+        assert getattr(known, name) == getattr(same, name), name
+    assert (known.kernel, known.strides, known.pads) == ((3, 3), (1, 1), (0, 0, 0, 0))
+    assert (known.dilations, known.group, known.auto_pad) == ((1, 1), 1, "NOTSET")
+    assert (known.dims, known.axis, known.constant) == ((8, 8, 3, 3), 0, True)
 
 
 # What the importer reads out of a model: geometry with ONNX's defaults, and the parser's own decompositions.
@@ -356,18 +357,6 @@ def bare(**attributes: object) -> onnx.ModelProto:
     g = Graph()
     weights = g.const("w", np.zeros((8, 8, 3, 3), np.float32))
     return g.model(g.op("Conv", [g.input(1, 8, 8, 8), weights], "c", **attributes))
-
-
-def test_what_is_left_out_has_onnxs_defaults() -> None:
-    """Kernel from the weights, strides and dilations 1, pads 0, one group, no automatic padding."""
-    spelled = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [0] * 4, "group": 1,
-               "auto_pad": "NOTSET"}  # fmt: skip
-    known, same = weights_of(bare(), "c"), weights_of(bare(**spelled), "c")
-    for name in ("kernel", "strides", "pads", "dilations", "group", "auto_pad"):
-        assert getattr(known, name) == getattr(same, name), name
-    assert (known.kernel, known.strides, known.pads) == ((3, 3), (1, 1), (0, 0, 0, 0))
-    assert (known.dilations, known.group, known.auto_pad) == ((1, 1), 1, "NOTSET")
-    assert (known.dims, known.axis, known.constant) == ((8, 8, 3, 3), 0, True)
 
 
 @pytest.mark.parametrize(("key", "value"), [("strides", [2, 2]), ("dilations", [2, 2]), ("pads", [1] * 4)])

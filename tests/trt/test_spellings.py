@@ -168,7 +168,7 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
     assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
 
 
-def test_onnxruntime_asymmetric(tmp_path: Path) -> None:
+def test_onnxruntime_without_bias_pairs_and_with_zero_points(tmp_path: Path) -> None:
     """TensorRT takes no zero point but 0."""
     prediction = predict(by_onnxruntime(tmp_path), advice=False)
     assert all(c.precision.is_float for c in prediction.convolutions)
@@ -219,16 +219,13 @@ def by_modelopt() -> onnx.ModelProto:
     return g.model(g.op("GlobalAveragePool", g.conv(out, "c", weights="int8"), "gap"))
 
 
-def test_modelopt() -> None:
+def test_modelopt_and_half_precision() -> None:
     found = {c.name: c for c in predict(by_modelopt(), advice=False).convolutions}
     assert outcomes(predict(by_modelopt(), advice=False)) == {
         "stem": ([INT8], INT8), "a": ([INT8], INT8), "b": ([INT8, INT8], INT8), "c": ([INT8], FLOAT),
     }
     assert found["b"].fused == ["Add", "rb"]
-
-
-def test_half_precision_with_casts_behind_each_dq() -> None:
-    """Exports of before opset 19: scales stay float32 and a Cast behind each DQ makes float16 of it."""
+    # Exports of before opset 19: scales stay float32 and a Cast behind each DQ makes float16 of it
     g = Graph(opset=17)
     half = TensorProto.FLOAT16
     x = g.op("Cast", g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half), "to32", to=TensorProto.FLOAT)
@@ -274,7 +271,7 @@ def conv_names(prediction: Prediction) -> list[str]:
     return [c.name for c in prediction.convolutions]
 
 
-def test_input_that_is_an_output(g: Graph) -> None:
+def test_strange_graphs(g: Graph) -> None:
     g.input(1, 3, 8, 8)
     assert predict(g.model("x"), advice=False).layers == []
     g = Graph()
@@ -283,33 +280,22 @@ def test_input_that_is_an_output(g: Graph) -> None:
     model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)])
     prediction = predict(model, advice=False)
     assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
-
-
-def test_input_of_a_dq(g: Graph) -> None:
-    """Integers from outside."""
+    g = Graph()
+    # Integers from outside
     g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
     g.channels["i"] = 3
     prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT)}
     assert prediction.conversions == 0
-
-
-def test_dead_nodes(g: Graph) -> None:
+    g = Graph()
     x = g.input(1, 3, 8, 8)
     g.conv(x, "dead")
     assert conv_names(predict(g.model(g.conv(x, "alive")), advice=False)) == ["alive"]
     g = Graph()
     prediction = predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], INT8)}
-
-
-def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
-    out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
-    return helper.make_graph([helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out])
-
-
-def test_if_reads_from_outside(g: Graph) -> None:
-    """A tensor that a subgraph reads has a float reader: the Q behind the convolution cannot be absorbed."""
+    g = Graph()
+    # A tensor that a subgraph reads has a float reader: the Q behind the convolution cannot be absorbed
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     condition = g.const("yes", np.asarray(True))
     node = helper.make_node("If", [condition], ["if:0"], "If", then_branch=branch("then", conv, "Relu"),
@@ -317,9 +303,7 @@ def test_if_reads_from_outside(g: Graph) -> None:
     g.nodes.append(node)
     prediction = predict(g.model("if:0", g.op("Softmax", g.conv(conv, "d"), "s")), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
-
-
-def test_loop(g: Graph) -> None:
+    g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["v", conv], ["w"])],
@@ -333,3 +317,8 @@ def test_loop(g: Graph) -> None:
     count = g.const("count", np.asarray(3, np.int64))
     g.nodes.append(helper.make_node("Loop", [count, "", "x"], ["loop:0"], "Loop", body=body))
     assert outcomes(predict(g.model("loop:0"), advice=False)) == {"c": ([INT8], FLOAT)}
+
+
+def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
+    out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
+    return helper.make_graph([helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out])

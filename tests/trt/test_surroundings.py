@@ -11,6 +11,7 @@ from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.refusals import ReaderKind, Size
 from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of, weighted_behind
+from tests.tables import cases
 from tests.trt.builder import Graph
 
 
@@ -22,17 +23,15 @@ def layer(network: Network, name: str) -> Layer:
     return next(x for x in network.layers.values() if x.name == name)
 
 
-def test_how_large_a_tensor_is(g: Graph) -> None:
+def test_sizes_of_tensors(g: Graph) -> None:
     """All its values; the dimensions are told without the batch."""
     network = network_of(g, g.op("Exp", g.input(4, 8, 5, 5), "e"))
     assert elements(layer(network, "e").out) == Size("8x5x5", 800)
     for shape in (None, (1, None, 5), (1, 0, 5)):
         layer(network, "e").out.shape = shape
         assert elements(layer(network, "e").out) is None
-
-
-def test_a_product_that_became_a_convolution_has_the_size_behind_its_reshape(g: Graph) -> None:
-    """The tensor in between has no shape of its own; a tensor that has one, or that others read, is taken as it is."""
+    g = Graph()
+    # The tensor in between has no shape of its own; a tensor that has one, or that others read, is taken as it is
     network = network_of(g, g.reshape(g.op("Exp", g.input(1, 8, 5, 5), "e"), "r", 1, 200))
     out = layer(network, "e").out
     assert elements(out) == Size("8x5x5", 200)
@@ -92,7 +91,13 @@ def test_a_window_of_more_than_one_pixel_is_no_dfl(g: Graph) -> None:
     assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
 
 
-def test_scales_differ_when_one_is_not_known(g: Graph) -> None:
+def test_origins_and_scales(g: Graph) -> None:
+    """Exporters write equal weights once: a BatchNormalization without training has its bias as mean as well."""
+    one, zero = (g.const(n, np.full(8, v, np.float32)) for n, v in (("weight", 1), ("bias", 0)))
+    mean, variance = g.op("Identity", zero, "mean"), g.op("Identity", one, "variance")
+    y = g.op("BatchNormalization", [g.conv(g.input(1, 8, 4, 4), "c", k=1), one, zero, mean, variance], "bn")
+    assert qdqtool.predict(g.model(g.silu(y, "act"))).summary()["int8"] == 1
+    g = Graph()
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     network = network_of(g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2))))
     a, b, c = readers_of(layer(network, "e").out)
@@ -103,14 +108,7 @@ def test_scales_differ_when_one_is_not_known(g: Graph) -> None:
     assert (a.scale, differ([a]), differ([a, b]), differ([a, c])) == (None, False, True, True)
 
 
-@pytest.mark.parametrize(
-    ("form", "node", "path", "quantizer", "convolution"),
-    [
-        ("input", "", [], "", ""),
-        ("exp", "e", [], "", ""), ("pool", "e", ["pool"], "", ""), ("concat", "cat", [], "", ""),
-        ("pair", "p.DQ", ["pool"], "p.Q", ""), ("conv", "c", ["pool"], "", "c"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("trt/surroundings-where-a-tensor-comes-from"))
 def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quantizer: str, convolution: str) -> None:
     """Looked for past what a Q passes, up to a Concat; a DQ is told by the Q in front of it."""
     g = Graph()
@@ -131,14 +129,6 @@ def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quanti
     assert found.scale == (float(np.float32(0.3)) if form == "pair" else None)
 
 
-def test_constants_behind_an_identity_are_an_origin(g: Graph) -> None:
-    """Exporters write equal weights once: a BatchNormalization without training has its bias as mean as well."""
-    one, zero = (g.const(n, np.full(8, v, np.float32)) for n, v in (("weight", 1), ("bias", 0)))
-    mean, variance = g.op("Identity", zero, "mean"), g.op("Identity", one, "variance")
-    y = g.op("BatchNormalization", [g.conv(g.input(1, 8, 4, 4), "c", k=1), one, zero, mean, variance], "bn")
-    assert qdqtool.predict(g.model(g.silu(y, "act"))).summary()["int8"] == 1
-
-
 def test_whose_data_a_tensor_is(g: Graph) -> None:
     """Through DQs and what a Q passes, not through weights and what computes."""
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
@@ -148,9 +138,7 @@ def test_whose_data_a_tensor_is(g: Graph) -> None:
     assert weighted_behind(layer(network, "p.Q").out) == ("a",)
     assert weighted_behind(layer(network, "e").out) == ()
     assert weighted_behind(layer(network, "a.w.Q").out) == ()
-
-
-def test_a_scale_is_one_number_or_one_for_each_channel(g: Graph) -> None:
+    g = Graph()
     x = g.op("Exp", g.input(1, 2, 4, 4), "e")
     network = network_of(g, g.op("Neg", g.pair(g.pair(x, "p", 0.5), "q", [0.5, 0.25], axis=1), "n"))
     told = scale_of(layer(network, "q.DQ"))

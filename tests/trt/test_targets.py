@@ -10,6 +10,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Trtexec, target_before, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.fuzz.net import Net
+from tests.tables import cases
 from tests.trt.builder import Graph
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
@@ -40,6 +41,9 @@ def test_every_target_answers(target: str) -> None:
         ("b", [INT8], INT8),
     ]
     assert prediction.conversion_nodes == ["a.in.Q"]
+    # And the bare one on 10, whose builds show it (small-graphs-orinnano-trt103); a stem with its pooling is not
+    expected = dict.fromkeys("ab", TARGETS[target].evidence) | ({"b": Evidence.SEEN} if target == "trt10" else {})
+    assert {name: conv.evidence for name, conv in found(stem(), target).items()} == expected
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -55,16 +59,7 @@ def test_what_constants_alone_make_is_computed_while_building(target: str) -> No
 
 
 # Each property came, or went, with one version and stayed so; rtx1.7 is a compiler of its own.
-@pytest.mark.parametrize(
-    ("prop", "since", "on_rtx"),
-    [
-        ("merges_parallel", "trt8.4", True), ("fuses_stem_pool", "trt8.4", True), ("int8_weights", "trt8.5", True),
-        ("multiply_in_pointwise_name", "trt10", False), ("constants_first", "trt10", False),
-        ("float16_scales", "trt10", True), ("strongly_typed", "trt11", True),
-        ("residual_through_activation", "trt11", False), ("copies_dq", "trt11", False),
-        ("transposed_per_channel", None, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("trt/targets-what-a-version-brought-stays"))
 def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool) -> None:
     having = {t.name for t in CLASSIC if getattr(t, prop) is True}
     assert having == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
@@ -89,7 +84,7 @@ def test_the_target_before(name: str, before: str | None) -> None:
     assert (found and found.name) == before
 
 
-def test_names_of_8_0() -> None:
+def test_stems_and_default_targets(g: Graph) -> None:
     """centernet-resnet34-qat-trt80: suffix on the weights' Q, the Relu's name kept, MaxPool apart."""
     outcomes = found(stem(), "trt8.0")
     assert outcomes["a"].layer == "a.weight + a.w.Q_quantize_scale_node + a + r"
@@ -98,6 +93,16 @@ def test_names_of_8_0() -> None:
     assert "pool" in names
     for target in ("trt8.4", "trt8.5", "trt8.6"):
         assert found(stem(), target)["a"].layer == "a.weight + a.w.Q + a + pool"
+    assert DEFAULT_TARGET == "trt10"
+    assert TARGETS["trt8.5"].evidence == TARGETS["trt8.6"].evidence == Evidence.SEEN
+    newer = [t for t in CLASSIC if t.version > TARGETS["trt8.6"].version]
+    assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
+    # Only ResNet's 7x7 stem was seen
+    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
+    g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
+    conv = found(g, "trt8.5")["a"]
+    assert "pool" in conv.fused
+    assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
 
 
 @pytest.mark.parametrize("target", [t.name for t in CLASSIC if not t.strongly_typed])
@@ -112,13 +117,6 @@ def test_strongly_typed_remainder_has_the_onnx_type(half: bool, precision: Preci
     prediction = predict(stem(half).model("s:0"), "trt11", advice=False)
     softmax = next(layer for layer in prediction.layers if layer.type == "Softmax")
     assert [t.precision for t in softmax.inputs] == [precision]
-
-
-@pytest.mark.parametrize("target", [t.name for t in CLASSIC])
-def test_a_plain_convolution_is_seen_where_its_target_is(target: str) -> None:
-    """And the bare one on 10, whose builds show it (small-graphs-orinnano-trt103); a stem with its pooling is not."""
-    expected = dict.fromkeys("ab", TARGETS[target].evidence) | ({"b": Evidence.SEEN} if target == "trt10" else {})
-    assert {name: conv.evidence for name, conv in found(stem(), target).items()} == expected
 
 
 @pytest.mark.parametrize(
@@ -155,28 +153,7 @@ def test_unknown_scale_is_an_assumption(g: Graph) -> None:
     assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
 
 
-def test_default_target_is_what_users_install() -> None:
-    assert DEFAULT_TARGET == "trt10"
-    assert TARGETS["trt8.5"].evidence == TARGETS["trt8.6"].evidence == Evidence.SEEN
-    newer = [t for t in CLASSIC if t.version > TARGETS["trt8.6"].version]
-    assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
-
-
-def test_stem_of_another_kernel_is_assumed_to_take_its_pooling(g: Graph) -> None:
-    """Only ResNet's 7x7 stem was seen."""
-    x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
-    g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
-    conv = found(g, "trt8.5")["a"]
-    assert "pool" in conv.fused
-    assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
-
-
-@pytest.mark.parametrize(
-    ("version", "target"),
-    [("8.0.1", "trt8.0"), ("8.2.3", "trt8.0"), ("8.4.12", "trt8.4"), ("8.5.2.2", "trt8.5"), ("8.6", "trt8.6"),
-     ("9.3", "trt8.6"), ("10.13.0", "trt10"), ("11.4.1", "trt11"), ("19.0", "trt11"),
-     ("7.2.3", None), ("", None), ("unknown", None), ("x.y", None)],
-)
+@pytest.mark.parametrize(*cases("trt/targets-target-of-a-version"))
 def test_target_of_a_version(version: str, target: str | None) -> None:
     if target is not None:
         assert target_of_version(version).name == target
@@ -193,13 +170,7 @@ def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> No
     assert trtexec_of_version("no version") is None
 
 
-@pytest.mark.parametrize(("target", "flags", "said"), [
-    ("trt8.0", {"--int8", "--fp16"}, ""), ("8.6.1", {"--int8", "--fp16"}, ""),
-    ("trt10", {"--int8", "--fp16"}, "10.12 and later"), ("10.3", {"--int8", "--fp16"}, "on a Jetson"),
-    ("10.11", {"--int8", "--fp16"}, ""), ("10.12", {"--int8", "--fp16"}, "deprecated"),
-    ("10.15.1", {"--int8", "--fp16"}, "deprecated"), ("10.15.1-strongly-typed", {"--stronglyTyped"}, ""),
-    ("trt11", set(), ""), ("11.4", set(), ""),
-])
+@pytest.mark.parametrize(*cases("trt/targets-the-printed-command-has-the"))
 def test_the_printed_command_has_the_flags_of_its_version(target: str, flags: set[str], said: str) -> None:
     """Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags."""
     command, remark = trtexec_command(target_named(target), "m.onnx"), trtexec_remark(target_named(target))

@@ -45,24 +45,15 @@ def simulated() -> set[Row]:
     return {unnumbered((e.pass_name, e.kind, e.subject, e.object)) for e in prediction().trace}
 
 
-def test_the_network_is_sound() -> None:
+def test_quoted_lines_passes_and_layers_appear() -> None:
     onnx.checker.check_model(NETWORK, full_check=True)
-
-
-def test_every_quoted_line_appears() -> None:
     assert len(quoted()) == 107
     assert quoted() - simulated() == UNEXPLAINED
-
-
-def test_quoted_passes() -> None:
-    """The lines speak about the passes that move and absorb Q and DQ."""
+    # The lines speak about the passes that move and absorb Q and DQ
     passes = {row[0] for row in quoted()}
     assert {"SplitQAcrossPrecedingFanIn", "HorizontalMergeQNodes", "VanillaSwapWithFollowingQ", "QConvScaleFusion",
             "QuantizeDoubleInputNodes", "ConstWeightsFusion", "QDQToCopy", "EltwiseAddToPwn"} <= passes
-
-
-def test_stem_as_listed() -> None:
-    """Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8."""
+    # Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8
     stem = next(c for c in prediction().convolutions if c.name == "/model/backbone0/conv/Conv")
     assert stem.inputs == [Precision.INT8]
     assert stem.output == Precision.INT8
@@ -71,10 +62,7 @@ def test_stem_as_listed() -> None:
         " + /model/backbone0/conv/Conv"
     )
     assert "/model/backbone0/conv/_input_quantizer/QuantizeLinear" in prediction().conversion_nodes
-
-
-def test_add_between_pairs_is_a_layer_of_its_own() -> None:
-    """EltwiseAddToPwn takes it, so no convolution did."""
+    # EltwiseAddToPwn takes it, so no convolution did
     layers = {layer.name: layer for layer in prediction().layers}
     add = layers["/model/backbone2/m.0/addop/Add"]
     assert add.type == "PointWise"

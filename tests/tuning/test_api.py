@@ -29,6 +29,7 @@ from tests.insertion.nets import check, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
+from tests.tables import cases
 from tests.tuning.nets import branchy, resnet, segmentation
 
 DATA = images(16, 16, 16)
@@ -250,11 +251,16 @@ def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
 # Goals ------------------------------------------------------------------------------------------------------------
 
 
-def test_everything_int8_may_be_enough() -> None:
+def test_goals_that_need_nothing_or_cannot_be_reached() -> None:
     tuning = qdqtool.tune(branchy(), DATA, keep=0.9)
     assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
     assert all(s.loss is None for s in tuning.sites)
     assert len(qdqtool.tune(branchy(), DATA, keep=0.9, whole_front=True).front) > 2
+    tuning = qdqtool.tune(branchy(), DATA, keep=1.0, method="mse", metric=always_worse)
+    assert not tuning.reached
+    best = max(p.chosen_on for p in tuning.front)
+    assert tuning.chosen.chosen_on == best < 1.0
+    assert tuning.chosen.cost.int8 > 0 and any("do not reach the goal" in note for note in tuning.notes)
 
 
 def test_the_whole_front_is_searched_past_the_goal() -> None:
@@ -265,14 +271,6 @@ def test_the_whole_front_is_searched_past_the_goal() -> None:
     beside = [p for p in tuning.front if p.cost.value <= worst.cost.value][-1]
     one, other = (agreement(tuning.model_of(p), DATA[3::4]) for p in (beside, worst))
     assert beside.name == "5 choices" and one > other  # on images that nothing was chosen by
-
-
-def test_a_goal_that_cannot_be_reached_is_said_so() -> None:
-    tuning = qdqtool.tune(branchy(), DATA, keep=1.0, method="mse", metric=always_worse)
-    assert not tuning.reached
-    best = max(p.chosen_on for p in tuning.front)
-    assert tuning.chosen.chosen_on == best < 1.0
-    assert tuning.chosen.cost.int8 > 0 and any("do not reach the goal" in note for note in tuning.notes)
 
 
 def always_worse(reference: Any, outputs: Any, image: str) -> float:
@@ -298,17 +296,14 @@ def test_a_budget_takes_the_most_accurate_that_fits() -> None:
     assert not none.reached and none.chosen.cost.ms == min(p.cost.ms or 0 for p in none.front)
 
 
-def test_where_the_float_model_is_fast_enough_that_is_said() -> None:
+def test_budgets_and_fast_models() -> None:
     tuning = qdqtool.tune(branchy(), DATA, budget_ms=1000.0, gpu="RTX 3060", method="mse", swept_on=1)
     said = [n for n in tuning.notes if n.startswith("the float model itself")]
     model, target = Model(branchy()), target_named("trt8.5")
     alone = estimate(model, qdqtool.predict(branchy()), gpus.chosen("RTX 3060", None, None), target).total_ms
     assert len(said) == 1 and f"{alone:.4g} ms, which fits" in said[0]
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized  # none is more accurate
-
-
-def test_the_float_model_is_a_placement_among_others() -> None:
-    """With the time of a GPU it is in the front; where nothing else is faster and good enough it is what is written."""
+    # With the time of a GPU it is in the front; where nothing else is faster and good enough it is what is written
     tuning = qdqtool.tune(branchy(), DATA, keep=1.0, gpu="RTX 4090", method="mse", whole_front=True, swept_on=1)
     floats = [p for p in [*tuning.front, *tuning.others] if not p.cost.int8]
     assert len(floats) == 1 and floats[0].chosen_on == pytest.approx(tuning.metric["float"], abs=1e-6)
@@ -401,28 +396,18 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep": 1.5}, "above 0 and at most 1"), ({"keep": 0.9, "budget_ms": 1.0, "gpu": "T4"}, "exclude each other"),
-        ({"budget_ms": 1.0}, "name it with `gpu`"), ({"gpu": "no such gpu"}, "no such gpu"),
-        ({"gpu": "Jetson Nano"}, "has no INT8"), ({"head": "x"}, "choose one of"), ({"method": "kl"}, "choose one of"),
-        ({"metric": "nowhere:f"}, "cannot be imported"), ({"workers": 0}, "above 0"), ({"time_limit": -1.0}, "above 0"),
-        ({"exclude": ["("]}, "not a regular expression"), ({"method_for": [("nothing", "max")]}, "matches no"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("tuning/api-wrong-options"))
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(QdqtoolError, match=message):
         qdqtool.tune(branchy(), DATA, **options)
 
 
-def test_a_quantized_model_is_refused() -> None:
+def test_no_number_without_a_positive_metric() -> None:
+    with pytest.raises(QdqtoolError, match=r"below_zero: gives -?0"):
+        qdqtool.tune(branchy(), DATA, keep=0.9, metric=below_zero)
     made = qdqtool.insert(branchy(), DATA, predict=False).model
     with pytest.raises(ModelError, match="is quantized already"):
         qdqtool.tune(made, DATA)
-
-
-def test_nothing_to_quantize_is_said() -> None:
     with pytest.raises((ModelError, QdqtoolError), match="nothing to quantize"):
         qdqtool.tune(branchy(), DATA, exclude_op=["Conv"])
 
@@ -444,7 +429,7 @@ def test_classifiers_and_segmentation(make: Any, metric: Any) -> None:
     check(tuning.model)
 
 
-def test_json_has_what_was_promised(tuned: Tuning) -> None:
+def test_json_and_other_points(tuned: Tuning) -> None:
     data = tuned.as_json()
     assert data["schema"] == "qdqtool/tuning/1"
     assert {"metric", "sites", "front", "chosen", "goal", "cost", "images", "effort", "model"} <= set(data)
@@ -455,9 +440,6 @@ def test_json_has_what_was_promised(tuned: Tuning) -> None:
         assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= set(point)
         assert point["low"] <= point["metric"] <= point["high"]
     assert data["images"]["calibration"] == 8 and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
-
-
-def test_other_points_can_be_built(tuned: Tuning) -> None:
     for point in tuned.front:
         assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
 
@@ -465,11 +447,6 @@ def test_other_points_can_be_built(tuned: Tuning) -> None:
 def below_zero(reference: Any, outputs: Any, image: str) -> float:
     (wanted,), (found,) = reference.values(), outputs.values()
     return -float(np.abs(wanted - found).mean())
-
-
-def test_a_metric_that_is_not_above_zero_has_no_part_to_keep() -> None:
-    with pytest.raises(QdqtoolError, match=r"below_zero: gives -?0"):
-        qdqtool.tune(branchy(), DATA, keep=0.9, metric=below_zero)
 
 
 def test_broken_images_are_left_out_and_told(tmp_path: Path) -> None:
@@ -500,16 +477,13 @@ def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> 
     assert (tmp_path / "t.json").read_bytes().startswith(b"{")
 
 
-def test_a_network_without_any_int8_is_told() -> None:
+def test_networks_without_int8_and_more_convolutions() -> None:
     net = conv_net()
     next(n for n in net.graph.node if n.name == "conv2").name = "other"
     samples = [{"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)]
     with pytest.raises(QdqtoolError, match="no convolution would run in INT8"):
         qdqtool.tune(net, samples, include=["conv"])
-
-
-def test_convolutions_that_no_placement_of_its_own_quantizes_are_calibrated_too() -> None:
-    """A pattern leaves a convolution out; making another one float may still put a Q on what it reads."""
+    # A pattern leaves a convolution out; making another one float may still put a Q on what it reads
     model = conv_net()
     model.graph.node[-1].name = "last"
     samples = np.random.default_rng(0).random((8, 3, 16, 16), np.float32)

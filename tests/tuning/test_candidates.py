@@ -25,6 +25,7 @@ from qdqtool.tuning.sites import (
     neighbours,
 )
 from tests.insertion.nets import images, run
+from tests.tables import cases
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
 SITES = {
@@ -54,27 +55,15 @@ def why(table: dict[str, tuple[int, int]], *found: Candidate) -> tuple[Configura
     return free, [j.why_not for j in judged]
 
 
-def test_a_choice_that_costs_more_and_frees_a_tensor_is_measured() -> None:
+def test_what_is_measured_and_what_is_chosen_at_once() -> None:
     assert why({"": (10, 1), "a": (9, 2)}, float_at("a")) == (Configuration(), [""])
-
-
-def test_float_that_costs_nothing_is_chosen_at_once() -> None:
     free, reasons = why({"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, float_at("a"), float_at("b"))
     assert free.floats == {"a"} and reasons[0] == FREE
-
-
-def test_a_float_convolution_between_two_conversions_is_not_measured() -> None:
     assert why({"": (10, 1), "b": (9, 3)}, float_at("b"))[1] == [BETWEEN]
     assert why({"": (10, 1), "b": (9, 2)}, float_at("b"))[1] == [""]
     assert why({"": (10, 1), "a": (9, 3)}, float_at("a"))[1] == [""]  # it frees a tensor
-
-
-def test_a_larger_site_at_the_same_cost_stands_for_a_smaller_one() -> None:
     _, reasons = why({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, float_at("a"), float_at("ab"))
     assert "ab" in reasons[0] and reasons[1] == ""
-
-
-def test_int8_that_is_no_faster_is_not_measured() -> None:
     box = Candidate(SITES["box"], INT8, Configuration(quantized=frozenset({"box"})))
     assert why({"": (10, 1), "+": (11, 2)}, box)[1] == [NO_GAIN]
     assert why({"": (10, 1), "+": (11, 1)}, box)[1] == [""]
@@ -101,7 +90,7 @@ def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: 
                        for o in judged)  # fmt: skip
 
 
-def test_sites_are_convolutions_groups_and_residuals() -> None:
+def test_sites_and_cuts() -> None:
     planner = planner_of(branchy(), images(2, 16, 16))
     sites = {s.name: (s.kind, s.nodes, s.tensors) for s in find_sites(planner)}
     assert sites["c5"] == ("convolution", ("c5",), ("cat.out",))
@@ -110,6 +99,18 @@ def test_sites_are_convolutions_groups_and_residuals() -> None:
     assert sites["c3"][2] == ()  # c4 reads the same tensor
     names = [frozenset(s[1]) for s in sites.values()]
     assert len(names) == len(set(names))
+    model = Model(branchy())
+    cuts = Cuts(model, model.outputs)
+    names = [n.name for n in model.ordered]
+    assert cuts.crossing(0) == ("x",)
+    assert set(cuts.crossing(names.index("c4"))) == {"add.out", "a3/Mul.out"}
+    assert set(cuts.crossing(names.index("c5"))) == {"cat.out"}
+    assert cuts.bytes_at(names.index("c5")) == 4 * 32 * 16 * 16
+    assert cuts.crossing(len(names)) == ("c6.out",)
+    proto = branchy()
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
+    model = Model(proto)
+    assert "a0/Mul.out" in Cuts(model, model.outputs).crossing(len(model.ordered) - 1)
 
 
 def floats(*names: str) -> Configuration:
@@ -131,24 +132,15 @@ def order(prices: dict[str, int], gains: dict[str, float], together: int = 0) ->
     return [sorted(c.floats) for c in chain(Configuration(), found, additive(prices, together), near)]
 
 
-def test_most_gain_for_its_cost_first() -> None:
+def test_the_order_of_choices() -> None:
     assert order({"a": 1, "b": 2, "c": 4}, {"a": 1.5, "b": 4.0, "c": 4.0}) == [["b"], ["a", "b"], ["a", "b", "c"]]
-
-
-def test_what_is_next_to_a_float_becomes_cheaper() -> None:
     # Alone b costs 4 for a gain of 2, c 3 for 2; next to a, b costs 1.
     assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 3) == [["a"], ["a", "b"], ["a", "b", "c"]]
     assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 0)[1] == ["a", "c"]
-
-
-def test_no_node_counts_twice() -> None:
     gains = [Gain(floats("a", "b"), 5.0, 2.0), Gain(floats("a"), 3.0, 1.0), Gain(floats("c"), 1.0, 1.0)]
     assert estimated(gains, floats("a", "b")) == 5.0
     assert estimated(gains, floats("a", "c")) == 4.0
     assert estimated(gains, floats("b")) == 0.0
-
-
-def test_neighbours_read_or_make_each_other() -> None:
     near = neighbours(Model(branchy()))
     assert near["c0"] == {"c1", "c3", "c4"}  # the last two through the residual
     assert near["c6"] == {"c5"}
@@ -179,32 +171,7 @@ def test_every_cut_computes_what_the_whole_computes(make: object) -> None:
         assert cuts.usable(position) == position
 
 
-def test_what_crosses_is_what_is_made_before_and_read_after() -> None:
-    model = Model(branchy())
-    cuts = Cuts(model, model.outputs)
-    names = [n.name for n in model.ordered]
-    assert cuts.crossing(0) == ("x",)
-    assert set(cuts.crossing(names.index("c4"))) == {"add.out", "a3/Mul.out"}
-    assert set(cuts.crossing(names.index("c5"))) == {"cat.out"}
-    assert cuts.bytes_at(names.index("c5")) == 4 * 32 * 16 * 16
-    assert cuts.crossing(len(names)) == ("c6.out",)
-
-
-def test_an_output_that_is_made_early_is_carried_on() -> None:
-    proto = branchy()
-    proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
-    model = Model(proto)
-    assert "a0/Mul.out" in Cuts(model, model.outputs).crossing(len(model.ordered) - 1)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "workers", "end"),
-    [
-        (3.0, 1, "at most about a minute with 1 worker"),
-        (600.0, 2, "at most about 10 minutes with 2 workers"),
-        (None, 2, "what an earlier run measured is taken"),
-    ],
-)
+@pytest.mark.parametrize(*cases("tuning/candidates-sentence"))
 def test_sentence(seconds: float | None, workers: int, end: str) -> None:
     text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "

@@ -22,6 +22,7 @@ from qdqtool.tuning.measure import Job, Result, Task, local, run_task
 from qdqtool.tuning.measurements import Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
 from tests.insertion.nets import Net, images, run
+from tests.tables import cases
 from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation
 
 DATA = images(5, 16, 16)
@@ -47,7 +48,7 @@ def by_hand(recipe: Recipe, sample: int) -> float:
     return float(np.sqrt(np.mean((wanted - found) ** 2)) / wanted.std())
 
 
-def test_a_sweep_measures_what_whole_networks_give(job: Job, recipes: list[Recipe]) -> None:
+def test_sweeps_and_whole_runs(job: Job, recipes: list[Recipe]) -> None:
     result = run_task(job, Task("t", (0, 3), tuple(recipes)))
     for recipe in recipes:
         for sample in (0, 3):
@@ -56,9 +57,6 @@ def test_a_sweep_measures_what_whole_networks_give(job: Job, recipes: list[Recip
             assert row.error == pytest.approx(by_hand(recipe, sample), rel=1e-12)
     assert "c0.weight" in job.network.weights  # they lie in memory once, for all sessions
     assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
-
-
-def test_whole_runs_give_the_same_errors_bit_by_bit(job: Job, recipes: list[Recipe]) -> None:
     swept = run_task(job, Task("s", (0, 1, 2), tuple(recipes)))
     whole = run_task(job, Task("w", (0, 1, 2), tuple(recipes), whole=True))
     for recipe in recipes:
@@ -82,7 +80,11 @@ def test_the_same_bits_for_any_number_of_workers(job: Job, recipes: list[Recipe]
     assert found == {(k, n): row for k, rows in wanted.rows.items() for n, row in rows.items()}
 
 
-def test_job_and_task_go_through_pickle(job: Job, recipes: list[Recipe]) -> None:
+def test_modules_and_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, recipes: list[Recipe]) -> None:
+    (tmp_path / "only_here.py").write_text("def f(reference, outputs, image):\n    return 1.0\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    assert metric_for(Model(branchy()), "only_here:f").name == "only_here:f"
     task = Task("t", (1,), tuple(recipes[:3]), whole=True)
     job.network  # noqa: B018 - what is kept for one process stays there
     back: Job = pickle.loads(pickle.dumps(job))
@@ -91,7 +93,7 @@ def test_job_and_task_go_through_pickle(job: Job, recipes: list[Recipe]) -> None
     assert result == run_task(job, task)
 
 
-def test_an_error_of_one_worker_ends_all(job: Job, recipes: list[Recipe]) -> None:
+def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
     def broken(reference: object, outputs: object, image: str) -> float:
         raise RuntimeError("no labels")
 
@@ -99,6 +101,18 @@ def test_an_error_of_one_worker_ends_all(job: Job, recipes: list[Recipe]) -> Non
     tasks = [Task(f"{i}", (i,), tuple(recipes), whole=True) for i in range(5)]
     with pytest.raises(QdqtoolError, match=r"`metric` m:f: raised RuntimeError on sample \d: no labels"):
         list(local(2)(failing, tasks))
+    def rude(reference: dict[str, np.ndarray], outputs: dict[str, np.ndarray], image: str) -> float:
+        (wanted,), (found,) = reference.values(), outputs.values()
+        value = float(np.abs(wanted - found).mean())
+        wanted[:] = found[:] = 0.0
+        return value
+
+    metric = UserMetric("m:f", job.metric.tensors, rude)
+    task = Task("t", (0,), tuple(recipes), whole=True)
+    rows = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), task).rows
+    backwards = replace(task, candidates=tuple(recipes[::-1]))
+    again = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), backwards)
+    assert again.rows == rows
 
 
 def test_samples_at_once_fit_the_budget(job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,41 +163,14 @@ def test_the_float_network_runs_once_for_each_sample(
     assert found[0] == found[1]
 
 
-def test_a_metric_that_writes_into_what_it_gets_changes_nothing_for_the_next(job: Job, recipes: list[Recipe]) -> None:
-    def rude(reference: dict[str, np.ndarray], outputs: dict[str, np.ndarray], image: str) -> float:
-        (wanted,), (found,) = reference.values(), outputs.values()
-        value = float(np.abs(wanted - found).mean())
-        wanted[:] = found[:] = 0.0
-        return value
-
-    metric = UserMetric("m:f", job.metric.tensors, rude)
-    task = Task("t", (0,), tuple(recipes), whole=True)
-    rows = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), task).rows
-    backwards = replace(task, candidates=tuple(recipes[::-1]))
-    again = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), backwards)
-    assert again.rows == rows
-
-
-def test_a_yolov8_output_gets_agreement_map() -> None:
+def test_metrics_of_outputs() -> None:
     found = metric_for(Model(yolov8n(64, classes=3)), None)
     assert found == AgreementMap("output0", 3)
     assert "IoU" in found.sentence and ". " not in found.sentence.replace("IoU .50 to .95", "")  # one sentence
-
-
-def test_an_output_with_its_last_dimensions_exchanged() -> None:
     proto = yolov8n(64, classes=3)
     proto.graph.node.append(onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1]))
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
     assert metric_for(Model(proto), None) == AgreementMap("turned", 3, True)
-
-
-@pytest.mark.parametrize("make", [branchy, resnet, segmentation])
-def test_other_networks_get_output_agreement(make: object) -> None:
-    model = Model(make())  # type: ignore[operator]
-    assert metric_for(model, None) == OutputAgreement(tuple(model.outputs))
-
-
-def test_sorted_outputs_are_not_compared_place_by_place() -> None:
     proto = resnet()
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3], np.int64), "k"))
     proto.graph.node.append(onnx.helper.make_node("TopK", ["fc.out", "k"], ["best", "which"], name="top"))
@@ -191,6 +178,12 @@ def test_sorted_outputs_are_not_compared_place_by_place() -> None:
     proto.graph.output.append(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
     found = metric_for(Model(proto), None)
     assert isinstance(found, OutputAgreement) and found.tensors != ("best",)
+
+
+@pytest.mark.parametrize("make", [branchy, resnet, segmentation])
+def test_other_networks_get_output_agreement(make: object) -> None:
+    model = Model(make())  # type: ignore[operator]
+    assert metric_for(model, None) == OutputAgreement(tuple(model.outputs))
 
 
 def detections(boxes: list[tuple[float, float, float, float, int, float]]) -> np.ndarray:
@@ -231,19 +224,13 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     assert (resampled(metric, back, 20) == resampled(metric, evidence, 20)).all()
 
 
-def test_without_reference_boxes_there_is_no_value() -> None:
-    metric = AgreementMap("o", 2)
-    empty = {"o": detections([])}
-    assert math.isnan(metric.value([metric.look(metric.kept(empty), empty, "a")]))
-
-
-def test_output_agreement_by_hand() -> None:
+def test_values_by_hand() -> None:
     metric = OutputAgreement(("o",))
     wanted, found = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), np.array([[1.0, 2.0, 4.0, 6.0]], np.float32)
     assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
-
-
-def test_resamples_are_the_same_for_every_candidate() -> None:
+    metric = AgreementMap("o", 2)
+    empty = {"o": detections([])}
+    assert math.isnan(metric.value([metric.look(metric.kept(empty), empty, "a")]))
     metric = OutputAgreement(("o",))
     low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
     assert np.allclose(high - low, 0.1)
@@ -267,38 +254,20 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mymetrics"
 
 
-def test_a_function_by_name(module: str) -> None:
+def test_functions_by_name(module: str) -> None:
     metric = UserMetric(f"{module}:top1", ("o",))
     kept = metric.kept({"o": np.array([0.1, 0.9])})
     values = [metric.look(kept, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
     assert values == [1.0, 0.0] and metric.value(values) == 0.5
 
 
-def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "only_here.py").write_text("def f(reference, outputs, image):\n    return 1.0\n", "utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    assert metric_for(Model(branchy()), "only_here:f").name == "only_here:f"
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("broken", "raised KeyError on a.jpg: 'labels of a.jpg'"), ("leaves", "raised SystemExit on a.jpg: 3"),
-        ("nothing", "gave nan on a.jpg; it has to be"),
-    ],
-)
+@pytest.mark.parametrize(*cases("tuning/measure-a-function-that-fails-is"))
 def test_a_function_that_fails_is_named_with_the_image(module: str, function: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=f"`metric` {module}:{function}: {message}"):
         UserMetric(f"{module}:{function}", ("o",)).look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("top1", "is not package.module:function"), (":top1", "is not package"), ("mymetrics:", "is not package"),
-     ("nowhere.at.all:f", "cannot be imported: ModuleNotFoundError"), ("mymetrics:missing", "AttributeError"),
-     ("mymetrics:number", "is no function")],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("tuning/measure-a-name-that-is-none"))
 def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=message):
         metric_for(Model(branchy()), name)
@@ -346,19 +315,20 @@ def test_evaluation_data_is_halved(count: int, chosen: int, judged: int) -> None
     assert 1 <= len(one) <= max(chosen, 4) and 1 <= len(other) <= max(judged, 4)
 
 
-def test_neighbours_fall_on_one_side() -> None:
+def test_sets_of_samples(tmp_path: Path) -> None:
     """Of 64 frames of a video all but those at the edges of blocks have both neighbours in the same set."""
     sets = open_sets(model(), numbered(5), numbered(64, 1000))
     one = set(values(sets, sets.chosen_on))
     assert len(one) == 32
     edges = [v for v in range(1000, 1063) if (v in one) != (v + 1 in one)]
     assert len(edges) == 7
-
-
-def test_samples_of_a_fixed_batch() -> None:
     rows = np.arange(64, dtype=np.float32).reshape(16, 4, 1, 1, 1).repeat(2, 3).repeat(2, 4)
     sets = open_sets(model(4), [{"x": r} for r in rows])
     assert len(sets.chosen_on) == 4 and len(values(sets, sets.chosen_on)) == 16
+    np.save(tmp_path / "x.npy", np.zeros((9, 1, 2, 2), np.float32))
+    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
+    with pytest.raises(DataError, match=r"link\.npy: is what `data` names"):
+        open_sets(model(), tmp_path / "x.npy", str(tmp_path / "link.npy"))
 
 
 def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path) -> None:
@@ -376,13 +346,6 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
     mine, theirs = one.measured.load(3), again.load(3)
     assert mine is not None and theirs is not None and np.array_equal(mine["x"], theirs["x"])
     assert sets().fingerprint == one.fingerprint != sets(1).fingerprint
-
-
-def test_the_same_data_cannot_judge(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((9, 1, 2, 2), np.float32))
-    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
-    with pytest.raises(DataError, match=r"link\.npy: is what `data` names"):
-        open_sets(model(), tmp_path / "x.npy", str(tmp_path / "link.npy"))
 
 
 @pytest.mark.parametrize(

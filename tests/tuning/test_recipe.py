@@ -26,7 +26,7 @@ from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, planner_of
 
 
-def test_the_same_model_as_insert() -> None:
+def test_recipes() -> None:
     data = images(4, 16, 16)
     planner = planner_of(branchy(), data)
     for floats in ((), ("c1", "c4"), ("add",), ("c0", "c6")):
@@ -39,9 +39,6 @@ def test_the_same_model_as_insert() -> None:
             (n.op_type, n.name, *n.input) for n in inserted.model.graph.node
         ]
         assert np.array_equal(run(proto, data[0])[0], run(inserted.model, data[0])[0])
-
-
-def test_methods_and_scales_of_their_own() -> None:
     data = images(4, 16, 16)
     planner = planner_of(branchy(), data)
     changed = planner.plan(Configuration(methods=frozenset({("add.out", "max")}))).recipe
@@ -53,15 +50,12 @@ def test_methods_and_scales_of_their_own() -> None:
     assert {p.group for p in apart.pairs if p.tensor == "x"} == {None}
 
 
-def test_keys_tell_models_apart_and_nothing_else() -> None:
+def test_keys_and_first_changes() -> None:
     planner = planner_of(branchy(), images(2, 16, 16))
     one, same, other = (planner.plan(Configuration(floats=frozenset(f))).recipe for f in ((), (), ("c3",)))
     assert one.key == same.key != other.key
     back: Recipe = pickle.loads(pickle.dumps(one))
     assert back == one and back.key == one.key
-
-
-def test_first_change_is_the_first_node_that_reads_something_else() -> None:
     planner = planner_of(branchy(), images(2, 16, 16))
     names = [n.name for n in planner.model.ordered]
     base = planner.plan(Configuration()).recipe
@@ -92,10 +86,14 @@ def test_what_was_kept_comes_back_bit_by_bit(kept: Path) -> None:
     assert store.resumed == 4
 
 
-def test_nothing_is_written_without_anything_new(kept: Path) -> None:
+def test_what_is_kept_nowhere_or_not_at_all(kept: Path, tmp_path: Path) -> None:
     before = kept.stat().st_mtime_ns
     Store(kept, IDENTITY).save()
     assert kept.stat().st_mtime_ns == before
+    store = Store(None, IDENTITY)
+    store.add(WHOLE, ROWS)
+    store.save()
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 @pytest.mark.parametrize(("name", "word"), [("model", "model"), ("images", "set of images"), ("settings", "setting")])
@@ -104,11 +102,16 @@ def test_of_another_tuning_is_refused(kept: Path, name: str, word: str) -> None:
         Store(kept, {**IDENTITY, name: "other"})
 
 
-def test_of_another_version_is_refused(kept: Path) -> None:
+def test_bombs_and_other_versions(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.loads(gzip.decompress(kept.read_bytes()))
     kept.write_bytes(gzip.compress(json.dumps({**data, "tool": "0.0.1"}).encode()))
     with pytest.raises(DataError, match="another version of qdqtool"):
         Store(kept, IDENTITY)
+    monkeypatch.setattr(budgets, "TUNING_STATE", 1000)
+    path = tmp_path / "t"
+    path.write_bytes(gzip.compress(bytes(100_000)))
+    with pytest.raises(DataError, match="the limit"):
+        Store(path, IDENTITY)
 
 
 def _packed(data: bytes) -> bytes:
@@ -136,21 +139,6 @@ def test_damaged_rows_are_refused(kept: Path, rows: object) -> None:
     kept.write_bytes(gzip.compress(json.dumps({**data, "rows": rows}).encode()))
     with pytest.raises(DataError, match="is damaged"):
         Store(kept, IDENTITY)
-
-
-def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "TUNING_STATE", 1000)
-    path = tmp_path / "t"
-    path.write_bytes(gzip.compress(bytes(100_000)))
-    with pytest.raises(DataError, match="the limit"):
-        Store(path, IDENTITY)
-
-
-def test_no_path_keeps_nothing(tmp_path: Path) -> None:
-    store = Store(None, IDENTITY)
-    store.add(WHOLE, ROWS)
-    store.save()
-    assert not list(tmp_path.iterdir())
 
 
 SLEEP = "import sys, time; time.sleep(2); open(sys.argv[1], 'w')"

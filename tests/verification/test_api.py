@@ -26,6 +26,7 @@ from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.lines import Verification, of_pairs
 from tests.buildlog.evidence import build_file
 from tests.slow import slow_after
+from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.trt.evidence import model as published
@@ -50,7 +51,7 @@ def place(lines: list[str], text: str) -> int:
     return next(i for i, line in enumerate(lines) if text in line)
 
 
-def test_a_build_as_predicted(tmp_path: Path, lines: list[str]) -> None:
+def test_the_build_and_its_layers(tmp_path: Path, lines: list[str]) -> None:
     result = verify(MODEL, written(tmp_path, lines))
     assert result.convolutions.agree == result.convolutions.total == 21
     assert result.trace.predicted == result.trace.built == result.trace.agree == 607
@@ -59,6 +60,13 @@ def test_a_build_as_predicted(tmp_path: Path, lines: list[str]) -> None:
     assert result.prediction is not None
     assert result.prediction.target == "trt8.5"
     assert exit_code(result) == 0
+    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and "Conv_34 + Add_42" in x)
+    first, _, rest = lines[at].partition(" (Int8")
+    second, _, last = rest.partition(" (Int8")
+    changed = [*lines[:at], f"{first} (Int8{second} (Float{last}", *lines[at + 1 :]]
+    result = verify(MODEL, written(tmp_path, changed))
+    assert exit_code(result) == 1
+    assert next(m.differs for m in result.mismatches if m.name == "Conv_34") == Difference.RESIDUAL
 
 
 @pytest.mark.parametrize("conv", ["Conv_9", "Conv_34", "Gemm_311"])
@@ -73,17 +81,7 @@ def test_one_output_changed_in_the_engine(tmp_path: Path, lines: list[str], conv
     assert result.mismatches[0].line == at + 1
 
 
-def test_a_residual_changed_in_the_engine(tmp_path: Path, lines: list[str]) -> None:
-    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and "Conv_34 + Add_42" in x)
-    first, _, rest = lines[at].partition(" (Int8")
-    second, _, last = rest.partition(" (Int8")
-    changed = [*lines[:at], f"{first} (Int8{second} (Float{last}", *lines[at + 1 :]]
-    result = verify(MODEL, written(tmp_path, changed))
-    assert exit_code(result) == 1
-    assert next(m.differs for m in result.mismatches if m.name == "Conv_34") == Difference.RESIDUAL
-
-
-def test_a_list_of_files_is_one_build_and_a_model_is_none(tmp_path: Path, lines: list[str]) -> None:
+def test_files_of_a_build(tmp_path: Path, lines: list[str]) -> None:
     log = written(tmp_path, lines)
     assert verify(MODEL, [log]).convolutions == verify(MODEL, log).convolutions
     for none in ((), ([],)):
@@ -91,15 +89,36 @@ def test_a_list_of_files_is_one_build_and_a_model_is_none(tmp_path: Path, lines:
             verify(MODEL, *none)
     with pytest.raises(BuildLogError, match="an ONNX model, not a build"):
         verify(MODEL, MODEL)
-
-
-def test_a_build_of_another_export_is_refused() -> None:
-    """Half a dozen names of each are in the other as well, for other convolutions."""
+    # Half a dozen names of each are in the other as well, for other convolutions
     with pytest.raises(BuildLogError, match="another export"):
         verify(build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(CASE, "log.txt"))
+    with pytest.raises(VersionError, match=r"older than 8\.0"):
+        choose_target(Build(tensorrt="7.2.1"), None)
+    with pytest.raises(QdqtoolError, match="unknown target"):
+        choose_target(Build(tensorrt="8.5.2"), "trt7")
+    with pytest.raises(BuildLogError, match="holds no engine layers and no optimizer lines"):
+        check_same_model(model(1), Build(parse=ParseSection()))
 
 
-def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
+def test_parts_of_a_log(tmp_path: Path, lines: list[str]) -> None:
+    end = place(lines, "Engine Layer Information")
+    result = verify(MODEL, written(tmp_path, lines[:end]))
+    assert result.convolutions.agree == 21
+    assert result.conversions.built == 1
+    assert exit_code(result) == 2
+    names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
+    path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
+    with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
+        verify(MODEL, path)
+    end = place(lines, "ConstWeightsFusion on conv1.weight")
+    path = written(tmp_path, lines[:end])
+    result = verify(MODEL, path)
+    assert result.mismatches == []
+    assert not result.complete
+    assert str(Gap(Section.LISTING)) in result.build.missing
+    assert exit_code(result) == 2
+    assert exit_code(result, allow_partial=True) == 0
+    assert result.convolutions.unknown < result.convolutions.total
     at = place(lines, "QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22")
     result = verify(MODEL, written(tmp_path, [*lines[:at], *lines[at + 1 :]]))
     assert exit_code(result) == 1
@@ -113,26 +132,6 @@ def test_one_pass_line_removed(tmp_path: Path, lines: list[str]) -> None:
     trace = [m for m in result.mismatches if m.kind == "trace"]
     assert trace[0].line == at + 1
     assert trace[0].differs == Difference.FIRST_LINE
-
-
-def test_half_a_log_is_partial(tmp_path: Path, lines: list[str]) -> None:
-    end = place(lines, "ConstWeightsFusion on conv1.weight")
-    path = written(tmp_path, lines[:end])
-    result = verify(MODEL, path)
-    assert result.mismatches == []
-    assert not result.complete
-    assert str(Gap(Section.LISTING)) in result.build.missing
-    assert exit_code(result) == 2
-    assert exit_code(result, allow_partial=True) == 0
-    assert result.convolutions.unknown < result.convolutions.total
-
-
-def test_what_pass_lines_alone_tell(tmp_path: Path, lines: list[str]) -> None:
-    end = place(lines, "Engine Layer Information")
-    result = verify(MODEL, written(tmp_path, lines[:end]))
-    assert result.convolutions.agree == 21
-    assert result.conversions.built == 1
-    assert exit_code(result) == 2
 
 
 def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,16 +159,7 @@ def test_the_recorded_logs(case: str, convolutions: int, pass_lines: int) -> Non
     assert exit_code(result) == 0
 
 
-@pytest.mark.parametrize(
-    ("case", "files", "convolutions"),
-    [
-        ("resnet18-a100-qat", ["graph.json", "profile.json"], 21),
-        ("resnet18-a100-qat-residual", ["graph.json"], 21),
-        ("resnet18-a100-qat-residual-qgap", ["graph.json"], 21),
-        ("mobilenetv2-titanrtx-qat-residual", ["graph.json"], 53),
-        ("centernet-resnet34-qat-trt80", ["log.txt"], 48),
-    ],
-)
+@pytest.mark.parametrize(*cases("verification/api-the-recorded-listings"))
 def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
     result = verify(published(case), *(build_file(case, f) for f in files))
     assert result.convolutions.agree == convolutions
@@ -227,13 +217,6 @@ def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest
     assert exit_code(result) == 2
 
 
-def test_a_log_that_ends_in_the_parse_section_is_not_called_another_model(tmp_path: Path) -> None:
-    names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
-    path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
-    with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
-        verify(MODEL, path)
-
-
 # The rules of verify that need no whole build: which target, which model, which flags, and when it ends with what.
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
@@ -270,13 +253,6 @@ def test_the_target_is_the_builds_version(build: Build, target: str | None, chos
     assert [told in n for n in notes] == ([True] if told else [])
 
 
-def test_a_version_before_qdq_is_refused() -> None:
-    with pytest.raises(VersionError, match=r"older than 8\.0"):
-        choose_target(Build(tensorrt="7.2.1"), None)
-    with pytest.raises(QdqtoolError, match="unknown target"):
-        choose_target(Build(tensorrt="8.5.2"), "trt7")
-
-
 def named(count: int) -> list[BuiltLayer]:
     return [layer(f"c{i}") for i in range(count)] + [layer("other", "PointWiseV2")]
 
@@ -307,11 +283,6 @@ def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool)
         return
     with pytest.raises(BuildLogError, match="build: names 0 of the model's 3 convolutions; it is a build of another"):
         check_same_model(model(3), build)
-
-
-def test_a_build_that_says_nothing() -> None:
-    with pytest.raises(BuildLogError, match="holds no engine layers and no optimizer lines"):
-        check_same_model(model(1), Build(parse=ParseSection()))
 
 
 @pytest.mark.parametrize(("flags", "layers", "told"), [

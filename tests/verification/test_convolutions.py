@@ -94,12 +94,9 @@ def test_a_layer_that_tells_no_types_is_unknown(inputs: str, outputs: str) -> No
     assert (found.unknown_names, found.mismatches) == (["b"], [])
 
 
-def test_names_alone_tell_nothing() -> None:
+def test_names_and_unknown_scales_decide_nothing() -> None:
     found = compared(PLAIN, Build(layers=[layer("b", inputs="FP32", outputs="FP32")], names_only=True))
     assert (found.unknown, found.mismatches) == (1, [])
-
-
-def test_what_rests_on_unknown_scales_is_neither_right_nor_wrong() -> None:
     wrong = Build(layers=[layer("b", inputs="FP32", outputs="FP32")])
     assert compared(PLAIN, wrong).mismatches and not compared(PLAIN, wrong, "b").mismatches
     assert compared(PLAIN, wrong, "b").unknown_names == ["b"]
@@ -131,7 +128,7 @@ def test_lines_alone(
         assert mismatch.line == (events[-1].line if events and events[-1].object == "b" else None)
 
 
-def test_which_convolution_a_line_is_about(g: Graph) -> None:
+def test_what_is_told_of_a_line(g: Graph) -> None:
     """A name with a plus in it, one of a fused layer, one of a merged layer; the first line of each side counts."""
     x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
     model = Model(g.model(g.conv(x, "d", 8, 1)))
@@ -142,6 +139,28 @@ def test_which_convolution_a_line_is_about(g: Graph) -> None:
     assert found.outputs == {"my + conv": 3, "d": 5}
     assert found.inputs["d"] == 4 and "unknown" not in found.inputs
     assert not found.complete and pass_lines(Build(headings=EPILOGUE), mapper).complete
+    found = compared(PLAIN, Build(layers=[layer("b + pool", inputs="INT8", outputs="INT8", line=12)])).mismatches[0]
+    assert found.predicted == {k: PLAIN.as_json()[k] for k in
+                               ("precision", "inputs", "output", "fused", "layer", "evidence")}  # fmt: skip
+    assert found.built == {"precision": "INT8", "inputs": ["INT8"], "output": "INT8", "fused": ["pool"],
+                           "layer": "b + pool"}  # fmt: skip
+    assert (found.name, found.line) == ("b", 12)
+    # The refusal of that very convolution, else the pass that fused into it, else the layer's name
+    wrong = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
+    mapper = Mapper(MODEL, wrong.layers)
+    refusals = [WeightsNotDequantized("ThePass", name, f"{name}.w") for name in ("a", "b")]
+
+    def rule(**changes: object) -> str:
+        told = replace(BASE, convolutions=[replace(PLAIN, layer="the layer")], **changes)  # type: ignore[arg-type]
+        _, (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper)
+        assert mismatch.why.endswith(f" (predicted {mismatch.rule})")
+        return mismatch.rule
+
+    assert rule(refusals=refusals) == "by ThePass: weights-not-dequantized"
+    assert rule(refusals=refusals[:1], trace=[]) == "as layer the layer"
+    events = [line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event]
+    assert rule(refusals=[], trace=events) == f"by {PASS}"
+    assert rule(refusals=[], trace=events[1:]) == "as layer the layer"
 
 
 # Both -----------------------------------------------------------------------------------------------------------
@@ -184,34 +203,6 @@ def test_a_kernel(kind: str, nodes: list[str], inputs: str, outputs: str, agree:
 
 
 # Words ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_rule_behind_a_prediction_is_named() -> None:
-    """The refusal of that very convolution, else the pass that fused into it, else the layer's name."""
-    wrong = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
-    mapper = Mapper(MODEL, wrong.layers)
-    refusals = [WeightsNotDequantized("ThePass", name, f"{name}.w") for name in ("a", "b")]
-
-    def rule(**changes: object) -> str:
-        told = replace(BASE, convolutions=[replace(PLAIN, layer="the layer")], **changes)  # type: ignore[arg-type]
-        _, (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper)
-        assert mismatch.why.endswith(f" (predicted {mismatch.rule})")
-        return mismatch.rule
-
-    assert rule(refusals=refusals) == "by ThePass: weights-not-dequantized"
-    assert rule(refusals=refusals[:1], trace=[]) == "as layer the layer"
-    events = [line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event]
-    assert rule(refusals=[], trace=events) == f"by {PASS}"
-    assert rule(refusals=[], trace=events[1:]) == "as layer the layer"
-
-
-def test_what_is_told_of_both_sides() -> None:
-    found = compared(PLAIN, Build(layers=[layer("b + pool", inputs="INT8", outputs="INT8", line=12)])).mismatches[0]
-    assert found.predicted == {k: PLAIN.as_json()[k] for k in
-                               ("precision", "inputs", "output", "fused", "layer", "evidence")}  # fmt: skip
-    assert found.built == {"precision": "INT8", "inputs": ["INT8"], "output": "INT8", "fused": ["pool"],
-                           "layer": "b + pool"}  # fmt: skip
-    assert (found.name, found.line) == ("b", 12)
 
 
 def row_of(name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str) -> BuiltLayer:
@@ -347,16 +338,13 @@ def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precisio
         assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {Precision.UNKNOWN}
 
 
-def test_inspector_json_has_the_models_names() -> None:
+def test_inspector_json() -> None:
     one = row_of("n_myl0_1", "correlation", "Int8", "Int8", "Float", "node_7")
     table = inspector_json([one], ["x", "y"], {"node_7": "my conv"})
     assert table["Layers"][0]["Metadata"] == "[ONNX Layer: my conv]"
     assert table["Layers"][0]["Inputs"][0]["Datatype"] == "Int8"
     assert table["Bindings"] == ["x", "y"]
-
-
-def test_inspector_json_of_what_is_not_told() -> None:
-    """A dimension that varies is -1, a shape that is not known is empty, a type without a word of its own its name."""
+    # A dimension that varies is -1, a shape that is not known is empty, a type without a word of its own its name
     shapes: tuple[tuple[int | None, ...] | None, ...] = ((None, 3, None), None, (0, 1))
     tensors = [BuiltTensor("t", p, s) for p, s in zip((Precision.FP16, Precision.UNKNOWN, Precision.BF16), shapes,
                                                       strict=True)]  # fmt: skip

@@ -21,15 +21,7 @@ from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.types import Event
-from qdqtool.verification.api import (
-    _differing,
-    _with_scales,
-    compare,
-    exit_code,
-    verify,
-    verify_from_log,
-    verify_with_builder,
-)
+from qdqtool.verification import api
 from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.lines import agreement, is_copy_line
 from tests.buildlog.evidence import build_file
@@ -48,7 +40,7 @@ def test_scales_are_all_equal_or_all_different(case: str) -> None:
     model = proto(case)
     before = model.SerializeToString(deterministic=True)
     for same in (True, False):
-        index = Model(_with_scales(model, same))
+        index = Model(api._with_scales(model, same))
         first: dict[str, float] = {}
         for node in quantizers(index):
             params = read_params(index, node)
@@ -63,11 +55,11 @@ def test_scales_are_all_equal_or_all_different(case: str) -> None:
 def test_a_merge_decides_over_the_stem() -> None:
     """ResNet-18 with a quantized skip: MaxPool is read by two Qs, INT8 reaches the stem only if they are equal."""
     model = proto("resnet18-qat-rtx2000-trt8510")
-    equal, different = (predict(Model(_with_scales(model, same)), advice=False) for same in (True, False))
+    equal, different = (predict(Model(api._with_scales(model, same)), advice=False) for same in (True, False))
     assert equal.convolution("Conv_9").output == "INT8"
     assert different.convolution("Conv_9").output == "FLOAT"
-    assert "Conv_9" in _differing(equal, different)
-    assert "Conv_22" not in _differing(equal, different)
+    assert "Conv_9" in api._differing(equal, different)
+    assert "Conv_22" not in api._differing(equal, different)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +67,14 @@ def test_a_merge_decides_over_the_stem() -> None:
     [("yolo-resnet18-orin-trt8502", 43, 2), ("resnet18-qat-rtx2000-trt8510", 21, 8)],
 )
 def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
-    result = verify_from_log(build_file(case))
+    result = api.verify_from_log(build_file(case))
     assert result.convolutions.total == total
     assert result.convolutions.unknown == unknown
     assert result.convolutions.agree == total - unknown
     assert result.trace.agree == result.trace.built == result.trace.predicted
     assert result.mismatches == []
-    assert exit_code(result) == 2
-    assert exit_code(result, allow_partial=True) == 0
+    assert api.exit_code(result) == 2
+    assert api.exit_code(result, allow_partial=True) == 0
 
 
 def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown() -> None:
@@ -91,8 +83,8 @@ def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown()
     before, arrow, after = lines[at].rpartition(" -> ")
     assert "(Float[" in after
     changed = "\n".join([*lines[:at], before + arrow + after.replace("(Float[", "(Int8["), *lines[at + 1 :]])
-    result = verify_from_log(read_build(io.BytesIO(changed.encode())))
-    assert exit_code(result) == 1
+    result = api.verify_from_log(read_build(io.BytesIO(changed.encode())))
+    assert api.exit_code(result) == 1
     assert any(m.differs == Difference.TWO_TYPES and at + 1 in m.values for m in result.mismatches)
 
 
@@ -100,10 +92,10 @@ def test_a_torn_parse_section_is_refused_and_not_held_against_the_rest() -> None
     lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
     start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
     with pytest.raises(BuildLogError, match="parse section \\(the beginning\\) is missing"):
-        verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
+        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
     hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
     with pytest.raises(BuildLogError, match="no node makes"):
-        verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
+        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
 
 
 @pytest.mark.parametrize("nodes", [True, False])
@@ -112,7 +104,7 @@ def test_scales_of_constants_and_of_initializers(nodes: bool) -> None:
     g = Graph(constant_nodes=nodes)
     model = g.model(g.conv(g.pair(g.input(1, 8, 4, 4), "in", 0.3), "c", 8, 1, scale=None, bias=True))
     for same in (True, False):
-        index = Model(_with_scales(model, same))
+        index = Model(api._with_scales(model, same))
         found = [read_params(index, q).scale for q in quantizers(index)]
         assert [None if s is None else s.size for s in found] == [None if s is None else s.size for s in (
             read_params(Model(model), q).scale for q in quantizers(Model(model)))]  # fmt: skip
@@ -151,13 +143,13 @@ def written(path: Path, zero: int) -> Path:
 def test_time_that_ran_out_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, BuildResult("tensorrt-rtx", "timeout", message="stopped after 5 s"))
     with pytest.raises(BuilderError, match="did not end in time; stopped after 5 s"):
-        verify_with_builder(written(model, 0), "tensorrt-rtx")
+        api.verify_with_builder(written(model, 0), "tensorrt-rtx")
 
 
-def test_a_refusal_that_was_predicted_agrees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_that_were_and_were_not_predicted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are no layers to compare then: nothing agrees, and nothing is unknown."""
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="no asymmetric quantization"))
-    result = verify_with_builder(written(model, 3), "tensorrt-rtx")
+    result = api.verify_with_builder(written(model, 3), "tensorrt-rtx")
     assert result.mismatches == []
     assert result.notes == ["predicted and built alike: refused: no asymmetric quantization"]
     counts = result.as_json()["convolutions"]
@@ -167,13 +159,13 @@ def test_a_refusal_that_was_predicted_agrees(model: Path, monkeypatch: pytest.Mo
 
 def test_a_refusal_that_was_not_predicted_is_a_mismatch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="because"))
-    result = verify_with_builder(written(model, 0), "tensorrt-rtx")
+    result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
     assert [(str(m.kind), m.built["status"]) for m in result.mismatches] == [("build", "refused")]
     assert (result.mismatches[0].differs, result.mismatches[0].values) == (
         Difference.STATUS, ("built", "refused: because"))
-    assert exit_code(result) == 1
+    assert api.exit_code(result) == 1
     answers(monkeypatch, BuildResult("tensorrt-rtx", "crashed", "1.7.1"))
-    result = verify_with_builder(written(model, 0), "tensorrt-rtx")
+    result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
     assert result.mismatches[0].values == ("built", "crashed")
 
 
@@ -187,13 +179,13 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
     proto = onnx.load(written(model, 0))
     log = read_build(io.BytesIO("\n".join(log_of(predict(proto, "trt8.5"))).encode()))
     answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
-    result = verify_with_builder(model, "trtexec")
+    result = api.verify_with_builder(model, "trtexec")
     assert (result.prediction is not None and result.prediction.target, result.mismatches) == ("trt8.5", [])
     assert result.convolutions.agree == result.convolutions.total == 1
     assert result.trace.built == result.trace.predicted > 0
     assert "licence" not in capsys.readouterr().err
     answers(monkeypatch, BuiltModel("tensorrt-rtx", "built", "1.7.1", build=log))
-    result = verify_with_builder(model, "tensorrt-rtx")
+    result = api.verify_with_builder(model, "tensorrt-rtx")
     assert result.prediction is not None and result.prediction.target == "rtx1.7"
     assert "licence" in capsys.readouterr().err
     assert result.complete, "every convolution of a build made here was looked at"
@@ -203,10 +195,10 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
 @pytest.mark.parametrize(("text", "given"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120])])
 def test_compute_capability(model: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, given: Any) -> None:
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused"))
-    verify_with_builder(written(model, 3), "tensorrt-rtx", sm=text)
+    api.verify_with_builder(written(model, 3), "tensorrt-rtx", sm=text)
     assert SM[-1] == given
     with pytest.raises(QdqtoolError, match="'ampere' is not a compute capability"):
-        verify_with_builder(model, "tensorrt-rtx", sm="ampere")
+        api.verify_with_builder(model, "tensorrt-rtx", sm="ampere")
 
 
 # Two builds of one network: a raw 8.6.0 log with its layer JSON, and a transcribed 8.5.2 log with its tables.
@@ -220,7 +212,7 @@ def raw() -> Build:
     return read_build(build_file(RAW), build_file(RAW, "layer_info.json"))
 
 
-def test_all_of_the_raw_log_is_read(raw: Build) -> None:
+def test_raw_logs(raw: Build) -> None:
     assert (raw.tensorrt, raw.device, raw.complete, raw.missing) == ("8.6.0", "NVIDIA GeForce RTX 3080 Ti", True, [])
     assert raw.lines.unexplained == 0
     assert (raw.milestone("Original"), raw.milestone("After Myelin optimization")) == (860, 504)
@@ -230,13 +222,10 @@ def test_all_of_the_raw_log_is_read(raw: Build) -> None:
     assert sum(map(is_copy_line, raw.trace)) == 11
     assert [e.object for e in raw.trace if e.kind == "Replacing slice"] == ["1446 to 1451"]
     assert any(r.target == "Half(557568,2816,88,1)" for r in raw.reformats)  # long-strided
-
-
-def test_the_raw_log_verifies() -> None:
-    """All files at once; the rules were made from this build, too."""
-    result = verify(build_file(RAW, "model_bevfusion.onnx.gz"), build_file(RAW), build_file(RAW, "layer_info.json"))
+    # All files at once; the rules were made from this build, too
+    result = api.verify(build_file(RAW, "model_bevfusion.onnx.gz"), build_file(RAW), build_file(RAW, "layer_info.json"))
     assert result.mismatches == []
-    assert exit_code(result) == 0
+    assert api.exit_code(result) == 0
     assert result.convolutions.agree == result.convolutions.total == 63
     assert (result.conversions.predicted, result.conversions.built) == (2, 2)
     assert result.layers.agree == result.layers.total == 76
@@ -256,8 +245,8 @@ def test_a_changed_copy_line_is_a_mismatch(
     at = next(i for i, line in enumerate(lines) if words in line)
     made = change(lines[at])
     changed = [*lines[:at], *([] if made is None else [made]), *lines[at + 1 :]]
-    result = verify(model_bevfusion, read_build(io.BytesIO("\n".join(changed).encode())))
-    assert exit_code(result) == 1
+    result = api.verify(model_bevfusion, read_build(io.BytesIO("\n".join(changed).encode())))
+    assert api.exit_code(result) == 1
     found = [m for m in result.mismatches if m.kind == "copy"]
     assert found[0].differs == differs
     assert found[0].line == (None if made is None else at + 1)
@@ -269,18 +258,7 @@ def model_bevfusion() -> Model:
     return load(build_file(RAW, "model_bevfusion.onnx.gz"))
 
 
-def test_lines_stand_in_the_logs_order(raw: Build, model_bevfusion: Model) -> None:
-    """All but the folding of constants, whose order is that of the parser's tables."""
-    def others(events: list[Event]) -> list[Event]:
-        return [e for e in events if e.pass_name != CONSTANTS]
-
-    found = agreement(others(predict(model_bevfusion, "trt8.6").trace), others([e.event for e in raw.trace]))
-    assert (found.predicted, found.built) == (868, 868)
-    assert found.agree is not None and found.agree >= 866  # two lines name an unnamed layer by its number
-    assert found.in_order is not None and found.in_order >= 0.95 * 868
-
-
-def test_the_transcribed_build() -> None:
+def test_transcribed_builds(raw: Build, model_bevfusion: Model) -> None:
     source = load(build_file(TRANSCRIBED, "model_bevfusion.onnx.gz"))
     build = read_build(build_file(TRANSCRIBED, "lines.txt"))
     prediction = predict(source, "trt8.5")
@@ -288,17 +266,14 @@ def test_the_transcribed_build() -> None:
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)  # counted in it, not written out
-    result = compare(source, prediction, build, unsure_events=folded)
+    result = api.compare(source, prediction, build, unsure_events=folded)
     assert result.mismatches == []
     assert result.convolutions.agree == result.convolutions.total == 63
     assert result.trace.agree == result.trace.built == result.trace.predicted
     assert result.copies.agree == result.copies.built == result.copies.predicted == 11
     assert (result.conversions.predicted, result.conversions.built) == (2, 2)
     assert result.layers.agree == result.layers.total == 76
-
-
-def test_the_table_of_outcomes_is_that_of_the_layers() -> None:
-    """Two transcriptions of one log agree, so that neither was bent to fit."""
+    # Two transcriptions of one log agree, so that neither was bent to fit
     table = outcomes(build_file(TRANSCRIBED, "outcomes.json"))
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     assert sorted(layer.name for layer in layers if layer.is_qdq) == sorted(table["conversions"])
@@ -307,3 +282,11 @@ def test_the_table_of_outcomes_is_that_of_the_layers() -> None:
     for name, row in table["convolutions"].items():
         assert [str(t.precision) for t in listed[name].inputs] == row["inputs"], name
         assert str(listed[name].output_precision) == row["output"], name
+    # All but the folding of constants, whose order is that of the parser's tables
+    def others(events: list[Event]) -> list[Event]:
+        return [e for e in events if e.pass_name != CONSTANTS]
+
+    found = agreement(others(predict(model_bevfusion, "trt8.6").trace), others([e.event for e in raw.trace]))
+    assert (found.predicted, found.built) == (868, 868)
+    assert found.agree is not None and found.agree >= 866  # two lines name an unnamed layer by its number
+    assert found.in_order is not None and found.in_order >= 0.95 * 868

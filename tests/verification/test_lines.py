@@ -84,24 +84,18 @@ def test_a_log_without_such_lines_says_nothing(compare, events, kind) -> None:  
     assert (found.counts, found.mismatches) == (TraceCounts(len(events)), [])
 
 
-def test_removal_that_ran_and_printed_nothing() -> None:
-    """After concat removal: N shows that it ran, so that a predicted line is missing."""
+def test_lines_that_do_not_count() -> None:
+    found = compare_trace(predicted(trace=QDQ[:2]), Build(trace=logged(*QDQ[1:])), True, QDQ[:1])
+    assert found.counts == TraceCounts(1, 2, 1, 1)
+    assert [m.name for m in found.mismatches] == [trace.render(QDQ[2])]
+    other = Event("ConstShuffleFusion", trace.FUSING, "a", "b")
+    found = compare_trace(predicted(trace=[*QDQ, other]), Build(trace=logged(other, *QDQ, other)), True)
+    assert found.counts == TraceCounts(3, 3, 3, 3) and found.mismatches == []
+    # After concat removal: N shows that it ran, so that a predicted line is missing
     build = Build(milestones=[Milestone("After concat removal", 9, 5)])
     found = compare_copies(predicted(trace=COPIES), build, True)
     assert found.counts == TraceCounts(2, 0, 0, 0) and len(found.mismatches) == 2
     assert compare_trace(predicted(trace=QDQ), build, True).counts == TraceCounts(3)
-
-
-def test_lines_that_rest_on_unknown_scales_are_left_out_on_both_sides() -> None:
-    found = compare_trace(predicted(trace=QDQ[:2]), Build(trace=logged(*QDQ[1:])), True, QDQ[:1])
-    assert found.counts == TraceCounts(1, 2, 1, 1)
-    assert [m.name for m in found.mismatches] == [trace.render(QDQ[2])]
-
-
-def test_lines_of_other_passes_do_not_count() -> None:
-    other = Event("ConstShuffleFusion", trace.FUSING, "a", "b")
-    found = compare_trace(predicted(trace=[*QDQ, other]), Build(trace=logged(other, *QDQ, other)), True)
-    assert found.counts == TraceCounts(3, 3, 3, 3) and found.mismatches == []
 
 
 # Conversions ----------------------------------------------------------------------------------------------------
@@ -127,16 +121,32 @@ def test_conversions_are_counted_where_the_build_tells(build: Build, ended: bool
     assert compare_conversions(predicted(), build, ended).counts == ConversionCounts(BASE.conversions, built)
 
 
-def test_conversions_by_name() -> None:
+def test_conversions_and_layers_by_name() -> None:
     """8.0 appends to a Q's name; each side's own ones are told, a built one with its line."""
     build = Build(layers=[q("a_QuantizeLinear_quantize_scale_node", 7), q("b_QuantizeLinear", 8)])
-    mine = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
-    found = compare_conversions(mine, build, True)
+    ours = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
+    found = compare_conversions(ours, build, True)
     assert found.counts == ConversionCounts(2, 2)
     assert [(m.name, m.line, m.differs) for m in found.mismatches] == [
         ("b_QuantizeLinear", 8, Difference.STAYS), ("c", None, Difference.GONE)]
     unknown = compare_conversions(predicted(conversions=None), build, True)
     assert (unknown.counts, unknown.mismatches) == (ConversionCounts(None, 2), [])
+    prediction = predicted(layers=[mine("a", [INT8], [FLOAT]), mine("b", [INT8], [INT8]), mine("d", [INT8], [INT8])])
+    build = Build(layers=[layer("a", inputs="INT8", outputs="FP16"), layer("b", inputs="FP32", outputs="INT8", line=5),
+                          layer("c", inputs="INT8", outputs="INT8")])  # fmt: skip
+    found = layers_of(prediction, build)
+    assert found.counts == LayerCounts(3, 1)
+    assert [(m.name, m.differs, m.values, m.line) for m in found.mismatches] == [
+        ("b", Difference.INPUT, (INT8, FP32), 5)]
+    told = layers_of(prediction, build, "b")
+    assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), "its convolution is a mismatch already"
+    # Layout reformats; and a layer without a type, but in a listing of names
+    names = [layer("a"), layer("Reformatting CopyNode for Input Tensor 0 to a", "Reformat"), layer("b", "")]
+    prediction = predicted(layers=[mine("a", [], []), mine("b", [], [])])
+    assert layers_of(prediction, Build(layers=names)).counts == LayerCounts(1, 1)
+    assert layers_of(prediction, Build(layers=names, names_only=True)).counts == LayerCounts(2, 2)
+    assert layers_of(prediction, Build()).counts == LayerCounts(None)
+    assert layers_of(predicted(conversions=None), Build(layers=names)).counts == LayerCounts(1, None)
 
 
 # Layers ---------------------------------------------------------------------------------------------------------
@@ -149,28 +159,6 @@ def mine(name: str, inputs: list[Precision], outputs: list[Precision]) -> Engine
 
 def layers_of(prediction: Prediction, build: Build, *reported: str):  # type: ignore[no-untyped-def]
     return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
-
-
-def test_layers_by_name_and_types() -> None:
-    prediction = predicted(layers=[mine("a", [INT8], [FLOAT]), mine("b", [INT8], [INT8]), mine("d", [INT8], [INT8])])
-    build = Build(layers=[layer("a", inputs="INT8", outputs="FP16"), layer("b", inputs="FP32", outputs="INT8", line=5),
-                          layer("c", inputs="INT8", outputs="INT8")])  # fmt: skip
-    found = layers_of(prediction, build)
-    assert found.counts == LayerCounts(3, 1)
-    assert [(m.name, m.differs, m.values, m.line) for m in found.mismatches] == [
-        ("b", Difference.INPUT, (INT8, FP32), 5)]
-    told = layers_of(prediction, build, "b")
-    assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), "its convolution is a mismatch already"
-
-
-def test_what_is_no_layer_of_the_network_does_not_count() -> None:
-    """Layout reformats; and a layer without a type, but in a listing of names."""
-    names = [layer("a"), layer("Reformatting CopyNode for Input Tensor 0 to a", "Reformat"), layer("b", "")]
-    prediction = predicted(layers=[mine("a", [], []), mine("b", [], [])])
-    assert layers_of(prediction, Build(layers=names)).counts == LayerCounts(1, 1)
-    assert layers_of(prediction, Build(layers=names, names_only=True)).counts == LayerCounts(2, 2)
-    assert layers_of(prediction, Build()).counts == LayerCounts(None)
-    assert layers_of(predicted(conversions=None), Build(layers=names)).counts == LayerCounts(1, None)
 
 
 @pytest.mark.parametrize(("first", "second", "same"), [
@@ -268,6 +256,12 @@ def test_what_a_layer_absorbed() -> None:
     at = engine_line("Conv_34")
     found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
     assert found["Conv_34"].built["fused"] == ["Add_42", "Relu_43"]
+    # The JSON of a mismatch: types as words, null where the build does not tell
+    at = engine_line("Conv_22")
+    built = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].built
+    assert (built["precision"], built["inputs"], built["output"]) == ("FP32", ["FP32"], "INT8")
+    assert " Conv_22" in str(built["layer"])
+    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
 
 
 def test_a_residual_on_the_other_side() -> None:
@@ -280,10 +274,7 @@ def test_a_residual_on_the_other_side() -> None:
     assert set(found) == {"Conv_96", "Conv_107"}
     assert found["Conv_96"].differs == Difference.TAKES_RESIDUAL
     assert found["Conv_107"].differs == Difference.TAKES_NONE
-
-
-def test_a_second_input_without_an_add_is_no_residual() -> None:
-    """Weights that the engine lists as an input, say."""
+    # Weights that the engine lists as an input, say
     at = engine_line("Conv_107")
     assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
 
@@ -307,7 +298,7 @@ def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure:
     assert exit_code(result) == 2
 
 
-def test_why_names_the_rule_behind_the_prediction() -> None:
+def test_the_rule_behind_a_prediction() -> None:
     """The refusal where a pass refused, with what was predicted in words."""
     at = engine_line("Gemm_311")
     before, _, after = LINES[at].rpartition("(Float")
@@ -316,10 +307,7 @@ def test_why_names_the_rule_behind_the_prediction() -> None:
     assert found.rule.startswith("by QuantizeDoubleInputNodes: output-")
     at = engine_line("Conv_22")
     assert mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].rule == "by QuantizeDoubleInputNodes"
-
-
-def test_the_rule_is_that_of_the_convolution_and_not_of_one_whose_name_begins_alike() -> None:
-    """Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule."""
+    # Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule
     whole = prediction(CASE)
     assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
     mute = replace(whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)])
@@ -411,15 +399,6 @@ def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
     assert hole is not None and told["missing"] == [str(hole)] * complete
 
 
-def test_what_a_build_says_is_told_in_its_own_words() -> None:
-    """The JSON of a mismatch: types as words, null where the build does not tell."""
-    at = engine_line("Conv_22")
-    built = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].built
-    assert (built["precision"], built["inputs"], built["output"]) == ("FP32", ["FP32"], "INT8")
-    assert " Conv_22" in str(built["layer"])
-    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> None:
     """TensorRT calls an unnamed node after its first output, and so is it looked for in the parse section."""
@@ -466,8 +445,13 @@ def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> Non
     assert result.as_json()["conversions"]["predicted"] is None
 
 
-def test_of_many_mismatches_of_a_kind_fifty_are_listed() -> None:
-    """The rest are counted in a note, kind by kind."""
+def test_lines_too_many() -> None:
+    """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
+    assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
+    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
+    # The rest are counted in a note, kind by kind
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
     for extra in (50, 51, 70):
         more = [LINES[at]] * extra
@@ -475,11 +459,3 @@ def test_of_many_mismatches_of_a_kind_fifty_are_listed() -> None:
         assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
         told = [note for note in result.notes if "more mismatches" in note]
         assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
-
-
-def test_a_line_too_many_is_one_mismatch() -> None:
-    """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
-    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
-    assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
-    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)

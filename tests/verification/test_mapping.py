@@ -77,29 +77,35 @@ def test_the_node_behind_a_name(name: str, node: object) -> None:
     assert node_of(name) == expected
 
 
-def test_a_name_of_its_own_comes_before_one_that_is_spelled_alike(g: Graph) -> None:
+def test_names_and_constants(g: Graph) -> None:
     x = g.conv(g.input(1, 8, 4, 4), "a.b", 8, 1)
     model = Model(g.model(g.conv(x, "a_b", 8, 1)))
     mapper = Mapper(model, [])
     for name in ("a.b", "a_b"):
         found = mapper.node(name)
         assert found is not None and found.name == name
-
-
-def test_names_of_the_build_outrank_the_parsers() -> None:
-    """What a builder was given under other names; the model's own name is then another layer's."""
-    names = {n.index: f"n{n.index}" for n in MODEL.nodes}
-    mapper = Mapper(MODEL, [BuiltLayer(f"n{FIRST.index}", "CaskConvolution")], names)
-    assert mapper.node(f"n{FIRST.index}") is FIRST and mapper.node(FIRST.name) is None
-    assert mapper.layer_of(FIRST) is not None
-
-
-def test_constants_are_known_names(g: Graph) -> None:
-    """Weights of initializers and of Constant nodes settle where a fused name is cut; other tensors are none."""
+    g = Graph()
+    # Weights of initializers and of Constant nodes settle where a fused name is cut; other tensors are none
     assert {t for n in MODEL.nodes if n.op == "Constant" for t in n.outputs} <= Mapper(MODEL, []).known
     assert not {FIRST.output, SECOND.output, "x"} & Mapper(MODEL, []).known
     plain = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
     assert set(plain.initializers) <= Mapper(plain, []).known
+
+
+def test_metadata_and_places_in_a_merged_layer() -> None:
+    mapper = Mapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
+    places = [mapper.layer_of(n) for n in (FIRST, SECOND, RELU)]
+    assert [None if p is None else p[1] for p in places] == [0, 1, 1]
+    assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND, RELU]
+    mapper = Mapper(MODEL, [layer("/m.0/cv", "CaskConvolution", "/m_1/cv", "unknown")])
+    assert (mapper.layer_of(FIRST), mapper.layer_of(SECOND)) == (None, (mapper.layers[0], 0))
+    block = layer("{ForeignNode[/m.0/cv.../m_1/cv]}", "Other")
+    assert Mapper(MODEL, [block]).layer_of(FIRST) is None and Mapper(MODEL, []).nodes(block) == []
+    # What a builder was given under other names; the model's own name is then another layer's
+    names = {n.index: f"n{n.index}" for n in MODEL.nodes}
+    mapper = Mapper(MODEL, [BuiltLayer(f"n{FIRST.index}", "CaskConvolution")], names)
+    assert mapper.node(f"n{FIRST.index}") is FIRST and mapper.node(FIRST.name) is None
+    assert mapper.layer_of(FIRST) is not None
 
 
 def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
@@ -119,20 +125,6 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
 def test_the_layer_of_a_convolution(layers: list[BuiltLayer], found: int | None) -> None:
     place = Mapper(MODEL, layers).layer_of(FIRST)
     assert (None if place is None else layers.index(place[0])) == found
-
-
-def test_places_in_a_merged_layer() -> None:
-    mapper = Mapper(MODEL, [layer("/m.0/cv || /m_1/cv + node_of_r:0")])
-    places = [mapper.layer_of(n) for n in (FIRST, SECOND, RELU)]
-    assert [None if p is None else p[1] for p in places] == [0, 1, 1]
-    assert mapper.nodes(mapper.layers[0]) == [FIRST, SECOND, RELU]
-
-
-def test_the_metadata_outranks_the_name() -> None:
-    mapper = Mapper(MODEL, [layer("/m.0/cv", "CaskConvolution", "/m_1/cv", "unknown")])
-    assert (mapper.layer_of(FIRST), mapper.layer_of(SECOND)) == (None, (mapper.layers[0], 0))
-    block = layer("{ForeignNode[/m.0/cv.../m_1/cv]}", "Other")
-    assert Mapper(MODEL, [block]).layer_of(FIRST) is None and Mapper(MODEL, []).nodes(block) == []
 
 
 @pytest.mark.parametrize(("build", "found"), [
@@ -243,12 +235,8 @@ lists = st.lists(st.integers(0, 6), max_size=40)
 
 
 @given(lists, lists)
-def test_in_order_is_the_longest_common_subsequence(first: list[int], second: list[int]) -> None:
+def test_lines_in_order(first: list[int], second: list[int]) -> None:
     assert in_order(first, second) == by_table(first, second)
-
-
-@given(lists, lists)
-def test_counts(first: list[int], second: list[int]) -> None:
     found = agreement(first, second)
     common = sum(min(n, Counter(second)[x]) for x, n in Counter(first).items())
     assert found == TraceCounts(len(first), len(second), common, by_table(first, second))

@@ -95,7 +95,7 @@ def test_the_range_holds_its_ends(measured: float, within: bool) -> None:
     assert found["slow"] == []
 
 
-def test_layer_by_layer() -> None:
+def test_what_is_compared_layer_by_layer() -> None:
     """Layers of both sides by name; the error is relative to what was measured; rows of no time tell nothing."""
     factors = (0.5, 1.0, 2.0, 4.0)
     rows = [*profile(*factors), row("of no layer", 9.0)]
@@ -105,10 +105,7 @@ def test_layer_by_layer() -> None:
     unmeasured = [replace(rows[0], average_ms=0.0, median_ms=None), *rows[1:]]
     assert compared(Build(device=GPU, profile_rows=unmeasured))["layers"] == {
         "compared": 3, "median_error": pytest.approx(statistics.median(errors[1:]))}  # fmt: skip
-
-
-def test_the_slowest_layers_are_named() -> None:
-    """Those above one and a half times the estimate, at most five, those that lose most milliseconds first."""
+    # Those above one and a half times the estimate, at most five, those that lose most milliseconds first
     factors = (1.49, 1.0, 1.6, 3.0, 2.0, 5.0, 4.0, 7.0, 6.0)
     found = compared(Build(device=GPU, profile_rows=profile(*factors)))
     lost = [(v * (f - 1), x.name) for x, v, f in zip(PREDICTED.layers, TIME.layers, factors, strict=False) if f > 1.5]
@@ -119,6 +116,11 @@ def test_the_slowest_layers_are_named() -> None:
     by_name = {x.name: v for x, v in zip(PREDICTED.layers, TIME.layers, strict=False)}
     for one in told:
         assert one["predicted_ms"] == by_name[one["name"]] < one["built_ms"] / 1.5
+    # One slow execution moves the average of a row alone
+    rows = [replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in profile(1.0, 1.0)]
+    assert [r.ms for r in rows] == [r.average_ms for r in profile(1.0, 1.0)]
+    assert compared(Build(device=GPU, profile_rows=rows)) == compared(Build(device=GPU, profile_rows=profile(1.0, 1.0)))
+    assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
 @pytest.mark.parametrize(("flags", "plain"), [
@@ -142,20 +144,18 @@ def test_a_time_outside_the_range_is_said_first_and_last(factor: float) -> None:
     assert text[0].startswith(verdict(result)[:40]) and exit_code(result) == 0
 
 
-def test_a_build_of_a_shared_name_says_why_no_time_is_compared() -> None:
+def test_notes_and_nothing_to_compare() -> None:
+    """Which version was taken comes first; no note of the comparison is lost for it."""
+    lines = LINES["apart"][2:-1]  # without those that tell the version
+    at = next(i for i, x in enumerate(lines) if "fusing" in x)
+    build = read_build(io.BytesIO("\n".join([*lines[:at], *[lines[at]] * 60, *lines[at:]]).encode()))
+    first, second, third = verify(SKIP, build).notes
+    assert "does not state its version" in first and "more mismatches" in second and "silu-add" in third
     timed = Build(device="Orin", performance={"GPU Compute Time": {"median": 1.0}})
     assert "is the name of 8 GPUs" in not_compared(timed)[0]
     assert not_compared(replace(timed, gpu={"SMs": "16", "Compute Capability": "8.7"})) == []
     assert not_compared(Build(device="Orin")) == []
     assert "0.250 ms measured" in not_compared(Build(profile_rows=[row("a", 0.25)]))[0]
-
-
-def test_a_median_is_what_a_layer_took() -> None:
-    """One slow execution moves the average of a row alone."""
-    rows = [replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in profile(1.0, 1.0)]
-    assert [r.ms for r in rows] == [r.average_ms for r in profile(1.0, 1.0)]
-    assert compared(Build(device=GPU, profile_rows=rows)) == compared(Build(device=GPU, profile_rows=profile(1.0, 1.0)))
-    assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
 @pytest.mark.parametrize(("facts", "contradicts"), [
@@ -189,16 +189,13 @@ def settled(lines: list[str]) -> Verification:
     return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
-def test_the_default_is_right() -> None:
+def test_which_of_two_outcomes_a_build_shows() -> None:
     result = settled(LINES["apart"])
     assert result.mismatches == []
     assert result.notes == ["silu-add: the build shows apart, as is assumed for trt8.5"]
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
-
-
-def test_the_other_one_is_right() -> None:
-    """The prediction that is handed on is the one that the build shows, and says so."""
+    # The prediction that is handed on is the one that the build shows, and says so
     result = settled(LINES["fused"])
     assert result.mismatches == []
     assert result.notes == ["silu-add: the build shows fused; apart is what trt8.5 assumes"]
@@ -206,6 +203,11 @@ def test_the_other_one_is_right() -> None:
     assert result.prediction.convolution("c1").output == Precision.INT8 != OF_SKIP.convolution("c1").output
     (told,) = result.prediction.assumptions
     assert (told.value, told.why) == ("fused", "shown by the build")
+    # A log that ends before the passes fits both alike; the default is kept
+    build = replace(read_build(io.BytesIO("\n".join(LINES["fused"]).encode())), layers=[], trace=[], headings=[])
+    result = compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
+    assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
+    assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
 
 @pytest.mark.parametrize("value", ["apart", "fused"])
@@ -216,14 +218,6 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     result = settled(changed)
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     assert f"silu-add: the build shows {value}, the nearest, though it does not fit everywhere" in result.notes[0]
-
-
-def test_a_build_that_does_not_tell() -> None:
-    """A log that ends before the passes fits both alike; the default is kept."""
-    build = replace(read_build(io.BytesIO("\n".join(LINES["fused"]).encode())), layers=[], trace=[], headings=[])
-    result = compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
-    assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
-    assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
 
 def test_nothing_is_compared_twice_without_an_assumption(g: Graph) -> None:
@@ -254,12 +248,3 @@ def test_how_wrong_a_comparison_is(
     found = Verification(Build().facts, trace=trace, layers=layers,
                          mismatches=[Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds])  # fmt: skip
     assert _wrong(found) == wrong
-
-
-def test_notes_stand_in_the_order_of_what_they_are_about() -> None:
-    """Which version was taken comes first; no note of the comparison is lost for it."""
-    lines = LINES["apart"][2:-1]  # without those that tell the version
-    at = next(i for i, x in enumerate(lines) if "fusing" in x)
-    build = read_build(io.BytesIO("\n".join([*lines[:at], *[lines[at]] * 60, *lines[at:]]).encode()))
-    first, second, third = verify(SKIP, build).notes
-    assert "does not state its version" in first and "more mismatches" in second and "silu-add" in third

@@ -38,7 +38,12 @@ def simple(**changes):
     return g.model(out)
 
 
-def test_a_clean_model_has_no_finding_but_the_hint():
+def test_transposed_and_clean_models(g):
+    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
+    proto = g.model(g.bn(y, "bn"))
+    for target in ("trt8.5", "trt11"):
+        assert "CT-BN" in {f.code for f in predict(proto, target).findings}
+    assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
     assert codes_of(simple()) == {"FLAG-FP16"}
     assert codes_of(simple(), "trt11") == {"FLOAT-FP32"}
 
@@ -61,12 +66,9 @@ def test_quantizers(changes, code, severity):
     assert code not in codes_of(simple())
 
 
-def test_zero_points_are_told_once_for_a_pair():
+def test_quantizers_that_are_told_once():
     model = Model(simple(zero=3))
     assert [f.node for f in check(model, "trt8.5") if f.code == "ZP-NONZERO"] == ["c1.in.Q"]
-
-
-def test_missing_zero_point_is_an_error_on_8_only():
     assert "DQ-3-INPUTS" not in codes_of(simple(zero=None), "trt10")
     missing = cause(finding(simple(zero=None), "DQ-3-INPUTS"))
     assert (missing.node, missing.op) == ("c1.in.Q", "QuantizeLinear")
@@ -74,7 +76,7 @@ def test_missing_zero_point_is_an_error_on_8_only():
         assert cause(finding(simple(zero=3), "ZP-NONZERO", target)).zero_points == (3, 3)
 
 
-def test_scale_of_shape_1_matters_on_rtx():
+def test_scales_that_are_computed_or_of_shape_1(g):
     proto = simple(scale=[0.05], zero=0)
     assert predict(proto, "rtx1.7").findings_by_code()["SCALE-SHAPE1"] == 1
     assert "SCALE-SHAPE1" not in predict(proto, "trt8.5").findings_by_code()
@@ -84,9 +86,7 @@ def test_scale_of_shape_1_matters_on_rtx():
     proto = g.model(out)
     assert "SCALE-FP16" in codes_of(proto, "trt8.6")
     assert not {"SCALE-FP16", "FLOAT-FP32"} & codes_of(proto, "trt11")
-
-
-def test_computed_scale(g):
+    g = Graph()
     x = g.input(1, 16, 8, 8)
     scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
     q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
@@ -101,13 +101,15 @@ def too_few_scales():
     return _raw(g, g.op("Conv", [g.pair(x, "in"), w], "c", kernel_shape=[1, 1], group=2))
 
 
-def test_scale_count_and_rank():
+def test_scales_and_zero_points_of_another_count():
     found = finding(too_few_scales(), "SCALE-COUNT")
     assert (cause(found).count, cause(found).axis, cause(found).shape) == (8, 0, (16, 8, 1, 1))
     g = Graph(opset=13)
     w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0)
     out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1])
     assert "SCALE-RANK" in codes_of(_raw(g, out), "trt10")
+    found = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
+    assert (found.scales, found.zero_points) == (16, 1)
 
 
 def _raw(graph, *outputs):
@@ -126,18 +128,11 @@ def too_few_zero_points():
     return _raw(g, g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), dq], "c"))
 
 
-def test_zero_point_of_another_size():
-    found = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
-    assert (found.scales, found.zero_points) == (16, 1)
-
-
-def test_int16():
+def test_integers(g):
     g = Graph(opset=21)
     out = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
     assert cause(finding(_raw(g, out), "QTYPE")).kind == "int16"
-
-
-def test_integer_operators(g):
+    g = Graph()
     x = g.input(1, 8)
     names = g.ops("DynamicQuantizeLinear", [x], "d", 3)
     out = g.op("DequantizeLinear", names, "dq")
@@ -166,11 +161,28 @@ def weights_model(form="qdq", op="Conv", axis=None, **attributes):
     return g.model(g.op(op, [x, w], "c", kernel_shape=[3, 3], **attributes))
 
 
-def test_bare_weights():
+def test_weights_that_are_stored_or_are_outputs(g):
     """Which the simulation tells, not a check."""
     (found,) = (f for f in predict(weights_model("float")).findings if f.code == "W-NO-DQ")
     assert found.convolutions == ["c"] and found.values == 16 * 8 * 8
     assert "W-NO-DQ" not in predict(weights_model()).findings_by_code()
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
+    assert finding(proto, "WEIGHT-PREQUANT", "trt8.4").severity == Severity.ERROR
+    assert finding(proto, "WEIGHT-PREQUANT", "trt8.5").severity == Severity.WARNING
+    assert "WEIGHT-PREQUANT" not in codes_of(proto, "trt10")
+    for target in ("trt10", "rtx1.7"):
+        for proto in (stored("int8"), stored("float", "Identity")):
+            assert not [f for f in predict(proto, target).findings if f.code == "WEIGHT-INDIRECT"]
+    g = Graph()
+    w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "wq")
+    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1])
+    assert finding(g.model(out, w), "W-Q-OUTPUT").node == "wq.DQ"
+    g = Graph()
+    w = g.input(16, 16, 1, 1, name="w")
+    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq")], "c", kernel_shape=[1, 1])
+    proto = g.model(out)
+    assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(CHECK, "c", "w")
+    assert "W-NONCONST" not in codes_of(proto, "rtx1.7")
 
 
 @pytest.mark.parametrize(("op", "axis", "code"), [
@@ -183,13 +195,6 @@ def test_axis(op, axis, code):
     out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c")
     assert cause(finding(g.model(out), "W-AXIS")).written is False
     assert cause(finding(weights_model(axis=1), "W-AXIS")).written is True
-
-
-def test_stored_integers_by_target(g):
-    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
-    assert finding(proto, "WEIGHT-PREQUANT", "trt8.4").severity == Severity.ERROR
-    assert finding(proto, "WEIGHT-PREQUANT", "trt8.5").severity == Severity.WARNING
-    assert "WEIGHT-PREQUANT" not in codes_of(proto, "trt10")
 
 
 def shared_model(copies=False):
@@ -243,12 +248,6 @@ def test_stored_integers_behind_an_operator(op, attributes):
     assert [(f.code, f.node) for f in refused] == [("WEIGHT-INDIRECT", "between")]
 
 
-def test_stored_integers_that_a_dq_reads_are_fine():
-    for target in ("trt10", "rtx1.7"):
-        for proto in (stored("int8"), stored("float", "Identity")):
-            assert not [f for f in predict(proto, target).findings if f.code == "WEIGHT-INDIRECT"]
-
-
 def test_any_reader_of_stored_integers_counts():
     def model(op, domain=""):
         g = Graph(opset=13)
@@ -259,20 +258,6 @@ def test_any_reader_of_stored_integers_counts():
     unused = model("Cast")
     unused.graph.node[-1].input[1] = unused.graph.node[-1].input[0]
     assert "WEIGHT-INDIRECT" not in codes_of(unused, "trt10")
-
-
-def test_weights_of_the_running_network(g):
-    w = g.input(16, 16, 1, 1, name="w")
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq")], "c", kernel_shape=[1, 1])
-    proto = g.model(out)
-    assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(CHECK, "c", "w")
-    assert "W-NONCONST" not in codes_of(proto, "rtx1.7")
-
-
-def test_weights_as_output(g):
-    w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "wq")
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1])
-    assert finding(g.model(out, w), "W-Q-OUTPUT").node == "wq.DQ"
 
 
 def quantized_bias():
@@ -288,14 +273,6 @@ def test_quantized_bias(target):
     assert (found.node, found.convolutions, cause(found).precision) == ("bdq", ["c"], Precision.INT32)
 
 
-def test_transposed_convolution_and_batch_normalization(g):
-    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
-    proto = g.model(g.bn(y, "bn"))
-    for target in ("trt8.5", "trt11"):
-        assert "CT-BN" in {f.code for f in predict(proto, target).findings}
-    assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
-
-
 # Heads and shapes -------------------------------------------------------------------------------------------------
 
 
@@ -309,16 +286,13 @@ def head(quantized=True, join=False):
     return g.model(g.pair(g.concat(ends, "all"), "behind"))
 
 
-def test_last_convolutions():
+def test_heads_and_their_convolutions(g):
     found = [f.node for f in check(Model(head()), "trt8.5") if f.code == "HEAD-QUANT"]
     assert found == ["box", "score"]
     assert "HEAD-QUANT" not in codes_of(head(quantized=False))
     assert "HEAD-QUANT" not in codes_of(simple())  # one last convolution is no detector
     assert finding(head(join=True), "HEAD-CONCAT").node == "behind.Q"
     assert "HEAD-CONCAT" not in codes_of(head())
-
-
-def test_dfl_is_not_a_convolution_behind_the_head(g):
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     score = g.conv(stem, "score", 16, k=1)
     box = g.conv(stem, "box", 16, k=1)

@@ -61,7 +61,7 @@ def test_normalizations_behind_a_pair(g, op, expected):
     assert [f.node for f in told(model, "NORM-FLOAT")] == expected
 
 
-def test_plugins_are_named_and_headline_and_layers_agree(g):
+def test_plugins_and_rtx(g):
     q = g.q(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "q")
     y = g.dq(g.op("Special", q, "plug", domain="trt"), "dq")
     g.channels[y] = 16
@@ -71,6 +71,10 @@ def test_plugins_are_named_and_headline_and_layers_agree(g):
         layer = next(layer for layer in prediction.layers if conv.name in layer.nodes)
         assert [t.precision for t in layer.inputs][:1] == conv.inputs[:1]
         assert [t.precision for t in layer.outputs] == [conv.output]
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
+    codes = {f.code for f in predict(g.model(g.conv(x, "c1", 24)), "rtx1.7").findings}
+    assert "FLOAT-FP32" in codes
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
@@ -80,12 +84,6 @@ def test_fp8_is_named_first_and_not_explained_with_int8(target):
     assert first.startswith("FP8 Q/DQ is outside the rules")
     about = [f.code for f in prediction.findings if "c" in f.convolutions]
     assert set(about) <= {"FP8-OUTSIDE", "INPUT-CONVERSION"} and "FP8-OUTSIDE" in about
-
-
-def test_lint_runs_for_rtx_too(g):
-    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
-    codes = {f.code for f in predict(g.model(g.conv(x, "c1", 24)), "rtx1.7").findings}
-    assert "FLOAT-FP32" in codes
 
 
 # What FP16 would spoil: layer normalizations in pieces, and constants out of its range.

@@ -58,7 +58,15 @@ def test_what_insert_calibrates_fits(method: str) -> None:
     assert reported(model) is None
 
 
-def test_a_scale_too_small_clips_and_one_too_large_wastes() -> None:
+def test_what_may_share_a_scale(g: Graph) -> None:
+    x = g.input(1, 8, 16, 16)
+    parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
+    joined = g.op("Concat", [parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat",
+                  axis=1)
+    g.channels[joined] = 16
+    model = qdqtool.insert(g.model(g.conv(joined, "last", scale=None, weights="float")), DATA, method="max",
+                           predict=False).model
+    assert reported(model) is None
     model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
     name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     small, large = reported(scaled(model, name, 0.25)), reported(scaled(model, name, 8.0))
@@ -178,28 +186,14 @@ def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) ->
     assert isinstance(found, OutlierScales) and found.linear
 
 
-def test_a_scale_that_clips_the_outliers_covers_none() -> None:
-    data = outlying(0.005, 300.0)
-    inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
-    assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
-def test_what_shares_a_scale_on_purpose_may_use_it_together(g: Graph) -> None:
-    x = g.input(1, 8, 16, 16)
-    parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
-    joined = g.op("Concat", [parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat",
-                  axis=1)
-    g.channels[joined] = 16
-    model = qdqtool.insert(g.model(g.conv(joined, "last", scale=None, weights="float")), DATA, method="max",
-                           predict=False).model
-    assert reported(model) is None
-
-
-def test_clipping_in_front_says_nothing_of_what_is_behind() -> None:
+def test_clipping() -> None:
     model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
     name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     found = reported(scaled(model, name, 1 / 16))
     assert found is not None and [f.quantizer for f in found.worst] == [name]
-
-
+    data = outlying(0.005, 300.0)
+    inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
+    assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
 # W-SCALE: quiet on what quantizers write, and found where scales and weights are of different origin.
 
 Array = npt.NDArray[np.float64]
@@ -236,7 +230,15 @@ def spoilt(proto: onnx.ModelProto, change: Callable[[Array, Array, int], Array])
     return copy
 
 
-def test_insert_is_not_reported(placed: onnx.ModelProto) -> None:
+def test_scales_far_off(placed: onnx.ModelProto) -> None:
+    found = named(spoilt(placed, lambda s, w, n: np.full_like(s, 0.1)))
+    assert found is not None and found.wasted > 0.5
+    rng = np.random.default_rng(1)
+    found = named(spoilt(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape))))
+    assert found is not None and found.cause == WeightScalesCause.OTHER_WEIGHTS and found.clipped > 0.2
+    # Half of the channels keep their largest weight, the others are clipped by up to a third
+    rng = np.random.default_rng(3)
+    assert named(spoilt(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape)))) is None
     assert named(placed) is None
 
 
@@ -244,12 +246,6 @@ def test_insert_is_not_reported(placed: onnx.ModelProto) -> None:
 def test_drift_of_training_is_not_reported(placed: onnx.ModelProto, seed: int) -> None:
     rng = np.random.default_rng(seed)
     assert named(spoilt(placed, lambda s, w, n: s * np.exp(rng.normal(0, 0.08, s.shape)))) is None
-
-
-def test_clipping_that_was_searched_for_each_channel_is_not_reported(placed: onnx.ModelProto) -> None:
-    """Half of the channels keep their largest weight, the others are clipped by up to a third."""
-    rng = np.random.default_rng(3)
-    assert named(spoilt(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape)))) is None
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.7, 2.0])
@@ -316,13 +312,7 @@ def test_one_factor(placed: onnx.ModelProto, factor: float) -> None:
     assert found.factor == pytest.approx(1 / factor, rel=1e-3)
 
 
-def test_scales_from_before_batch_normalization_was_folded(placed: onnx.ModelProto) -> None:
-    rng = np.random.default_rng(1)
-    found = named(spoilt(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape))))
-    assert found is not None and found.cause == WeightScalesCause.OTHER_WEIGHTS and found.clipped > 0.2
-
-
-def test_scales_of_another_tensor(placed: onnx.ModelProto) -> None:
+def test_scales_of_other_tensors_and_axes(placed: onnx.ModelProto) -> None:
     kept: list[Array] = []
 
     def other(scale: Array, weights: Array, number: int) -> Array:
@@ -331,9 +321,6 @@ def test_scales_of_another_tensor(placed: onnx.ModelProto) -> None:
 
     found = named(spoilt(placed, other))
     assert found is not None and found.layers
-
-
-def test_scales_along_the_other_axis(placed: onnx.ModelProto) -> None:
     def crossed(scale: Array, weights: Array, number: int) -> Array:
         if weights.shape[0] != weights.shape[1]:
             return scale
@@ -364,12 +351,7 @@ def test_one_scale_in_all_channels(placed: onnx.ModelProto) -> None:
     assert largest is None or largest.cause != WeightScalesCause.TENSOR, "of the tensor: nothing is clipped"
 
 
-def test_scales_far_too_large(placed: onnx.ModelProto) -> None:
-    found = named(spoilt(placed, lambda s, w, n: np.full_like(s, 0.1)))
-    assert found is not None and found.wasted > 0.5
-
-
-def test_dead_channels_count_for_nothing(placed: onnx.ModelProto) -> None:
+def test_dead_channels_and_contradictions(placed: onnx.ModelProto) -> None:
     copy = onnx.ModelProto.FromString(placed.SerializeToString())
     tensors = {t.name: t for t in copy.graph.initializer}
     for q in copy.graph.node:
@@ -378,9 +360,6 @@ def test_dead_channels_count_for_nothing(placed: onnx.ModelProto) -> None:
             weights[::2] = 0
             tensors[q.input[0]].CopyFrom(numpy_helper.from_array(weights, q.input[0]))
     assert named(copy) is None
-
-
-def test_a_file_that_contradicts_itself_is_left_to_the_other_checks(placed: onnx.ModelProto) -> None:
     copy = onnx.ModelProto.FromString(placed.SerializeToString())
     tensors = {t.name: t for t in copy.graph.initializer}
     q = [n for n in copy.graph.node if n.op_type == "QuantizeLinear" and n.input[0] in tensors]

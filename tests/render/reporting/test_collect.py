@@ -61,7 +61,7 @@ def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> 
 
 
 @pytest.mark.parametrize("case", QUICK_FIRST)
-def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
+def test_drawings_hold_every_node_and_no_boxes_overlap(case: str) -> None:
     page = page_of(case)
     index = published(case)
     onnx_graph, engine = page.model.onnx, page.model.engine
@@ -74,6 +74,28 @@ def test_both_drawings_hold_every_node_and_edge_once(case: str) -> None:
     own = {c.name.partition("_clone_")[0] for c in page.model.conversions}
     assert {m.name for e in onnx_graph.edges for m in e.marks if m.stays} == own
     assert all(c.node >= 0 and c.layer >= 0 and c.to for c in page.model.conversions)
+    for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
+        assert drawing.boxes
+        for a, b in combinations(drawing.boxes, 2):
+            assert a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+        for box in drawing.boxes:
+            assert box.x >= 0 and box.x + box.w <= drawing.width and box.y + box.h <= drawing.height
+        for edge in drawing.edges:
+            heights = [y for _, y in edge.points]
+            assert heights == sorted(heights)
+            top, bottom = drawing.boxes[edge.source], drawing.boxes[edge.target]
+            assert edge.points[0][1] == pytest.approx(top.y + top.h) and edge.points[-1][1] == pytest.approx(bottom.y)
+    model = page_of(case).model
+    modules = model.modules
+    assert sorted(n for box in modules.boxes for n in box.rows) == list(range(len(model.nodes)))
+    assert all(e.source < e.target for e in modules.edges)
+    home = {n: at for at, box in enumerate(modules.boxes) for n in box.rows}
+    between = {(home[a], home[b]) for e in model.onnx.edges for a in model.onnx.boxes[e.source].rows[:1]
+               for b in model.onnx.boxes[e.target].rows[:1]}
+    drawn = {(a, b) for a, b in ((e.source, e.target) for e in modules.edges)
+             if modules.boxes[a].rows and modules.boxes[b].rows}
+    assert drawn == {(a, b) for a, b in between if a != b}
+    assert len(modules.boxes) <= 60
 
 
 def links_of(index: Model, drawn: set[str]) -> set[tuple[str, str]]:
@@ -118,21 +140,6 @@ def reads(node: data.Node, tensor: str) -> bool:
     return tensor in node.inputs or any(s.tensor == tensor and s.where != "output" for s in node.scales)
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
-def test_boxes_do_not_overlap_and_edges_go_down(case: str) -> None:
-    for drawing in (page_of(case).model.onnx, page_of(case).model.engine):
-        assert drawing.boxes
-        for a, b in combinations(drawing.boxes, 2):
-            assert a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
-        for box in drawing.boxes:
-            assert box.x >= 0 and box.x + box.w <= drawing.width and box.y + box.h <= drawing.height
-        for edge in drawing.edges:
-            heights = [y for _, y in edge.points]
-            assert heights == sorted(heights)
-            top, bottom = drawing.boxes[edge.source], drawing.boxes[edge.target]
-            assert edge.points[0][1] == pytest.approx(top.y + top.h) and edge.points[-1][1] == pytest.approx(bottom.y)
-
-
 def test_log_lines_belong_to_the_nodes_that_they_name() -> None:
     case = "yolo-resnet18-orin-trt8502"
     prediction = qdqtool.predict(published(case), truth(case)["target"])
@@ -147,7 +154,7 @@ def test_log_lines_belong_to_the_nodes_that_they_name() -> None:
             assert all(model.cases[line.case].says for line in lines if line.case >= 0)
 
 
-def test_scales_are_those_of_the_quantizers(made: Made) -> None:
+def test_scales_and_weights(made: Made) -> None:
     index = load(made.model)
     model = collect(made.model).model
     by_name = {n.name: n for n in index.nodes}
@@ -160,9 +167,6 @@ def test_scales_are_those_of_the_quantizers(made: Made) -> None:
             assert scale.highest == pytest.approx(params.scale.max(), rel=1e-5)
             seen += 1
     assert {s.where for n in model.nodes for s in n.scales} == {"input", "weights", "output"} and seen >= 8
-
-
-def test_weights_are_measured_in_the_model(made: Made) -> None:
     float_model = onnx.load(made.float)
     values = {t.name: onnx.numpy_helper.to_array(t) for t in float_model.graph.initializer}
     model = collect(made.model).model
@@ -171,9 +175,6 @@ def test_weights_are_measured_in_the_model(made: Made) -> None:
         expected = np.abs(values[f"{weights.name}.weight"]).reshape(16, -1).max(axis=1)
         np.testing.assert_allclose(weights.largest, expected, rtol=1e-3)
         np.testing.assert_allclose(weights.holds, expected, rtol=1e-3)
-
-
-def test_histograms_are_those_of_the_cache(made: Made) -> None:
     page = collect(made.model, calib_cache=made.cache)
     statistics = load_statistics(made.cache)
     assert page.histograms and "8 images" in page.calibration
@@ -189,13 +190,16 @@ def test_histograms_are_those_of_the_cache(made: Made) -> None:
     assert scale is not None and page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
 
 
-def test_groups_are_tied_by_the_float_model(made: Made) -> None:
+def test_groups_and_reports(made: Made) -> None:
     groups = collect(made.model, before=made.float).groups
     tied = next(g for g in groups if len(g.tensors) > 1)
     assert tied.tied == "tied, one scale" and tied.scale is not None
     assert {g.tied for g in groups} == {"tied, one scale", "alone"}
     alone = collect(made.model).groups
     assert {g.tied for g in alone} == {"equal scales", "alone"}
+    report = Report(collect(made.model), "<html>" * 1000, "page.html")
+    assert len(repr(report)) < 60
+    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
 
 
 def test_times_add_up(made: Made) -> None:
@@ -277,21 +281,6 @@ def test_kernel_stride_and_groups_are_those_of_the_node(tmp_path: Path) -> None:
         "x": "1x4x8x8", "b": "1x8x4x8", "y": "1x4x4x8"}
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
-def test_modules_hold_every_node_once_and_none_waits_for_itself(case: str) -> None:
-    model = page_of(case).model
-    modules = model.modules
-    assert sorted(n for box in modules.boxes for n in box.rows) == list(range(len(model.nodes)))
-    assert all(e.source < e.target for e in modules.edges)
-    home = {n: at for at, box in enumerate(modules.boxes) for n in box.rows}
-    between = {(home[a], home[b]) for e in model.onnx.edges for a in model.onnx.boxes[e.source].rows[:1]
-               for b in model.onnx.boxes[e.target].rows[:1]}
-    drawn = {(a, b) for a, b in ((e.source, e.target) for e in modules.edges)
-             if modules.boxes[a].rows and modules.boxes[b].rows}
-    assert drawn == {(a, b) for a, b in between if a != b}
-    assert len(modules.boxes) <= 60
-
-
 def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
     model = collect(yolov8x_qdq()).model
     titles = [box.title for box in model.modules.boxes]
@@ -305,17 +294,16 @@ def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
     assert 5 <= len(chain.boxes) <= 12 and chain.boxes[1].title.startswith("r0 to r")
 
 
-def test_rtx_has_no_layers_and_says_so(made: Made) -> None:
+def test_what_a_report_has_without_layers(made: Made, tmp_path: Path) -> None:
     model = collect(made.model, target="rtx1.7").model
     assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
-
-
-def test_an_empty_graph_and_one_without_convolutions(tmp_path: Path) -> None:
     value = onnx.helper.make_tensor_value_info("x", 1, [1])
     for nodes, output in (([], "x"), ([onnx.helper.make_node("Relu", ["x"], ["y"])], "y")):
         graph = onnx.helper.make_graph(nodes, "g", [value], [onnx.helper.make_tensor_value_info(output, 1, [1])])
         made = qdqtool.report(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
         assert "nothing to run in INT8" in made.html
+    with pytest.raises(DataError, match="no such file"):
+        tuning_of(tmp_path / "none.json")
 
 
 @pytest.mark.slow
@@ -369,7 +357,7 @@ def write(folder: Path, value: Any) -> Path:
     return path
 
 
-def test_the_front_is_read(tmp_path: Path) -> None:
+def test_fronts(tmp_path: Path) -> None:
     found = tuning_of(write(tmp_path, result()))
     assert [(p.x, p.metric, p.on_front, p.chosen) for p in found.points] == [
         (2.0, 0.9, True, False), (3.0, pytest.approx(0.93), True, True), (4.0, pytest.approx(0.96), True, False),
@@ -378,13 +366,14 @@ def test_the_front_is_read(tmp_path: Path) -> None:
     assert found.axis == "estimated milliseconds on RTX 3060" and found.keep == pytest.approx(0.97)
     assert (found.budget, found.reached, found.notes) == (5.0, True, ["a note"])
     assert found.sites == [["/a", "convolution", "float", "0.1", "", "it costs"]]
-
-
-def test_without_times_the_cost_is_the_axis(tmp_path: Path) -> None:
     front = [{**p, "ms": None} for p in result()["front"]]
     found = tuning_of(write(tmp_path, result(front=front, others=[], gpu=None, goal={})))
     assert [p.x for p in found.points] == [2.0, 3.0, 4.0] and found.axis == "predicted milliseconds"
     assert found.keep is None and found.budget is None
+    unjudged = {**POINT, "int8": 1, "ms": 4.0, "cost": 4.0, "metric": None, "low": None, "high": None}
+    found = tuning_of(write(tmp_path, result(others=[*result()["others"], unjudged])))
+    assert [p.metric for p in found.points if not p.on_front] == [0.95]
+    assert found.notes[0].startswith("1 more were tried and not judged")
 
 
 @pytest.mark.parametrize("broken", [
@@ -400,18 +389,6 @@ def test_damage_is_one_sentence(tmp_path: Path, broken: Any) -> None:
         tuning_of(path)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        tuning_of(tmp_path / "none.json")
-
-
-def test_what_was_not_judged_is_left_out_and_told(tmp_path: Path) -> None:
-    unjudged = {**POINT, "int8": 1, "ms": 4.0, "cost": 4.0, "metric": None, "low": None, "high": None}
-    found = tuning_of(write(tmp_path, result(others=[*result()["others"], unjudged])))
-    assert [p.metric for p in found.points if not p.on_front] == [0.95]
-    assert found.notes[0].startswith("1 more were tried and not judged")
-
-
 def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "tuned.json"
     code = run(["tune", str(made.float), "--calib", str(made.folder / "data.npz"), "--gpu", "T4", "--keep", "0.999",
@@ -423,9 +400,3 @@ def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
     assert [p.x for p in found.points if p.on_front] == [p["ms"] for p in written["front"]]
     assert [p.int8 for p in found.points if p.chosen] == [written["chosen"]["int8"]]
     assert len(found.sites) == len(written["sites"]) and found.axis == "estimated milliseconds on Tesla T4"
-
-
-def test_a_report_describes_itself_in_a_line(made: Made) -> None:
-    report = Report(collect(made.model), "<html>" * 1000, "page.html")
-    assert len(repr(report)) < 60
-    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)

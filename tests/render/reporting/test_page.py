@@ -58,7 +58,7 @@ def tags_of(text: str) -> list[tuple[str, dict[str, str | None]]]:
     return parser.tags
 
 
-def test_nothing_is_loaded(made: Made) -> None:
+def test_loads_and_policies(made: Made) -> None:
     text = qdqtool.report(made.model, before=made.float, gpu="T4", calib_cache=made.cache).html
     for tag, attributes in tags_of(text):
         assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
@@ -66,9 +66,6 @@ def test_nothing_is_loaded(made: Made) -> None:
         assert not any(name.startswith("on") for name in attributes)
         assert (attributes.get("href") or "#").startswith(("#", "data:,"))
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
-
-
-def test_the_policy_names_the_scripts_and_styles_that_are_there(made: Made) -> None:
     text = qdqtool.report(made.model).html
     policy = next(a["content"] for t, a in tags_of(text) if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and policy.startswith("default-src 'none'") and "unsafe" not in policy
@@ -77,6 +74,8 @@ def test_the_policy_names_the_scripts_and_styles_that_are_there(made: Made) -> N
         assert len(bodies) == 1
         digest = base64.b64encode(hashlib.sha256(bodies[0].encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
+    folder = Path(page.__file__).with_name("assets")
+    assert {p.name for p in folder.iterdir()} == {*page.SCRIPTS, "style.css", "page.html"}
 
 
 def test_names_are_text(tmp_path: Path) -> None:
@@ -94,11 +93,15 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert all(len(n["name"]) <= page.LONGEST + 40 for n in data["model"]["nodes"])
 
 
-def test_two_long_names_stay_apart() -> None:
+def test_numbers_and_long_names() -> None:
     one, two = ("x" * 1999 + end for end in "ab")
     assert page.shown(one) != page.shown(two) and "…" in page.shown(one)
     assert page.shown("short") == "short"
     assert page.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
+    assert [page.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
+    assert [page.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
+    assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
+    assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
 
 @pytest.mark.parametrize(("name", "op", "told"), [
@@ -107,13 +110,6 @@ def test_two_long_names_stay_apart() -> None:
 ])  # fmt: skip
 def test_plain_names(name: str, op: str, told: str) -> None:
     assert page.plain(name, op) == told
-
-
-def test_numbers() -> None:
-    assert [page.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
-    assert [page.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
-    assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
-    assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
@@ -132,11 +128,6 @@ def test_a_page_too_large_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(budgets, "REPORT", 1000)
     with pytest.raises(QdqtoolError, match="its report takes"):
         qdqtool.report(made.model)
-
-
-def test_assets_are_all_used() -> None:
-    folder = Path(page.__file__).with_name("assets")
-    assert {p.name for p in folder.iterdir()} == {*page.SCRIPTS, "style.css", "page.html"}
 
 
 def test_saving_keeps_what_was_read(made: Made, tmp_path: Path) -> None:

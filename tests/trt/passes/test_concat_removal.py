@@ -31,7 +31,7 @@ def test_tensor_that_already_has_a_place(g: Graph) -> None:
     assert [r[0] for r in rows if r[1] == "x"] == [STOMPING, STOMPING]
 
 
-def test_convolutions_are_copied_where_something_else_reads_them(g: Graph) -> None:
+def test_copies(g: Graph) -> None:
     """Of two convolutions the one that the Concat alone reads is written into its place (BEVFusion's two builds)."""
     x = g.input(1, 8, 4, 4)
     alone = g.conv(x, "alone", scale=None, weights="float")
@@ -42,9 +42,8 @@ def test_convolutions_are_copied_where_something_else_reads_them(g: Graph) -> No
         ("Eliminating concatenation", "Concat"), ("Retargeting", "alone:0", "Concat:0"),
         (STRIDING, "shared:0", "Concat:0"),
     ]  # fmt: skip
-
-def test_a_network_input_is_copied_also_behind_its_q_and_a_tensor_that_stands_twice(g: Graph) -> None:
-    """An 8.5.2 build copies the input's member, the convolution's beside it is retargeted."""
+    g = Graph()
+    # An 8.5.2 build copies the input's member, the convolution's beside it is retargeted
     x = g.input(1, 8, 4, 4)
     inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
     out = g.conv(g.concat([x, inner], "Concat"), "d", 8)

@@ -5,15 +5,13 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_identity_of_a_constant(g: Graph) -> None:
+def test_identities(g: Graph) -> None:
     bias = g.op("Identity", g.const("bn2.bias", [1.0, 2.0]), "Identity_0")
     found = step(g.model(g.op("Add", [g.input(1, 2), bias], "add")), ConstCastFold)
     assert found.rows == [("Running", "bn2.bias"), ("Fusing", "bn2.bias", "Identity_0")]
     assert found.has("bn2.bias + Identity_0")
-
-
-def test_identities_that_share_a_constant(g: Graph) -> None:
-    """Each is folded; the constant itself stays for its other readers."""
+    g = Graph()
+    # Each is folded; the constant itself stays for its other readers
     bias = g.const("b", [1.0, 2.0])
     x = g.op("Add", [g.input(1, 2), bias], "first")
     for i in range(2):
@@ -26,9 +24,7 @@ def test_identities_that_share_a_constant(g: Graph) -> None:
         ("Running", "b"),
     ]
     assert found.has("b + Identity_0") and found.has("b + Identity_1") and found.has("b")
-
-
-def test_identity_of_a_tensor_is_left(g: Graph) -> None:
+    g = Graph()
     found = step(g.model(g.op("Identity", g.relu(g.input(1, 2), "r"), "i")), ConstCastFold)
     assert found.rows == []
     assert found.has("i")

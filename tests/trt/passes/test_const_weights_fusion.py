@@ -18,7 +18,7 @@ def test_weights_of_one_convolution(g: Graph, weights: str, constant: str) -> No
     assert found.has(f"{constant} + c")
 
 
-def test_shared_weights_are_refused(g: Graph) -> None:
+def test_weights_that_are_left(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     weights = g.weights("w", (8, 8, 3, 3), "qdq")
     first, second = (g.op("Conv", [g.pair(x, f"in{i}", s), weights], f"c{i}") for i, s in enumerate((0.1, 0.2)))
@@ -26,16 +26,12 @@ def test_shared_weights_are_refused(g: Graph) -> None:
     assert found.rows == []
     assert sorted(found.reasons) == [("c0", "weights-shared"), ("c1", "weights-shared")]
     assert found.refusals[0].convolutions == ("c0", "c1")
-
-
-def test_float_convolution_is_left(g: Graph) -> None:
-    """Its input has no DQ, so its weights are dequantized when the engine is built."""
+    g = Graph()
+    # Its input has no DQ, so its weights are dequantized when the engine is built
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", scale=None)), ConstWeightsFusion)
     assert (found.rows, found.reasons) == ([], [])
-
-
-def test_a_constant_that_is_added_is_no_weight(g: Graph) -> None:
-    """An INT8 Add reads a quantized constant: it stays a constant of its own."""
+    g = Graph()
+    # An INT8 Add reads a quantized constant: it stays a constant of its own
     x = g.pair(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "p")
     constant = g.pair(g.const("k", np.linspace(-1, 1, 8 * 16).reshape(1, 8, 4, 4)), "kp")
     out = g.op("Neg", g.pair(g.op("Add", [x, constant], "add"), "after"), "n")

@@ -18,7 +18,7 @@ def test_weights_of_a_float_convolution(g: Graph, weights: str) -> None:
     assert producer is not None and producer.kind == LayerKind.CONSTANT
 
 
-def test_two_readers_of_one_quantized_constant(g: Graph) -> None:
+def test_constants_and_activations(g: Graph) -> None:
     x = g.input(1, 8, 8, 8)
     stored = g.const("w", g.random.integers(-9, 9, (8, 8, 3, 3)).astype("int8"))
     outputs = [
@@ -29,9 +29,7 @@ def test_two_readers_of_one_quantized_constant(g: Graph) -> None:
     assert {layer.inputs[1].producer.kind for layer in map(found.layer, ("c0", "c1")) if layer.inputs[1].producer} == {
         LayerKind.CONSTANT
     }
-
-
-def test_activation_pairs_are_left(g: Graph) -> None:
+    g = Graph()
     x = g.op("Softmax", g.input(1, 8), "s")
     found = step(g.model(g.op("Softmax", g.pair(x, "p"), "t")), ConstantFoldDanglingQDQ)
     assert [layer.name for layer in found.network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)] == ["p.Q", "p.DQ"]

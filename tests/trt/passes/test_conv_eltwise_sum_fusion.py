@@ -21,17 +21,15 @@ def test_float_residual(g: Graph, conv_first: bool) -> None:
     assert found.has("p.Q")  # stays a conversion even though it is the only reader
 
 
-def test_residual_from_a_dq_is_taken_as_float(g: Graph) -> None:
+def test_which_convolution_takes_a_residual(g: Graph) -> None:
     """resnet18-a100-qat-residual, last block: DequantizeLinear_291 stays."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.pair(x, "skip", 0.2), g.conv(x, "Conv"), "Add")
     found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
     assert [r[0] for r in found.rows] == ["Running", "Fusing"]
     assert found.has("skip.DQ")
-
-
-def test_two_convolutions_the_later_listed_takes_it(g: Graph) -> None:
-    """resnet18-a100-qat: ``layer2.0.downsample.0 ... + Add_97 + Relu_98``, conv2 writes FP16."""
+    g = Graph()
+    # resnet18-a100-qat: ``layer2.0.downsample.0 ... + Add_97 + Relu_98``, conv2 writes FP16
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.relu(g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"), "Relu_98")
     found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)

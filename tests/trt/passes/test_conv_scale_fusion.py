@@ -11,27 +11,21 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
 
-def test_bias_of_a_gemm(g: Graph) -> None:
+def test_what_a_convolution_takes_in(g: Graph) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), ConvScaleFusion)
     assert found.rows[0] == ("Running", "Gemm_311")
     assert found.rows[1][:2] == ("Fusing", "Gemm_311")
     assert found.rows[1][2].startswith("Gemm_311.bias + (Unnamed Layer* ")
-
-
-def test_float_convolution_and_batch_normalization(g: Graph) -> None:
+    g = Graph()
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
     found = step(g.model(out), ConvScaleFusion)
     assert found.rows == [("Running", "c"), ("Fusing", "c", "bn")]
     assert evidence_of(found.layer("c + bn")) == Evidence.ASSUMED
-
-
-def test_deconvolution_is_logged_under_another_name(g: Graph) -> None:
-    """centerpoint-a100-trt823-fp16, line 1667."""
+    g = Graph()
+    # centerpoint-a100-trt823-fp16, line 1667
     conv = g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None)
     assert step(g.model(g.bn(conv, "bn")), DeconvScaleFusion).rows == [("Running", "d"), ("Fusing", "d", "bn")]
-
-
-def test_quantized_convolution_is_left_to_q_conv_scale_fusion(g: Graph) -> None:
+    g = Graph()
     assert step(g.model(g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")), ConvScaleFusion).rows == []
     g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float")

@@ -17,22 +17,18 @@ def test_equal_scales(g: Graph) -> None:
     assert evidence_of(reader) == Evidence.SEEN
 
 
-def test_dq_with_another_reader_stays(g: Graph) -> None:
+def test_what_stays(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     found = step(g.model(g.conv(x, "c"), g.op("Neg", x, "n")), DqQFusion)
     assert found.rows == [("Running", "a.DQ")]
     assert found.has("a.DQ") and not found.has("c.in.Q")
     assert evidence_of(found.layer("c.in.DQ")) == Evidence.ASSUMED
-
-
-def test_different_scales_are_refused(g: Graph) -> None:
+    g = Graph()
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a", 0.2)
     found = step(g.model(g.conv(x, "c")), DqQFusion)
     assert found.rows == []
     assert found.reasons == [("c.in.Q", "scales-differ")]
-
-
-def test_q_that_writes_a_network_output_stays(g: Graph) -> None:
+    g = Graph()
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     assert step(g.model(g.q(x, "out")), DqQFusion).rows == []
     g = Graph()

@@ -6,7 +6,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_sum_that_no_convolution_took(g: Graph) -> None:
+def test_sums(g: Graph) -> None:
     left, right = (g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab")
     out = g.relu(g.add(left, right, "Add"), "Relu")
     found = step(g.model(out), EltwiseAddToPwn)
@@ -15,14 +15,10 @@ def test_sum_that_no_convolution_took(g: Graph) -> None:
         ("Swap the layer type", "Add + Relu", "ELEMENTWISE to POINTWISE"),
     ]
     assert found.layer("Add + Relu").kind == LayerKind.POINTWISE
-
-
-def test_sum_that_a_convolution_took(g: Graph) -> None:
+    g = Graph()
     x = g.input(1, 8, 8, 8)
     assert step(g.model(g.add(g.conv(x, "c"), x, "Add")), EltwiseAddToPwn).rows == []
-
-
-def test_product_is_left(g: Graph) -> None:
+    g = Graph()
     x = [g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab"]
     found = step(g.model(g.op("Mul", x, "Mul")), EltwiseAddToPwn)
     assert found.rows == []

@@ -6,23 +6,29 @@ from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
+from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
 
-def test_leaky_relu_behind_batch_normalization(g: Graph) -> None:
+def test_activations_and_their_readers(g: Graph) -> None:
     out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "LeakyRelu")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
     assert evidence_of(found.layer("Conv + PWN(LeakyRelu)")) == Evidence.SEEN
-
-
-def test_depthwise_with_clip(g: Graph) -> None:
-    """mobilenetv2-titanrtx-qat-residual, 17 of them."""
+    g = Graph()
+    # mobilenetv2-titanrtx-qat-residual, 17 of them
     out = g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")
     found = step(g.model(out), GenericConvActFusion)
     assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
     assert evidence_of(found.layer("Conv + PWN(Clip_13)")) == Evidence.SEEN
+    g = Graph()
+    conv = g.conv(g.input(1, 3, 8, 8), "c")
+    leaky = g.op("LeakyRelu", conv, "l")
+    assert step(g.model(leaky, conv), GenericConvActFusion).rows == []
+    g = Graph()
+    out = g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
+    assert step(g.model(out), GenericConvActFusion).rows == []
 
 
 @pytest.mark.parametrize(
@@ -49,21 +55,7 @@ def test_silu_joined_with_a_residual_is_refused(g: Graph) -> None:
     assert (refusal.add, refusal.activation) == ("Add", "act.m")
 
 
-def test_second_reader_and_relu_before(g: Graph) -> None:
-    conv = g.conv(g.input(1, 3, 8, 8), "c")
-    leaky = g.op("LeakyRelu", conv, "l")
-    assert step(g.model(leaky, conv), GenericConvActFusion).rows == []
-    g = Graph()
-    out = g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
-    assert step(g.model(out), GenericConvActFusion).rows == []
-
-
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [("silu", "SiLU"), ("gate of another", "Mul"), ("leaky", "LeakyRelu"), ("two", "Exp"),
-     ("hard", "HardSwish"), ("Swish", "SiLU"),
-     ("gate alone", "Sigmoid"), ("gate and another", "Exp"), ("gate and a number", "Mul"), ("more", "Exp")],
-)
+@pytest.mark.parametrize(*cases("trt/generic-conv-act-fusion-what-the-activation-is-called"))
 def test_what_the_activation_is_called(form: str, name: str) -> None:
     """x * gate(x), and nothing else that begins with a gate, is SiLU; the rest has its last operator's name."""
     g = Graph(opset=14)

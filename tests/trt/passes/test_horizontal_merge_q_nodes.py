@@ -20,7 +20,7 @@ def two(second: float, tail: str = "Neg") -> Graph:
     return g
 
 
-def test_equal_scales() -> None:
+def test_scales_that_differ_or_are_equal() -> None:
     """resnet18-qat-rtx2000-trt8510, line 2541: the earlier Q survives."""
     g = two(0.1)
     found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
@@ -31,10 +31,7 @@ def test_equal_scales() -> None:
     g.nodes[-1].output.append("indices")
     found = step(g.model("top:0", "indices", "nb:0"), HorizontalMergeQNodes)
     assert found.rows == [("Running", "b.Q"), ("Eliminating", "a.Q", "b.Q"), ("Removing", "a.Q")]
-
-
-def test_different_scales_are_refused() -> None:
-    """layer2.1/relu_1 of yolo-resnet18-orin-trt8502: both stay."""
+    # layer2.1/relu_1 of yolo-resnet18-orin-trt8502: both stay
     g = two(0.2)
     found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
     assert found.rows == []
@@ -43,6 +40,20 @@ def test_different_scales_are_refused() -> None:
     assert refusal.tensor == "s:0"
     assert refusal.quantizers == ("a.Q", "b.Q")
     assert refusal.scales == (np.float32(0.1), np.float32(0.2))
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    outputs = [g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
+    found = step(g.model(*outputs), HorizontalMergeQNodes)
+    assert found.rows == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
+    assert found.reasons == [("a.Q", "scales-differ")]
+    g = Graph()
+    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
+    inner = g.op("Neg", g.pair(x, "a"), "n")
+    outputs = [g.q(x, "first"), g.q(x, "second")]
+    found = step(g.model(inner, *outputs), HorizontalMergeQNodes)
+    assert found.rows == [("Running", "first"), ("Eliminating", "a.Q", "first"), ("Removing", "a.Q")]
+    assert found.reasons == []
+    assert [t.name for t in found.network.outputs] == ["n:0", *outputs]
 
 
 def test_clone_is_merged_into_the_original(g: Graph) -> None:
@@ -69,24 +80,6 @@ def test_zero_points_count(g: Graph, zero: int, merged: bool) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     outputs = [g.op("Neg", g.pair(x, "a"), "na"), g.op("Neg", g.pair(x, "b", zero=zero), "nb")]
     assert bool(step(g.model(*outputs), HorizontalMergeQNodes).rows) is merged
-
-
-def test_q_that_writes_a_network_output_stays(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    inner = g.op("Neg", g.pair(x, "a"), "n")
-    outputs = [g.q(x, "first"), g.q(x, "second")]
-    found = step(g.model(inner, *outputs), HorizontalMergeQNodes)
-    assert found.rows == [("Running", "first"), ("Eliminating", "a.Q", "first"), ("Removing", "a.Q")]
-    assert found.reasons == []
-    assert [t.name for t in found.network.outputs] == ["n:0", *outputs]
-
-
-def test_three_with_two_scales(g: Graph) -> None:
-    x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    outputs = [g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
-    found = step(g.model(*outputs), HorizontalMergeQNodes)
-    assert found.rows == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
-    assert found.reasons == [("a.Q", "scales-differ")]
 
 
 def fired(*outputs: str, g: Graph) -> set[str]:

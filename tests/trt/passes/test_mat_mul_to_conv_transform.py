@@ -31,10 +31,25 @@ def test_gemm_with_quantized_weights(g: Graph, bias: bool) -> None:
     ]
 
 
-def test_float_weights_are_left(g: Graph) -> None:
+def test_what_is_left(g: Graph) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, weights="float")), MatMulToConvTransform)
     assert found.rows == []
     assert found.layer("fc").kind == LayerKind.MATRIX_MULTIPLY
+    g = Graph()
+    # Its weights do not come from a DQ then, and nothing is converted
+    weights = g.op("Transpose", g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w"), "t", perm=[1, 0])
+    out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
+    found = step(g.model(out, g.op("Neg", weights, "n")), MatMulToConvTransform)
+    assert found.rows == [] and found.has("t")
+    g = Graph()
+    # A product with several matrices is no convolution with one kernel
+    weights = g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w")
+    out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
+    assert step(g.model(out), MatMulToConvTransform).rows == []
+    g = Graph()
+    other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
+    out = g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m", alpha=float(np.float32(1)))
+    assert step(g.model(out), MatMulToConvTransform).rows == []
 
 
 @pytest.mark.parametrize(("shape", "read", "moves"), [
@@ -66,25 +81,6 @@ def test_weights_that_pytorch_exports_turned(g: Graph, turned: bool, shuffle: bo
     assert found.rows[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
     assert found.has("transpose_before_m") is shuffle and not found.has("t")
     assert ("t" in found.layer("m").nodes) is turned
-
-
-def test_a_transpose_that_others_read_stays(g: Graph) -> None:
-    """Its weights do not come from a DQ then, and nothing is converted."""
-    weights = g.op("Transpose", g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w"), "t", perm=[1, 0])
-    out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
-    found = step(g.model(out, g.op("Neg", weights, "n")), MatMulToConvTransform)
-    assert found.rows == [] and found.has("t")
-
-
-def test_stacked_weights_are_left(g: Graph) -> None:
-    """A product with several matrices is no convolution with one kernel."""
-    weights = g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w")
-    out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
-    assert step(g.model(out), MatMulToConvTransform).rows == []
-    g = Graph()
-    other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
-    out = g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m", alpha=float(np.float32(1)))
-    assert step(g.model(out), MatMulToConvTransform).rows == []
 
 
 def test_linear_layer_between_transposes(g: Graph) -> None:

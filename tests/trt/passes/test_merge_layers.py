@@ -23,20 +23,14 @@ def heads(*options: dict[str, object], target: str = "trt8.4", relu: bool = Fals
 FLOAT: dict[str, object] = {"scale": None, "weights": "float"}
 
 
-def test_what_is_merged_and_what_stays_apart() -> None:
+def test_what_is_merged_and_what_stays_apart(g: Graph) -> None:
     """A 3x3 stays beside a 1x1 (yolo-resnet18-orin-trt8502), cv3.1.0 in INT8 beside cv2.1.0 in float."""
     assert heads({}, {"channels": 16}, {}) == ["a.weight + a.w.Q + a || b.weight + b.w.Q + b || c.weight + c.w.Q + c"]
     assert heads(FLOAT, FLOAT, relu=True) == ["a + ar || b + br"]
     for other in ({"k": 1}, {"stride": 2}, {"scale": 0.2}, {"groups": 8}, FLOAT):
         assert heads({}, other) == [], other
-
-
-def test_tensorrt_8_0_does_not_merge() -> None:
-    """centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay; TensorRT issue 1602."""
+    # centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay; TensorRT issue 1602
     assert heads({}, {}, {}, target="trt8.0") == []
-
-
-def test_engine_has_one_layer_for_them(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     outputs = [g.op("Softmax", g.conv(x, n), f"{n}t") for n in "ab"]
     prediction = predict(g.model(*outputs), "trt8.4", advice=False)

@@ -38,7 +38,7 @@ def test_three_gemms_with_a_q_behind_each(g: Graph) -> None:
     assert region.uncertain == 0
 
 
-def test_a_gemm_with_float_data_is_float_and_its_weights_pair_is_folded(g: Graph) -> None:
+def test_products_of_floats(g: Graph) -> None:
     """fc2 of the second network: Float to Float, TF32."""
     x = g.op("Softmax", _gemm(g, g.input(1, 16), "fc1", 16, 32), "soft")
     found = _of(g, g.pair(_gemm(g, x, "fc2", 32, 10, data=False), "end", 0.2))
@@ -47,15 +47,11 @@ def test_a_gemm_with_float_data_is_float_and_its_weights_pair_is_folded(g: Graph
     (region,) = found.regions
     assert set(region.kernels) == {"fc1.in.Q", "end.DQ"}
     assert "end.Q" in region.fused
-
-
-def test_weights_alone_quantized_are_float(g: Graph) -> None:
+    g = Graph()
     found = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32, data=False))
     assert _told(found) == [("fc", "FLOAT", "FLOAT", None)] and found.conversions == 0
-
-
-def test_matmul_w8a8(g: Graph) -> None:
-    """half -> Q -> DQ -> MatMul: kgen Half to Int8, then FcCas Int8 to Half."""
+    g = Graph()
+    # half -> Q -> DQ -> MatMul: kgen Half to Int8, then FcCas Int8 to Half
     x = g.pair(g.input(1, 8, 64), "in", 0.05)
     w = g.pair(g.const("w", np.ones((64, 32), np.float32)), "wq", np.full(32, 0.01), axis=1)
     found = _of(g, g.op("MatMul", [x, w], "q_proj"))
@@ -63,16 +59,14 @@ def test_matmul_w8a8(g: Graph) -> None:
     assert [r.kernels for r in found.regions] == [["in.Q"]] and found.conversions == 0
 
 
-def test_a_q_behind_a_softmax_is_in_its_kernel(g: Graph) -> None:
+def test_how_far_a_region_reaches(g: Graph) -> None:
     x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
     found = _of(g, g.conv(x, "b", 16))
     assert found.conversion_nodes == ["a.in.Q"]
     assert [r.fused for r in found.regions] == [["b.in.Q"]]
     assert _of(g, "b:0", target="trt8.5").conversion_nodes == ["a.in.Q", "b.in.Q"]
-
-
-def test_how_far_a_region_reaches_is_a_range(g: Graph) -> None:
-    """A pointwise layer behind a product: its Q is taken in, or stays."""
+    g = Graph()
+    # A pointwise layer behind a product: its Q is taken in, or stays
     x = g.op("Softmax", g.conv(g.input(1, 16, 8, 8), "a", 16), "soft")
     x = g.op("Tanh", x, "tanh")
     found = _of(g, g.conv(x, "b", 16))
@@ -80,9 +74,7 @@ def test_how_far_a_region_reaches_is_a_range(g: Graph) -> None:
     from qdqtool.render.predict_text import verdict
 
     assert "1 to 2 conversions, depending on how much Myelin takes in" in verdict(found)
-
-
-def test_a_q_that_a_convolution_reads_as_well_stays(g: Graph) -> None:
+    g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "a", 16), "r")
     q = g.q(g.op("AveragePool", x, "pool", kernel_shape=[3, 3], pads=[1] * 4), "shared")
     dq = g.dq(q, "first")
@@ -90,6 +82,11 @@ def test_a_q_that_a_convolution_reads_as_well_stays(g: Graph) -> None:
     end = g.op("MatMul", [dq, w], "fc")
     found = _of(g, end, g.conv(g.dq(q, "second"), "b", 16, scale=None))
     assert "shared" in found.conversion_nodes
+    g = Graph()
+    told = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"]
+    assert told == [{"trigger": "fc", "op": "Gemm", "nodes": ["fc"], "fused": [], "kernels": ["fc.in.Q"],
+                     "uncertain": 0, "possible": [], "matrix_products": 1, "matrix_products_int8": 1, "softmax": 0,
+                     "normalizations": 0}]
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt8.6"])
@@ -97,10 +94,3 @@ def test_before_10_a_gemm_is_a_convolution_and_its_q_a_conversion(g: Graph, targ
     found = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32), target=target)
     assert found.regions == [] and found.conversions == 1
     assert found.convolutions[0].layer is not None
-
-
-def test_regions_are_in_the_json(g: Graph) -> None:
-    told = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"]
-    assert told == [{"trigger": "fc", "op": "Gemm", "nodes": ["fc"], "fused": [], "kernels": ["fc.in.Q"],
-                     "uncertain": 0, "possible": [], "matrix_products": 1, "matrix_products_int8": 1, "softmax": 0,
-                     "normalizations": 0}]

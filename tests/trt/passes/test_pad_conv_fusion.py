@@ -41,23 +41,21 @@ def test_pair_in_front_of_the_pad(value: float | None) -> None:
     ]
 
 
-def test_pair_between_keeps_the_pad() -> None:
+def test_pads_in_front_of_a_convolution(g: Graph) -> None:
     """NVIDIA/TensorRT issue 2592; a published ResNet engine runs such a Pad in INT8."""
     assert engine("between") == [
         ("Pad_6", [Precision.INT8]),
         ("Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
     ]
-
-
-def test_float_convolution_takes_it() -> None:
     assert engine("") == [("Pad_6 + Conv_13 + PWN(act)", [Precision.FLOAT])]
-
-
-def test_another_value_stays_in_front_in_float() -> None:
-    """A Q does not pass it."""
+    # A Q does not pass it
     names = engine("between", "constant", 1.0)
     assert names[0] == ("Pad_6", [Precision.FLOAT])
     assert names[1][1] == [Precision.INT8]
+    x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
+    found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
+    assert found.rows == []
+    assert evidence_of(found.layer("Pad_6 + c.weight + c.w.Q + c")) == Evidence.DOCUMENTED
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge"])
@@ -72,10 +70,3 @@ def test_a_pad_that_copies_runs_in_int8_and_stays_apart(mode: str, place: str) -
 @pytest.mark.parametrize("mode", ["reflect", "edge"])
 def test_a_float_convolution_takes_no_pad_that_copies(mode: str) -> None:
     assert next(name for name, _ in engine("", mode)) == "Pad_6"
-
-
-def test_evidence(g: Graph) -> None:
-    x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
-    found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
-    assert found.rows == []
-    assert evidence_of(found.layer("Pad_6 + c.weight + c.w.Q + c")) == Evidence.DOCUMENTED

@@ -29,12 +29,24 @@ def test_silu(g: Graph, target: str, name: str) -> None:
     assert [t.source for t in layer.inputs] == ["c:0"]
 
 
-def test_sum_and_division(g: Graph) -> None:
+def test_sums_products_and_squares(g: Graph) -> None:
     """yolov8-orin-trt8412-excerpts: Add_5 with Div_1."""
     total = g.add(g.op("Softmax", g.input(1, 8), "s1"), g.op("Softmax", g.input(1, 8, name="y"), "s2"), "Add_5")
     found = step(g.model(g.op("Div", [total, g.const("two", [[2.0]])], "Div_1")), PointWiseFusion)
     assert found.rows == [("Running", "Add_5"), ("Fusing", "Add_5", "Div_1")]
     assert found.has("PWN(Add_5, Div_1)")
+    g = Graph()
+    x = g.op("Exp", g.input(1, 8), "e")
+    found = step(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
+    assert found.rows == [("Running", "e"), ("Fusing", "e", "m")]
+    assert len(found.layer("PWN(e, m)").inputs) == 1
+    g = Graph()
+    x = g.relu(g.op("Exp", g.input(1, 8), "e"), "r")
+    assert step(g.model(g.op("Neg", x, "n")), PointWiseFusion).rows == []
+    g = Graph()
+    x = g.op("Exp", g.input(1, 8), "e")
+    assert step(g.model(g.op("Neg", x, "n"), g.op("Softmax", x, "s")), PointWiseFusion).rows == []
+    assert step(g.model(g.nodes[1].output[0], x), PointWiseFusion).rows == []
 
 
 def test_nesting(g: Graph) -> None:
@@ -50,15 +62,6 @@ def test_nesting(g: Graph) -> None:
     assert found.has("PWN(PWN(a, b), c)")
 
 
-def test_relu_is_no_pointwise_partner(g: Graph) -> None:
-    x = g.relu(g.op("Exp", g.input(1, 8), "e"), "r")
-    assert step(g.model(g.op("Neg", x, "n")), PointWiseFusion).rows == []
-    g = Graph()
-    x = g.op("Exp", g.input(1, 8), "e")
-    assert step(g.model(g.op("Neg", x, "n"), g.op("Softmax", x, "s")), PointWiseFusion).rows == []
-    assert step(g.model(g.nodes[1].output[0], x), PointWiseFusion).rows == []
-
-
 def test_residual_sum_is_left_for_the_convolution(g: Graph) -> None:
     x = g.input(1, 8, 8, 8)
     total = g.add(g.bn(g.conv(x, "c"), "bn"), x, "add")
@@ -67,13 +70,6 @@ def test_residual_sum_is_left_for_the_convolution(g: Graph) -> None:
     a = g.pair(g.op("Softmax", g.input(1, 8), "s1"), "p")
     b = g.pair(g.op("Softmax", g.input(1, 8, name="y"), "s2"), "q")
     assert step(g.model(g.op("Exp", g.add(a, b, "add"), "e")), PointWiseFusion).rows == []
-
-
-def test_square_reads_its_input_twice(g: Graph) -> None:
-    x = g.op("Exp", g.input(1, 8), "e")
-    found = step(g.model(g.op("Mul", [x, x], "m")), PointWiseFusion)
-    assert found.rows == [("Running", "e"), ("Fusing", "e", "m")]
-    assert len(found.layer("PWN(e, m)").inputs) == 1
 
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10"])

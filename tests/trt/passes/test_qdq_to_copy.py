@@ -8,22 +8,18 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_q_of_the_network_input(g: Graph) -> None:
+def test_what_stays_a_copy(g: Graph) -> None:
     found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c")), QDQToCopy)
     assert found.rows == [("Running", "c.in.Q"), ("Swap the layer type", "c.in.Q", "QUANTIZE to kQDQ")]
     assert found.layer("c.in.Q").kind == LayerKind.COPY
     assert found.reasons == [("c.in.Q", "stays")]
     assert found.refusals[0].tensor == "x"
     assert found.refusals[0].scale == pytest.approx(0.1)
-
-
-def test_q_that_a_convolution_absorbed_is_gone(g: Graph) -> None:
+    g = Graph()
     out = g.conv(g.conv(g.input(1, 3, 8, 8), "a"), "b")
     assert [r[1] for r in step(g.model(out), QDQToCopy).rows] == ["a.in.Q", "a.in.Q"]
-
-
-def test_dq_that_a_float_add_reads(g: Graph) -> None:
-    """Last block of resnet18-a100-qat-residual: DequantizeLinear_291."""
+    g = Graph()
+    # Last block of resnet18-a100-qat-residual: DequantizeLinear_291
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "a"), "r")
     out = g.add(g.pair(x, "skip", 0.1), g.conv(x, "b", scale=0.1), "Add")
     found = step(g.model(g.op("Softmax", out, "s")), QDQToCopy)

@@ -7,6 +7,7 @@ import pytest
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.trt.refusals import InputNotDequantized
 from qdqtool.types import Evidence, Precision
+from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
@@ -53,7 +54,7 @@ def test_batch_normalization_relu_and_max_pool_are_passed() -> None:
     assert found.rows == INT8_OUT
 
 
-def test_other_reader_keeps_the_output_float() -> None:
+def test_readers_and_scales_that_keep_the_output_float() -> None:
     """yolo-resnet18-orin-trt8502: backbone/conv1, whose MaxPool an Add reads as well."""
     g, out = conv()
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")), QuantizeDoubleInputNodes)
@@ -65,9 +66,6 @@ def test_other_reader_keeps_the_output_float() -> None:
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes)
     assert found.rows == FLOAT_OUT
     assert found.reasons == [("c", "output-many-consumers")]
-
-
-def test_two_scales_keep_the_output_float() -> None:
     g, out = conv()
     outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
     found = step(g.model(*outputs), QuantizeDoubleInputNodes)
@@ -208,29 +206,13 @@ def not_dequantized(between: str) -> InputNotDequantized:
     return refusal
 
 
-@pytest.mark.parametrize(
-    ("between", "dq", "blocker"),
-    [
-        ("1", "p.DQ", "s0"), ("2", "p.DQ", "s1"), ("two", "p.DQ", "near"), ("shared", "p.DQ", "pool"),
-        ("concat", "p.DQ", "cat"), ("constant", "p.DQ", "max"), ("twice", "p.DQ", "max"),
-        ("per channel", "channels.DQ", "pool"), ("passed", "p.DQ", "relu"),
-        ("convolution", "", None), ("nothing", "", None), ("39", "p.DQ", "s38"), ("40", "", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*cases("trt/quantize-double-input-nodes-the-dq-that-does-not"))
 def test_the_dq_that_does_not_come_down(between: str, dq: str, blocker: str | None) -> None:
     """The nearest above and the first operator that keeps it: one that no DQ passes, a Concat, or any behind a DQ that
     others read or that has a scale for each channel. The search ends at a convolution (it is its Q that is missing) and
     with 40 tensors."""
     refusal = not_dequantized(between)
     assert (refusal.dq, refusal.blocker.node if refusal.blocker else None) == (dq, blocker)
-
-
-def test_deconvolution() -> None:
-    """centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1."""
-    g, out = conv(k=2, stride=2, op="ConvTranspose")
-    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0")
-    assert found.rows == INT8_OUT
-    assert evidence_of(found.layer("c")) == Evidence.SEEN
 
 
 def test_add_between_pairs(g: Graph) -> None:
@@ -246,10 +228,8 @@ def test_add_between_pairs(g: Graph) -> None:
         ("Removing", "a.DQ"),
         ("Removing", "b.DQ"),
     ]
-
-
-def test_add_between_pairs_reads_int8_and_writes_float_without_q(g: Graph) -> None:
-    """TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output."""
+    g = Graph()
+    # TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
@@ -258,6 +238,11 @@ def test_add_between_pairs_reads_int8_and_writes_float_without_q(g: Graph) -> No
     ]
     assert found.layer("Add").int8 and not found.layer("Add").int8_out
     assert found.reasons == [("Add", "output-not-quantized")]
+    # centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1
+    g, out = conv(k=2, stride=2, op="ConvTranspose")
+    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0")
+    assert found.rows == INT8_OUT
+    assert evidence_of(found.layer("c")) == Evidence.SEEN
 
 
 @pytest.mark.parametrize("op", ["Relu", "Tanh", "Exp", "LeakyRelu"])

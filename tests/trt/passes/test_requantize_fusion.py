@@ -7,7 +7,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
 
-def test_convolution_takes_it(g: Graph) -> None:
+def test_what_takes_a_conversion(g: Graph) -> None:
     """A convolution with a pair of its own behind it, then a Concat's clone of another scale."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     left = g.pair(g.conv(x, "c"), "own", 0.2)
@@ -17,25 +17,19 @@ def test_convolution_takes_it(g: Graph) -> None:
     assert layer.int8_out
     assert evidence_of(layer) == Evidence.DOCUMENTED
     assert not found.has("p.Q_clone_0")
-
-
-def test_elsewhere_it_is_one_conversion(g: Graph) -> None:
+    g = Graph()
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.2)
     found = step(g.model(g.conv(x, "c")), RequantizeFusion)
     layer = found.layer("a.DQ + c.in.Q")
     assert layer.kind == LayerKind.QUANTIZE
     assert layer.data.producer is found.layer("a.Q")
     assert not found.network.of_kind(LayerKind.DEQUANTIZE)
-
-
-def test_dq_with_a_float_reader_stays(g: Graph) -> None:
+    g = Graph()
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.2)
     found = step(g.model(g.conv(x, "c"), g.op("Softmax", x, "t")), RequantizeFusion)
     assert found.has("a.DQ + c.in.Q")
     assert [layer.name for layer in found.network.of_kind(LayerKind.DEQUANTIZE)] == ["a.DQ"]
-
-
-def test_equal_scales_are_gone_before(g: Graph) -> None:
+    g = Graph()
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.1)
     found = step(g.model(g.conv(x, "c")), RequantizeFusion)
     assert [layer.name for layer in found.network.of_kind(LayerKind.QUANTIZE)] == ["a.Q"]

@@ -11,15 +11,13 @@ def scales(g: Graph, x: str, count: int) -> str:
     return x
 
 
-def test_two_and_three(g: Graph) -> None:
+def test_two_and_three_and_what_prevents_it(g: Graph) -> None:
     found = step(g.model(scales(g, g.input(1, 8, 4, 4), 2)), ScaleScaleFusion)
     assert found.rows == [("Running", "k0 + m0"), ("Fusing", "k0 + m0", "k1 + m1")]
     assert found.has("k0 + m0 + k1 + m1")
     g = Graph()
     assert len(step(g.model(scales(g, g.input(1, 8, 4, 4), 3)), ScaleScaleFusion).rows) == 4
-
-
-def test_second_reader_and_network_output(g: Graph) -> None:
+    g = Graph()
     first = scales(g, g.input(1, 8, 4, 4), 1)
     second = g.op("Mul", [first, g.const("k", g.random.normal(0, 1, (1, 8, 1, 1)))], "m")
     assert step(g.model(second, first), ScaleScaleFusion).rows == []

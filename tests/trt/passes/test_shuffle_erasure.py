@@ -8,7 +8,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_shuffle_of_a_softmax(g: Graph) -> None:
+def test_shuffles_that_go_and_that_stay(g: Graph) -> None:
     found = step(g.model(g.relu(g.op("Softmax", g.input(1, 8), "s", axis=1), "r")), ShuffleErasure)
     assert len(found.rows) == 2
     running, removing = found.rows
@@ -18,20 +18,16 @@ def test_shuffle_of_a_softmax(g: Graph) -> None:
     g = Graph()
     out = g.op("Softmax", g.input(1, 8), "s", axis=1)
     assert [t.name for t in step(g.model(out), ShuffleErasure).network.outputs] == [out]
-
-
-def test_pair_that_gives_the_shape_back(g: Graph) -> None:
-    """The second turn: 1x8x1x1 flattened for the Gemm, and back for the convolution that it became."""
+    g = Graph()
+    # The second turn: 1x8x1x1 flattened for the Gemm, and back for the convolution that it became
     pooled = g.op("GlobalAveragePool", g.input(1, 8, 4, 4), "gap")
     flat = g.op("Flatten", g.pair(pooled, "p"), "Flatten_301")
     found = step(g.model(g.gemm(flat, "Gemm_311", 8)), ShuffleErasure, nth=1)
     # The inner pair moved in front of Flatten, its DQ back behind both shuffles.
     assert ("Running", "Flatten_301 + reshape_before_Gemm_311") in found.rows
     assert ("Removing", "Flatten_301 + reshape_before_Gemm_311") in found.rows
-
-
-def test_network_input_that_is_an_output(g: Graph) -> None:
-    """Nothing is left to write the output if the shuffles between go."""
+    g = Graph()
+    # Nothing is left to write the output if the shuffles between go
     found = step(g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure)
     assert found.rows == []
     assert [t.name for t in found.network.inputs] == ["x"]

@@ -8,7 +8,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def test_slice_of_a_tensor(g: Graph) -> None:
+def test_slices(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     found = step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 4), "t")), SliceRemoval)
     assert found.rows == [("Eliminating slice", "Slice", "Slice:0 from Slice:0 to s:0")]
@@ -18,16 +18,14 @@ def test_slice_of_a_tensor(g: Graph) -> None:
     parts = g.ops("Split", [x], "Split", count=2, axis=1)
     found = step(g.model(*(g.op("Tanh", p, f"t{i}") for i, p in enumerate(parts))), SliceRemoval)
     assert sorted(r[2] for r in found.rows) == ["Split:0 from Split:0 to s:0", "Split:1 from Split:1 to s:0"]
-
-
-def test_strided_slice_and_network_input(g: Graph) -> None:
+    g = Graph()
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     assert step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
     g = Graph()
     assert step(g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval).rows == []
 
 
-def test_a_tile_is_a_slice_that_stays(g: Graph) -> None:
+def test_tiles_and_views(g: Graph) -> None:
     """NVIDIA/TensorRT issue 2627: Layer(Slice): Tile_28 in float, the Q behind it a conversion."""
     x = g.relu(g.conv(g.input(1, 16, 8, 1), "c", 16, k=1), "r")
     tile = g.op("Tile", [x, g.const("repeats", np.array([1, 1, 1, 8], np.int64))], "tile")
@@ -38,10 +36,7 @@ def test_a_tile_is_a_slice_that_stays(g: Graph) -> None:
         ("Slice", "FLOAT")
     ]
     assert prediction.conversion_nodes == ["c.in.Q", "q.Q", "q.DQ"]
-
-
-def test_a_view_is_no_layer_of_the_engine() -> None:
-    """What is eliminated is not listed; a slice with a step is."""
+    # What is eliminated is not listed; a slice with a step is
     for size, listed in ((1, []), (2, ["cut"])):
         g = Graph()
         cut = g.slice(g.op("Sigmoid", g.input(1, 8, 4, 4), "s"), "cut", 0, 4, step=size)

@@ -27,16 +27,19 @@ def test_one_clone_for_each_input(g: Graph) -> None:
     assert [t.name for t in concat.inputs] == ["Concat_s:0_clone_0", "Concat_t:0_clone_1"]
     assert concat.out.name == "p.Q:0"
     assert not found.has("p.Q")
-
-
-def test_nested_concatenations_nest_the_suffix(g: Graph) -> None:
-    """NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2."""
+    g = Graph()
+    # NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2
     inner = joined(g)
     outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
     network = build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
     pipeline.run(network, target_named("trt8.5"))
     names = {layer.name for layer in network.layers.values()}
     assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
+    g = Graph()
+    assert step(g.model(joined(g)), SplitQAcrossPrecedingFanIn).reasons == []
+    g = Graph()
+    out = g.op("Neg", g.pair(joined(g), "p", [0.1] * 6, axis=1), "n")
+    assert step(g.model(out), SplitQAcrossPrecedingFanIn).rows == []
 
 
 def test_second_reader_is_refused(g: Graph) -> None:
@@ -51,13 +54,6 @@ def test_second_reader_is_refused(g: Graph) -> None:
     found = step(g.model(*outputs), SplitQAcrossPrecedingFanIn)
     assert found.rows == []
     assert found.reasons == [("Concat", "output-not-only-quantized")]
-
-
-def test_concat_without_q_and_per_channel_q(g: Graph) -> None:
-    assert step(g.model(joined(g)), SplitQAcrossPrecedingFanIn).reasons == []
-    g = Graph()
-    out = g.op("Neg", g.pair(joined(g), "p", [0.1] * 6, axis=1), "n")
-    assert step(g.model(out), SplitQAcrossPrecedingFanIn).rows == []
 
 
 @pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])

@@ -19,9 +19,7 @@ def test_bias_of_a_gemm(g: Graph) -> None:
     assert rest.startswith("reshape_after_Gemm_311 --> (Unnamed Layer* ") and rest.endswith("[ElementWise]")
     assert not found.has("reshape_after_Gemm_311")
     assert any(layer.name.startswith("copied_squeeze_after_") for layer in found.network.layers.values())
-
-
-def test_gemm_without_bias_is_left(g: Graph) -> None:
+    g = Graph()
     found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, bias=False)), SqueezePushDownJoin)
     assert found.rows == []
     assert found.has("reshape_after_fc")
@@ -32,10 +30,8 @@ def test_gemm_without_bias_is_left(g: Graph) -> None:
     g = Graph()
     out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
     assert step(g.model(out), SqueezePushDownJoin).rows == []
-
-
-def test_two_readers(g: Graph) -> None:
-    """The bias is then added by a second layer, which the shuffle must not pass."""
+    g = Graph()
+    # The bias is then added by a second layer, which the shuffle must not pass
     out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
     found = step(g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")), SqueezePushDownJoin)
     assert found.rows == []

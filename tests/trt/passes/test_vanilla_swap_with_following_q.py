@@ -34,7 +34,7 @@ def test_commuting_operators(g: Graph, op: str) -> None:
     assert found.layer("op").out.name == "p.Q:0"
 
 
-def test_a_q_moves_past_a_whole_chain(g: Graph) -> None:
+def test_chains_and_linear_resizes(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
     found = step(g.model(out), VanillaSwapWithFollowingQ)
@@ -44,6 +44,12 @@ def test_a_q_moves_past_a_whole_chain(g: Graph) -> None:
         ("Running", "pool"),
         ("Swapping", "pool", "p.Q"),
     ]
+    g = Graph()
+    # Resize_724 of bevfusion-camera-orin-trt8502 is linear: TensorRT goes by the operator, not by exactness
+    out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
+    found = step(g.model(out), VanillaSwapWithFollowingQ)
+    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
+    assert [s.op for s in found.layer("p.Q").passed.steps()] == ["Resize"]
 
 
 def test_second_reader_is_refused(g: Graph) -> None:
@@ -60,14 +66,6 @@ def test_second_reader_is_refused(g: Graph) -> None:
     found = step(g.model(g.op("Neg", g.pair(padded, "p"), "n")), VanillaSwapWithFollowingQ)
     assert found.rows == []
     assert found.reasons == [("op", "not-commuting")]
-
-
-def test_linear_resize(g: Graph) -> None:
-    """Resize_724 of bevfusion-camera-orin-trt8502 is linear: TensorRT goes by the operator, not by exactness."""
-    out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
-    found = step(g.model(out), VanillaSwapWithFollowingQ)
-    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
-    assert [s.op for s in found.layer("p.Q").passed.steps()] == ["Resize"]
 
 
 @pytest.mark.parametrize("op", ["AveragePool", "Relu"])

@@ -38,7 +38,19 @@ def at(result: Comparison, name: str) -> NodeChange:
     return next(n for n in result.nodes if n.name == name)
 
 
-def test_equal_models_do_not_differ() -> None:
+def test_models_that_differ_in_convolutions() -> None:
+    result = compare(float_network(), network())
+    assert (result.a.quantized, result.b.quantized, result.a.int8, result.b.int8) == (False, True, 0, 7)
+    assert result.summary()["gained_int8"] == 7 and result.ok
+    assert result.summary()["scales"] == 0  # there were none
+    result = compare(network(3), network(2))
+    assert {n.name for n in result.nodes if Change.ONLY_IN_A in n.changes} == {"b2.a", "b2.b"}
+    assert result.summary()["only_in_b"] == 0
+    result = compare(network(), network(residual=False))
+    assert [n.name for n in result.nodes if Change.LOST_INT8_OUTPUT in n.changes]
+    a, b = result.summary()["conversions"]
+    assert b > a and not result.ok
+    assert {n.name for n in result.nodes if Change.LOST_QDQ in n.changes} == {"b0.add", "b1.add", "b2.add"}
     result = compare(network(), network())
     assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
     assert result.summary()["lost_int8"] == 0
@@ -54,14 +66,7 @@ def test_lost_pairs_say_which_are_gone(weights: str, data: float | None, lost: L
     assert (node.lost, Change.LOST_INT8 in node.changes) == (lost, True)
 
 
-def test_a_float_model_gains_every_convolution() -> None:
-    result = compare(float_network(), network())
-    assert (result.a.quantized, result.b.quantized, result.a.int8, result.b.int8) == (False, True, 0, 7)
-    assert result.summary()["gained_int8"] == 7 and result.ok
-    assert result.summary()["scales"] == 0  # there were none
-
-
-def test_scales_by_how_much() -> None:
+def test_scales_that_differ() -> None:
     result = compare(network(scale=0.1), network(scale=0.25))
     assert result.summary()["scales"] == 10  # seven convolutions, three Adds
     assert at(result, "b0.a").factor == pytest.approx(2.5)
@@ -71,22 +76,11 @@ def test_scales_by_how_much() -> None:
     rounded = compare(network(scale=0.1), network(scale=0.10005))
     assert "differ at 10 nodes, by less than 0.1%" in answer(rounded)
     assert "scale 0.1 -> 0.1001 (+0.05%)" in at(rounded, "b0.a").why
-
-
-def test_one_scale_for_all_weights_against_one_for_each_channel() -> None:
     result = compare(network(), network(spoilt=[2], spoilt_weights="tensor"))
     assert changed(result) == {"b2.a": (Change.WEIGHTS_SCALE,)}
     node = at(result, "b2.a")
     assert node.a is not None and node.b is not None and node.a.weights_scale and node.b.weights_scale
     assert (node.a.weights_scale.count, node.b.weights_scale.count) == (8, 1)
-
-
-def test_a_residual_without_pairs_writes_float_and_converts() -> None:
-    result = compare(network(), network(residual=False))
-    assert [n.name for n in result.nodes if Change.LOST_INT8_OUTPUT in n.changes]
-    a, b = result.summary()["conversions"]
-    assert b > a and not result.ok
-    assert {n.name for n in result.nodes if Change.LOST_QDQ in n.changes} == {"b0.add", "b1.add", "b2.add"}
 
 
 def test_the_prediction_says_why_where_the_pairs_are_there() -> None:
@@ -99,20 +93,12 @@ def test_the_prediction_says_why_where_the_pairs_are_there() -> None:
     assert (node.lost, node.finding) == (Lost.FINDING, "ZP-NONZERO")
 
 
-def test_convolutions_on_one_side() -> None:
-    result = compare(network(3), network(2))
-    assert {n.name for n in result.nodes if Change.ONLY_IN_A in n.changes} == {"b2.a", "b2.b"}
-    assert result.summary()["only_in_b"] == 0
-
-
-def test_models_of_different_networks_are_refused(g: Graph) -> None:
+def test_what_is_no_network_in_common(g: Graph) -> None:
     other = g.model(g.conv(g.input(1, 3, 9, 9), "c", 5, k=5, scale=None, weights="float"))
     with pytest.raises(QdqtoolError, match="no layer in common"):
         compare(network(), other)
-
-
-def test_a_few_names_and_shapes_in_common_make_no_network(g: Graph) -> None:
-    """The stem and its name are those of the other network, and so are some shapes further down."""
+    g = Graph()
+    # The stem and its name are those of the other network, and so are some shapes further down
     x = g.relu(g.conv(g.input(1, 4, 16, 16), "b.stem", scale=None, weights="float"), "b.stem.relu")
     for i, (channels, k) in enumerate([(8, 5), (16, 3), (8, 1), (8, 3), (8, 5), (32, 1), (8, 3)]):
         x = g.relu(g.conv(x, f"b{i}.a", channels, k=k, scale=None, weights="float"), f"b{i}.ra")
@@ -139,7 +125,7 @@ def test_scales_exchanged_between_channels_and_scales_that_are_none() -> None:
         json.dumps(result.as_json(), allow_nan=False)
 
 
-def test_files_in_every_form(tmp_path: Path) -> None:
+def test_files_and_blocks(tmp_path: Path) -> None:
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
     (tmp_path / "b.onnx.gz").write_bytes(gzip.compress(data))
@@ -187,7 +173,7 @@ def test_forms_that_tensorrt_does_not_take_are_told_first(tmp_path: Path) -> Non
     assert not qdqtool.compare(path, path).a.obstacle and "--gpu" in verdict(qdqtool.predict(path))
 
 
-def test_json_says_what_the_result_says() -> None:
+def test_times_and_json() -> None:
     result = compare(network(), network(spoilt=[0]))
     data = json.loads(json.dumps(result.as_json()))
     assert data["schema"] == "qdqtool/comparison/1"
@@ -196,9 +182,6 @@ def test_json_says_what_the_result_says() -> None:
     lost = next(n for n in data["nodes"] if n["name"] == "b0.a")
     assert (lost["a"]["precision"], lost["b"]["precision"], lost["lost"]) == ("INT8", "FLOAT", "weights")
     assert lost["a"]["quantized"] == {"data": True, "weights": True} and lost["b"]["quantized"]["weights"] is False
-
-
-def test_times_are_those_of_predict() -> None:
     result = qdqtool.compare(float_network(), network(), target=T, gpu="T4")
     assert result.a.ms and result.b.ms and result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
     assert not result.a.measured
@@ -209,11 +192,15 @@ def pairs(first: onnx.ModelProto, second: onnx.ModelProto) -> dict[str, str]:
     return {one.nodes[i].name: n.name for i, n in match(View(one), View(Model(second))).pairs.items()}
 
 
-def test_equal_graphs_match_node_by_node() -> None:
+def test_partners() -> None:
     found = pairs(float_network(), float_network())
     assert found == {n.name: n.name for n in float_network().graph.node}
     found = pairs(float_network(), network())
     assert found == {n.name: n.name for n in float_network().graph.node}
+    found = pairs(network(4), network(4, left_out=3))
+    assert "b3.a" not in found and "b3.b" not in found
+    assert all(a == b for a, b in found.items())
+    assert {"b.stem", "b0.a", "b0.b", "b1.a", "b1.b", "b2.a", "b2.b"} <= set(found)
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 12])
@@ -221,13 +208,6 @@ def test_other_names_match_by_structure(blocks: int) -> None:
     found = pairs(network(blocks, names="b"), network(blocks, names="layer", scale=0.3))
     assert found == {n: n.replace("b", "layer", 1) for n in found}
     assert len(found) == len(float_network(blocks).graph.node)
-
-
-def test_a_block_left_out_has_no_partner() -> None:
-    found = pairs(network(4), network(4, left_out=3))
-    assert "b3.a" not in found and "b3.b" not in found
-    assert all(a == b for a, b in found.items())
-    assert {"b.stem", "b0.a", "b0.b", "b1.a", "b1.b", "b2.a", "b2.b"} <= set(found)
 
 
 def test_names_that_moved_by_one_are_not_believed() -> None:

@@ -106,7 +106,7 @@ def test_whatever_differs_between_scales_is_a_difference(a: Scales | None, b: Sc
     json.dumps(found.as_json(), allow_nan=False)
 
 
-def test_which_files_are_models(tmp_path: Path) -> None:
+def test_files_and_errors(tmp_path: Path, files: Path) -> None:
     for name, head, model in (("a.bin", b"\x08\x09", True), ("b.log", b"[V] text", False), ("c.json", b"{}", False),
                               ("d.txt", b"", False), ("e.ONNX", b"", True)):  # fmt: skip
         (tmp_path / name).write_bytes(head)
@@ -115,6 +115,13 @@ def test_which_files_are_models(tmp_path: Path) -> None:
     (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
     with pytest.raises(QdqtoolError, match=r"best\.pt"):
         is_model(tmp_path / "best.pt")
+    (files / "names.json").write_text(json.dumps({"Layers": ["a", "b"], "Bindings": ["x"]}))
+    with pytest.raises(BuildLogError, match="detailed"):
+        qdqtool.compare(files / "good.json", files / "names.json")
+    with pytest.raises(QdqtoolError, match="`gpu` is for two models"):
+        qdqtool.compare(files / "model.onnx", files / "good.json", gpu="T4")
+    with pytest.raises(QdqtoolError, match="`a`: no file given"):
+        qdqtool.compare([], files / "good.json")
 
 
 # Builds against each other and against what their model asked for.
@@ -166,7 +173,7 @@ def test_requested_and_realized(files: Path) -> None:
     assert result.summary()["lost_int8"] == 2 and result.engines is not None
 
 
-def test_two_builds_of_which_one_has_a_layer_more(files: Path) -> None:
+def test_builds_with_more_or_other_layers(files: Path) -> None:
     table = listing()
     table["Layers"].pop()
     (files / "fewer.json").write_text(json.dumps(table))
@@ -174,6 +181,20 @@ def test_two_builds_of_which_one_has_a_layer_more(files: Path) -> None:
     assert [n.changes for n in result.changed] == [(Change.ONLY_IN_A,)] and result.times_as_long is None
     back = qdqtool.compare(files / "fewer.json", files / "good.json")
     assert [n.changes for n in back.changed] == [(Change.ONLY_IN_B,)] and back.b.int8_to_int8 == 7
+    # 8 convolutions write INT8 there and 10 Q stay, as its listing says; 19 and 3 in the build of this model
+    model = build_file("resnet18-a100-qat-residual", "model.onnx.gz")
+    build = build_file("resnet18-a100-qat", "graph.json")
+    result = qdqtool.compare(model, build)
+    assert (result.a.int8_to_int8, result.b.int8_to_int8, result.count(Change.LOST_INT8_OUTPUT)) == (19, 8, 11)
+    assert (result.a.conversions, result.b.conversions, result.ok) == (3, 10, False)
+    assert run(["compare", str(model), str(build), "--fail-on", "any"]) == 1
+    rows = [{"name": layer["Name"], "timeMs": 1.0, "averageMs": 0.01, "percentage": 1.0}
+            for layer in listing()["Layers"]]  # fmt: skip
+    (files / "profile.json").write_text(json.dumps([{"count": 100}, *rows]))
+    for pair in (("good.json", "profile.json"), ("profile.json", "good.json")):
+        result = qdqtool.compare(*(files / name for name in pair))
+        assert (len(result.nodes), result.changed, len(result.unknown)) == (7, [], 7) and not result.ok
+        assert answer(result) == "data types are not known"
 
 
 @pytest.mark.parametrize("floats", [(), ("b0.a",), ("b1.a", "b2.b")])
@@ -236,31 +257,11 @@ def test_a_listing_that_is_cut_off_is_told(files: Path, a: str) -> None:
     assert answer(result).startswith("B is incomplete")
 
 
-def test_a_build_and_its_own_profile_are_the_same_layers(files: Path) -> None:
-    rows = [{"name": layer["Name"], "timeMs": 1.0, "averageMs": 0.01, "percentage": 1.0}
-            for layer in listing()["Layers"]]  # fmt: skip
-    (files / "profile.json").write_text(json.dumps([{"count": 100}, *rows]))
-    for pair in (("good.json", "profile.json"), ("profile.json", "good.json")):
-        result = qdqtool.compare(*(files / name for name in pair))
-        assert (len(result.nodes), result.changed, len(result.unknown)) == (7, [], 7) and not result.ok
-        assert answer(result) == "data types are not known"
-
-
 @pytest.mark.parametrize("case", ["centernet-resnet34-qat-trt80/log.txt", "resnet18-a100-qat/graph.json"])
 def test_recorded_builds_and_their_own_profiles(case: str) -> None:
     folder, name = case.split("/")
     result = qdqtool.compare(build_file(folder, name), build_file(folder, "profile.json"))
     assert not result.changed and len(result.nodes) == result.a.convolutions
-
-
-def test_errors_say_what_to_do(files: Path) -> None:
-    (files / "names.json").write_text(json.dumps({"Layers": ["a", "b"], "Bindings": ["x"]}))
-    with pytest.raises(BuildLogError, match="detailed"):
-        qdqtool.compare(files / "good.json", files / "names.json")
-    with pytest.raises(QdqtoolError, match="`gpu` is for two models"):
-        qdqtool.compare(files / "model.onnx", files / "good.json", gpu="T4")
-    with pytest.raises(QdqtoolError, match="`a`: no file given"):
-        qdqtool.compare([], files / "good.json")
 
 
 def test_recorded_engines() -> None:
@@ -281,7 +282,14 @@ def test_recorded_engines_realize_all_that_was_requested(case: str) -> None:
     assert result.ok and result.a.int8 == result.b.int8 == 21
 
 
-def test_profiles_alone_are_compared_by_names_and_times() -> None:
+def test_logs_and_profiles_that_are_incomplete(tmp_path: Path) -> None:
+    case = "resnet18-qat-rtx2000-trt8510"
+    with open(build_file(case, "log.txt"), "rb") as log:
+        (tmp_path / "cut.log").write_bytes(log.read(300_000))
+    result = qdqtool.compare(build_file(case, "model.onnx.gz"), tmp_path / "cut.log")
+    assert result.b.missing and result.partial and not result.ok and answer(result).startswith("B is incomplete")
+    assert run(["compare", str(build_file(case, "model.onnx.gz")), str(tmp_path / "cut.log"),
+                "--fail-on", "lost-int8"]) == 2
     files = [build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
     result = qdqtool.compare(*files)
     assert result.nodes == [] and result.engines is not None and result.engines.by == "names"
@@ -327,35 +335,12 @@ def test_a_finding_about_what_is_predicted_int8_is_no_reason(build: str, lost: L
     assert {(n.lost, n.finding) for n in result.where(Change.LOST_INT8)} == ({(lost, "")} if lost else set())
 
 
-def test_a_log_without_its_listing_is_incomplete(tmp_path: Path) -> None:
-    case = "resnet18-qat-rtx2000-trt8510"
-    with open(build_file(case, "log.txt"), "rb") as log:
-        (tmp_path / "cut.log").write_bytes(log.read(300_000))
-    result = qdqtool.compare(build_file(case, "model.onnx.gz"), tmp_path / "cut.log")
-    assert result.b.missing and result.partial and not result.ok and answer(result).startswith("B is incomplete")
-    assert run(["compare", str(build_file(case, "model.onnx.gz")), str(tmp_path / "cut.log"),
-                "--fail-on", "lost-int8"]) == 2
-
-
-def test_a_build_of_another_placement_differs() -> None:
-    """8 convolutions write INT8 there and 10 Q stay, as its listing says; 19 and 3 in the build of this model."""
-    model = build_file("resnet18-a100-qat-residual", "model.onnx.gz")
-    build = build_file("resnet18-a100-qat", "graph.json")
-    result = qdqtool.compare(model, build)
-    assert (result.a.int8_to_int8, result.b.int8_to_int8, result.count(Change.LOST_INT8_OUTPUT)) == (19, 8, 11)
-    assert (result.a.conversions, result.b.conversions, result.ok) == (3, 10, False)
-    assert run(["compare", str(model), str(build), "--fail-on", "any"]) == 1
-
-
-def test_a_comparison_is_saved_over_nothing_that_was_read(files: Path) -> None:
+def test_nothing_that_was_read_is_written_over(files: Path) -> None:
     result = qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5")
     result.save(files / "result.json")
     assert json.loads((files / "result.json").read_text()) == result.as_json()
     with pytest.raises(QdqtoolError):
         result.save(files / "good.json")
-
-
-def test_a_prediction_is_saved_over_nothing_that_was_read(files: Path) -> None:
     result = qdqtool.predict(files / "model.onnx")
     result.save(files / "prediction.json")
     assert json.loads((files / "prediction.json").read_text()) == json.loads(json.dumps(result.as_json()))
