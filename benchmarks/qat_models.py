@@ -33,6 +33,7 @@ from common import failure, kept_rows, parser_of, publish, table
 from torch import Tensor, nn
 
 from qdqtool import qat
+from qdqtool.explain.left_float import Unfit
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.sites import WEIGHTED
 from qdqtool.types import Prediction
@@ -126,15 +127,19 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
-    """Why layers with weights are float, and how many: as the plan says; others multiply activations, or differ."""
+    """Why layers with weights are float, and how many: as the plan says; others multiply activations, or differ.
+
+    What depends on constants alone is computed while TensorRT builds, and in no prediction.
+    """
     modules = dict(network.named_modules())
     reasons = Counter(
         reason.partition(" (")[0].partition("; ")[0] for name, reason in plan.skipped
         if isinstance(modules.get(name), WEIGHTED) or reason.startswith("a function call with weights")
     )
+    del reasons[Unfit.CONSTANT]
     left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
     if left:
-        reasons["others, as the prediction tells"] = left
+        reasons["others, by the prediction"] = left
     return dict(reasons)
 
 
