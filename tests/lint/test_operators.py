@@ -61,7 +61,7 @@ def test_normalizations_behind_a_pair(g, op, expected):
     assert [f.node for f in told(model, "NORM-FLOAT")] == expected
 
 
-def test_plugins_and_rtx(g):
+def test_plugins_rtx_and_biases(g, net: Net):
     q = g.q(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "q")
     y = g.dq(g.op("Special", q, "plug", domain="trt"), "dq")
     g.channels[y] = 16
@@ -75,6 +75,9 @@ def test_plugins_and_rtx(g):
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     codes = {f.code for f in predict(g.model(g.conv(x, "c1", 24)), "rtx1.7").findings}
     assert "FLOAT-FP32" in codes
+    net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
+    model = qdqtool.insert(net.model(), images(1), predict=False).model
+    assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
@@ -345,9 +348,3 @@ def test_constants_that_fp16_cannot_hold(net: Net, op: str, value: float, counts
         assert told == ([] if counts is None else [counts])
         assert all(severity == ("warning" if any(counts or ()) else "info") for severity, _ in found)
     assert "CONST-FP16" not in predict(model, "trt11").findings_by_code()
-
-
-def test_a_bias_with_small_values_is_none(net: Net) -> None:
-    net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
-    model = qdqtool.insert(net.model(), images(1), predict=False).model
-    assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()

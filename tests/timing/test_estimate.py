@@ -153,7 +153,7 @@ def test_measured_engines_lie_in_the_range(case, gpu, measured):
     assert time.total_ms == pytest.approx(measured, rel=0.3)
 
 
-def test_gpus_without_int8_and_dynamic_batches():
+def test_what_int8_gains():
     """It builds no Q/DQ model: the estimate is that of the network without them, and claims no gain."""
     _, time = timed(chain(), find("P100"))
     _, plain = timed(chain(quantized=False), find("P100"))
@@ -167,6 +167,11 @@ def test_gpus_without_int8_and_dynamic_batches():
     assert (one.best.total_ms, one.gain) == (pytest.approx(fixed.best.total_ms), None)
     _, eight = timed(chain(quantized=False, dynamic=True), batch=8)
     assert eight.best is not None and eight.best.total_ms > one.best.total_ms
+    # ResNet-18 on an A100: 0.98, 1.58 and 1.73 times FP16 (0.863 ms); INT8 with float skips is no gain
+    for case, measured in (("qat", 0.98), ("qat-residual", 1.58), ("qat-residual-qgap", 1.73)):
+        _, time = timed(evidence.model(f"resnet18-a100-{case}"), find("A100 80GB PCIe"))
+        assert time.gain == pytest.approx(measured, rel=0.15)
+        assert (time.gain > 1.02) == (measured > 1.02)
 
 
 def test_shapes_that_are_unknown_or_computed():
@@ -265,14 +270,6 @@ def test_what_kernels_read_and_write():
         works = workload_of(model, predict(model, TARGET), Precision.FP16)
         stem = next(w for w in works.layers if w.kind == work.CONV)
         assert stem.written_as == Precision.INT8
-
-
-def test_the_gain_of_each_placement_is_as_measured():
-    """ResNet-18 on an A100: 0.98, 1.58 and 1.73 times FP16 (0.863 ms); INT8 with float skips is no gain."""
-    for case, measured in (("qat", 0.98), ("qat-residual", 1.58), ("qat-residual-qgap", 1.73)):
-        _, time = timed(evidence.model(f"resnet18-a100-{case}"), find("A100 80GB PCIe"))
-        assert time.gain == pytest.approx(measured, rel=0.15)
-        assert (time.gain > 1.02) == (measured > 1.02)
 
 
 def test_computed_shapes_need_no_weights():

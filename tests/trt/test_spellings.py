@@ -168,14 +168,11 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
     assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
 
 
-def test_onnxruntime_without_bias_pairs_and_with_zero_points(tmp_path: Path) -> None:
+def test_onnxruntimes_zero_points_and_biases(tmp_path: Path) -> None:
     """TensorRT takes no zero point but 0."""
     prediction = predict(by_onnxruntime(tmp_path), advice=False)
     assert all(c.precision.is_float for c in prediction.convolutions)
     assert {r.reason for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"} == {"zero-point"}
-
-
-def test_onnxruntime_symmetric_without_bias_pair(tmp_path: Path) -> None:
     options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
     prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
     assert [c.precision for c in prediction.convolutions] == [INT8, INT8]

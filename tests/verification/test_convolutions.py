@@ -262,7 +262,7 @@ def test_precision_of_a_layer(
     assert precision_of(row_of(name, kind, inputs, constants, output, "first")) == expected
 
 
-def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
+def test_kernels_of_several_nodes() -> None:
     model = load(two_convolutions())
     names = {n.index: n.name for n in model.nodes}
     layers = [
@@ -275,6 +275,10 @@ def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
     assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
         Precision.INT8, Precision.FP32, "first_myl0_1")
     assert rows["second"].precision == Precision.FP32
+    model = load(two_convolutions())
+    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
+    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
+    assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -288,13 +292,6 @@ def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> Non
     first = next(r for r in rows if r.name == "first")
     assert (first.inputs, first.output) == (told, Precision.FP32)
     assert first.as_json()["inputs"] == [str(p) for p in told]
-
-
-def test_a_kernel_of_two_products_tells_nothing() -> None:
-    model = load(two_convolutions())
-    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
-    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
-    assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
 @pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
