@@ -15,6 +15,7 @@ from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
 from tests.explain.graphs import GRAPHS
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 
@@ -197,7 +198,7 @@ def test_where_the_file_decides_fp32_squares_are_no_matter(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
-@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-5])
+@pytest.mark.parametrize("eps", slow_after(2, [1e-12, 1e-5, 1e-6]))
 @pytest.mark.parametrize("form", FORMS)
 def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
     """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""

@@ -27,6 +27,7 @@ from qdqtool.timing.twin import Shapes
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision
 from tests.growth import convolutions
+from tests.slow import slow_after
 from tests.tables import cases
 from tests.timing.models import TARGET, chain, timed
 from tests.trt import evidence
@@ -79,7 +80,7 @@ TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
 
 
 @pytest.mark.parametrize(("name", "typed"), TARGETS_TYPED)
-@pytest.mark.parametrize("gpu", ["RTX 2060", "RTX 5090", "Jetson Nano", "GTX 1080 Ti"])
+@pytest.mark.parametrize("gpu", slow_after(2, ["RTX 2060", "Jetson Nano", "RTX 5090", "GTX 1080 Ti"]))
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]

@@ -14,6 +14,7 @@ from qdqtool.insertion.api import insert
 from qdqtool.prediction import predict
 from qdqtool.types import Evidence, Precision, Prediction
 from tests.rtx.test_patterns import FOLDER, patterns  # noqa: F401
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 INT8, FLOAT = Precision.INT8, Precision.FLOAT
@@ -234,7 +235,7 @@ def test_modelopt_and_half_precision() -> None:
 
 
 @pytest.mark.skipif(not (FOLDER / "patterns.tar.xz").exists(), reason="the shared patterns are not here")
-@pytest.mark.parametrize("target", ["trt8.0", "trt8.5", "trt11"])
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt8.0", "trt11"]))
 def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> None:  # noqa: F811
     """Small models of odd spellings and placements: an answer for each, whatever the target."""
     assert len(patterns) == 163
@@ -246,7 +247,7 @@ def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> 
         assert (prediction.conversions > 0) <= ("QuantizeLinear" in operators or "DequantizeLinear" in operators), name
 
 
-@pytest.mark.parametrize("weights", ["float", "int8"])
+@pytest.mark.parametrize("weights", slow_after(1, ["float", "int8"]))
 def test_our_own_insertion(weights: str) -> None:
     """Every convolution whose weights got a pair is INT8, every other one float."""
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 64, 64)).astype(np.float32)

@@ -324,7 +324,7 @@ def test_budgets_and_fast_models() -> None:
     assert all(p.cost.int8 for p in [*without.front, *without.others])
 
 
-@pytest.mark.parametrize("after", [8, 20, 30])
+@pytest.mark.parametrize("after", slow_after(2, [8, 30, 20]))
 def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     seen: list[int] = []
     clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
