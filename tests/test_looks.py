@@ -42,11 +42,16 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_has_examples() -> None:
+def test_examples_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert EXAMPLES.keys() == cli.COMMANDS.keys()
     for command, examples in EXAMPLES.items():
         assert examples and all(e.keys() <= {"says", "run", "needs"} for e in examples)
         assert all(shlex.split(e["run"])[:2] == ["qdqtool", command] for e in examples)
+    onnx.save(residual("float"), tmp_path / "m.onnx")
+    monkeypatch.setattr("qdqtool.render.output.in_colour", lambda _: True)
+    for form, coloured_answer in (("text", True), ("json", False), ("sarif", False)):
+        arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
+        assert ("\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout) == coloured_answer
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -108,14 +113,6 @@ def test_colours_and_texts() -> None:
                      "warning B: g": "1;33", "note C": "1;36", "[1m": "1;36"}
     given = {"a": ["`exclude`", 1, None], "b": {"c": "`unify=False`"}}
     assert all_as_options(given) == {"a": ["--exclude", 1, None], "b": {"c": "--no-unify"}}
-
-
-def test_pipes_and_json_get_no_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx.save(residual("float"), tmp_path / "m.onnx")
-    monkeypatch.setattr("qdqtool.render.output.in_colour", lambda _: True)
-    for form, coloured_answer in (("text", True), ("json", False), ("sarif", False)):
-        arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
-        assert ("\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout) == coloured_answer
 
 
 def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

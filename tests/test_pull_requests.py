@@ -76,7 +76,7 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
             dict(line.split("=", 1) for line in told))
 
 
-def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_path: Path) -> None:
+def test_the_action_and_the_hook_predict_what_changed(repository: Path, tmp_path: Path) -> None:
     base = git(repository, "rev-parse", "HEAD~")
     code, said, summary, outputs = act(repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"})
     assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in said
@@ -84,6 +84,14 @@ def test_the_action_predicts_what_a_pull_request_changed(repository: Path, tmp_p
     runs = json.loads(Path(outputs["sarif"]).read_text())["runs"]
     uris = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in runs[0]["results"]}
     assert len(runs) == 1 and uris == {"new%20model.onnx"}
+    files = [name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)]
+    command = [sys.executable, "-m", *shlex.split(HOOK["entry"])]
+    env = {**os.environ, "PYTHONPATH": str(TREE)}
+    codes = [
+        subprocess.run([*command, *arguments, *files], cwd=repository, env=env, capture_output=True).returncode
+        for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])
+    ]
+    assert files == ["new model.onnx", "old.onnx"] and codes == [0, 1]
 
 
 @pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(3, [
@@ -112,17 +120,6 @@ def test_inputs_of_the_action(
     assert re.findall("^### (.*) on trt", found[2], re.M) == models
     assert ("sarif" in found[3]) == bool(models)
     assert found[2].count("Not predicted") == ("damaged" in inputs.get("models", "") and bool(models))
-
-
-def test_the_hook_runs_its_entry_over_files(repository: Path) -> None:
-    files = [name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)]
-    command = [sys.executable, "-m", *shlex.split(HOOK["entry"])]
-    env = {**os.environ, "PYTHONPATH": str(TREE)}
-    codes = [
-        subprocess.run([*command, *arguments, *files], cwd=repository, env=env, capture_output=True).returncode
-        for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])
-    ]
-    assert files == ["new model.onnx", "old.onnx"] and codes == [0, 1]
 
 
 # SARIF and Markdown -----------------------------------------------------------------------------------------------
@@ -162,7 +159,7 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
     return faults
 
 
-def test_sarif_says_what_json_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sarif_says_what_json_says_and_its_checks_can_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "\u00fc a.onnx"
     onnx.save(residual("float"), model)
     log = json.loads(written(capsys, "sarif", str(model), "--fail-on", "SKIP-FLOAT"))
@@ -178,9 +175,6 @@ def test_sarif_says_what_json_says(tmp_path: Path, capsys: pytest.CaptureFixture
             "fullyQualifiedName"] == finding["node"]
     uri = results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert unquote(uri) == f"file://{model}"
-
-
-def test_the_checks_of_sarif_can_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(residual("float"), tmp_path / "m.onnx")
     log = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))
     log["runs"].append(log["runs"][0])

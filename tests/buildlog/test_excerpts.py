@@ -137,6 +137,14 @@ def test_recorded_files_are_read_whole() -> None:
     for case in ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"):
         build = read_build(build_file(case, "graph.json"), build_file(case, "profile.json"))
         assert set(build.profile) == {x.name for x in build.layers}
+    build = read_build(build_file("yolo-resnet18-orin-trt8502", "layer_info.json"))
+    assert build.names_only
+    assert not build.complete
+    whole = read_build(
+        build_file("yolo-resnet18-orin-trt8502", "layer_info.json"), build_file("yolo-resnet18-orin-trt8502")
+    )
+    assert whole.complete
+    assert whole.layers[1].input_precision == Precision.FP32
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
@@ -166,17 +174,6 @@ def test_complete_logs(case: str, version: str, trace: int, conversions: int, re
     )
     assert len([x for x in build.layers if x.is_qdq]) == text.count("Running: QDQToCopy") == conversions
     assert len(build.layout_reformats) == reformats
-
-
-def test_names_only_listing() -> None:
-    build = read_build(build_file("yolo-resnet18-orin-trt8502", "layer_info.json"))
-    assert build.names_only
-    assert not build.complete
-    whole = read_build(
-        build_file("yolo-resnet18-orin-trt8502", "layer_info.json"), build_file("yolo-resnet18-orin-trt8502")
-    )
-    assert whole.complete
-    assert whole.layers[1].input_precision == Precision.FP32
 
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510",

@@ -104,9 +104,18 @@ def test_rows_that_lack_a_figure(
 # Damage ---------------------------------------------------------------------------------------------------------
 
 
-def test_stray_escapes_and_control_characters_are_read() -> None:
+def test_stray_escapes_and_whole_rows_of_damaged_files() -> None:
     build = read('{"Layers": [{"Name": "a\\d\\"b\tc", "LayerType": "C"}]}\0\0')
     assert [x.name for x in build.layers] == ['a\\d"b\tc'] and build.missing == []
+    # TensorRT escapes no quotes in names; rows that are not whole are left out
+    rows = [f'{{ "name" : "{n}", "timeMs" : {t}, "averageMs" : 0.5, {median}"percentage" : 33.5 }}'
+            for n, t, median in (("a", "1e1", ""), ('say "b"', "20", '"medianMs" : 0.25, '), ("c", "x",
+                ""))]  # fmt: skip
+    text = '[ { "count" : 3 }\n, ' + "\n, ".join(rows) + '\n, { "name" : "cut", "timeMs" : 5'
+    build = read(text)
+    assert [(r.name, r.total_ms, r.average_ms, r.median_ms, r.percent) for r in build.profile_rows] == [
+        ("a", 10.0, 0.5, None, 33.5), ('say "b"', 20.0, 0.5, 0.25, 33.5)]
+    assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations is None
 
 
 @pytest.mark.parametrize("key", ["Layers", "layers", None])
@@ -119,18 +128,6 @@ def test_a_listing_that_is_cut_off(key: str | None) -> None:
     assert build.missing == ["engine listing (cut off: the end of f.json)"] and "cut off or damaged" in build.notes[0]
     with pytest.raises(BuildLogError, match="damaged"):
         read(text[: text.index("a") + 1])
-
-
-def test_whole_rows_of_a_damaged_profile() -> None:
-    """TensorRT escapes no quotes in names; rows that are not whole are left out."""
-    rows = [f'{{ "name" : "{n}", "timeMs" : {t}, "averageMs" : 0.5, {median}"percentage" : 33.5 }}'
-            for n, t, median in (("a", "1e1", ""), ('say "b"', "20", '"medianMs" : 0.25, '), ("c", "x",
-                ""))]  # fmt: skip
-    text = '[ { "count" : 3 }\n, ' + "\n, ".join(rows) + '\n, { "name" : "cut", "timeMs" : 5'
-    build = read(text)
-    assert [(r.name, r.total_ms, r.average_ms, r.median_ms, r.percent) for r in build.profile_rows] == [
-        ("a", 10.0, 0.5, None, 33.5), ('say "b"', 20.0, 0.5, 0.25, 33.5)]
-    assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations is None
 
 
 @pytest.mark.parametrize(("end", "names", "missing"), [("", ["b"], False), ('{"Layers": [', ["b"], True)])

@@ -48,7 +48,7 @@ def test_the_opset(text: str, opset: int) -> None:
     assert parse(f"Opset version:    {text}").opset == opset
 
 
-def test_the_header_and_the_middle_of_a_parse_section() -> None:
+def test_what_a_parse_section_keeps() -> None:
     section = parse("Input filename:   my net.onnx", "Producer name: pytorch", "Producer version: 2.1",
                     "Doc string:", "Model version: 0")  # fmt: skip
     assert (section.onnx_file, section.producer) == ("my net.onnx", "pytorch 2.1")
@@ -59,6 +59,13 @@ def test_the_header_and_the_middle_of_a_parse_section() -> None:
     assert [(n.name, n.op, len(n.inputs), len(n.outputs)) for n in section.nodes] == [
         ("a", "Relu", 0, 1), ("b", "Relu", 0, 0), ("c", "Neg", 1, 0)]
     assert not ParseReader(ParseSection()).read("what [is this thing] inputs: nothing", 1, lambda _: True)
+    section = ParseSection()
+    reader = ParseReader(section)
+    for line in ("Parsing node: a [Conv]", "Importing initializer: w", "Registering layer: a for ONNX node: a",
+                 "Adding network input: x with dtype: int8, dimensions: (1)", "Marking y as output: y",
+                 "b [Relu] inputs: [x -> (1)[FLOAT]], "):  # fmt: skip
+        assert reader.read(line, 1, lambda _: False), line
+    assert section == ParseSection()
 
 
 @pytest.mark.parametrize(("dims", "shape"), [
@@ -98,16 +105,6 @@ def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
     section = ParseSection()
     assert ParseReader(section).read(line, 1, lambda _: True) is (tensor is not None)
     assert section.inputs == ([] if tensor is None else [tensor])
-
-
-def test_where_there_is_no_room_nothing_is_kept() -> None:
-    section = ParseSection()
-    reader = ParseReader(section)
-    for line in ("Parsing node: a [Conv]", "Importing initializer: w", "Registering layer: a for ONNX node: a",
-                 "Adding network input: x with dtype: int8, dimensions: (1)", "Marking y as output: y",
-                 "b [Relu] inputs: [x -> (1)[FLOAT]], "):  # fmt: skip
-        assert reader.read(line, 1, lambda _: False), line
-    assert section == ParseSection()
 
 
 # Tuning ---------------------------------------------------------------------------------------------------------

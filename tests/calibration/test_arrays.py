@@ -46,6 +46,19 @@ def test_npy_files(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
     named = npz(tmp_path, x=ROWS, other=ROWS + 1)
     assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
+    with (tmp_path / "c.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (-5, 3, 4, 4)})
+        file.write(bytes(1000))
+    with pytest.raises(DataError, match=r"declares the shape \[-5, 3, 4, 4\]"):
+        open_data(tmp_path / "c.npy", [SPEC])
+    path = npy(tmp_path, ROWS[:0])
+    with pytest.raises(DataError) as caught:
+        StackedSource(path, [ONE])
+    assert str(caught.value) == f"{path}: holds no samples"
+    path = npy(tmp_path, np.zeros((3, 0), np.float32))
+    with pytest.raises(DataError) as caught:
+        StackedSource(path, [ONE])
+    assert str(caught.value) == f"{path}: its samples have no values (shape [3, 0])"
 
 
 class Failing(Sequence[dict[str, npt.NDArray[Any]]]):
@@ -121,22 +134,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and path.name in str(caught.value)
     with pytest.raises(DataError, match="cut off"):
         list(open_data(tmp_path / "short.npy", [SPEC]))
-
-
-def test_a_negative_dimension_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "c.npy").open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (-5, 3, 4, 4)})
-        file.write(bytes(1000))
-    with pytest.raises(DataError, match=r"declares the shape \[-5, 3, 4, 4\]"):
-        open_data(tmp_path / "c.npy", [SPEC])
-    path = npy(tmp_path, ROWS[:0])
-    with pytest.raises(DataError) as caught:
-        StackedSource(path, [ONE])
-    assert str(caught.value) == f"{path}: holds no samples"
-    path = npy(tmp_path, np.zeros((3, 0), np.float32))
-    with pytest.raises(DataError) as caught:
-        StackedSource(path, [ONE])
-    assert str(caught.value) == f"{path}: its samples have no values (shape [3, 0])"
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -65,7 +65,7 @@ def row(*values: float) -> npt.NDArray[np.float32]:
 ROWS = [row(k, k + 0.5) for k in range(7)]
 
 
-def test_what_a_plain_source_says_of_itself() -> None:
+def test_sources_and_rows() -> None:
     source = Listed(ROWS)
     assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
     assert (Source.repeatable, Source.random_access, Source.single_rows) == (True, True, False)
@@ -80,6 +80,16 @@ def test_what_a_plain_source_says_of_itself() -> None:
     # One sample would be all of it: gigabytes for a model of a kilobyte
     with pytest.raises(DataError, match="fixed batch of 65536"):
         Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
+    (sample,) = Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [InputSpec("x", (2, 1, 1, 2))], 9)
+    assert len(sample["x"]) == 2
+    source = Listed(ROWS)
+    assert all(s["x"] is r for s, r in zip(Dataset(source, [IMAGE], 9), ROWS, strict=True))
+    with pytest.raises(DataError, match=r"^a calibration sample has 2 rows, input 'x' takes \[1, 1, 1, 2\]$"):
+        list(Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [IMAGE], 9))
+    (scalar,) = Dataset(Listed([np.float32(2).reshape(())]), [InputSpec("x", ())], 9)
+    assert scalar["x"].shape == ()
+    (free,) = Dataset(Listed([np.zeros((5, 1, 1, 2), np.float32)]), [InputSpec("x", (None, 1, 1, 2))], 9)
+    assert len(free["x"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_spread(total: int, wanted: int, found: list[int]) -> None:
             indices[beyond]
 
 
-def test_batches_of_rows() -> None:
+def test_batches_and_fingerprints() -> None:
     source = Listed(ROWS, single_rows=True)
     data = Dataset(source, [InputSpec("x", (3, 1, 1, 2))], 100)
     assert (data.batch, len(data), [data.group(k) for k in range(3)]) == (3, 3, [[0, 1, 2], [3, 4, 5], [6]])
@@ -166,19 +176,17 @@ def test_batches_of_rows() -> None:
     whole = Dataset(Listed(ROWS), [InputSpec("x", (3, 1, 1, 2))], 100)
     assert (whole.batch, len(whole)) == (1, 7), "each sample is all that the model takes at once"
     assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
-
-
-def test_one_row_is_passed_on_as_it_is() -> None:
-    (sample,) = Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [InputSpec("x", (2, 1, 1, 2))], 9)
-    assert len(sample["x"]) == 2
-    source = Listed(ROWS)
-    assert all(s["x"] is r for s, r in zip(Dataset(source, [IMAGE], 9), ROWS, strict=True))
-    with pytest.raises(DataError, match=r"^a calibration sample has 2 rows, input 'x' takes \[1, 1, 1, 2\]$"):
-        list(Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [IMAGE], 9))
-    (scalar,) = Dataset(Listed([np.float32(2).reshape(())]), [InputSpec("x", ())], 9)
-    assert scalar["x"].shape == ()
-    (free,) = Dataset(Listed([np.zeros((5, 1, 1, 2), np.float32)]), [InputSpec("x", (None, 1, 1, 2))], 9)
-    assert len(free["x"]) == 5
+    data = Dataset(Listed(ROWS), [IMAGE], 9)
+    assert len(data.fingerprint) == 32 and int(data.fingerprint, 16)
+    again = Dataset(Listed(ROWS), [IMAGE], 9)
+    assert list(again.digests()) == [bytes([k]) for k in range(7)] == list(again.digests())
+    assert again.fingerprint == data.fingerprint
+    others = [Dataset(Listed(ROWS), [InputSpec("x", (2, 1, 1, 2))], 9), Dataset(Listed(ROWS), [IMAGE], 6),
+              Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9)]  # fmt: skip
+    assert len({data.fingerprint, *(d.fingerprint for d in others)}) == 4
+    assert Dataset(Listed([*ROWS, None]), [IMAGE], 9).fingerprint == "", "one that cannot be told"
+    assert Dataset(Listed([None, *ROWS]), [IMAGE], 9).fingerprint == ""
+    assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
 
 
 @pytest.mark.parametrize(("most", "groups"), [(1, [[0]]), (4, [[0, 1], [2, 3]]), (5, [[0, 1], [2, 3], [4]])])
@@ -250,20 +258,6 @@ def test_only_float_maps_are_looked_at(shape: tuple[int, ...], dtype: str) -> No
     data = Dataset(Listed([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
     list(data)
     assert data.looks == Looks(total=1)
-
-
-def test_the_fingerprint_is_of_all_digests() -> None:
-    data = Dataset(Listed(ROWS), [IMAGE], 9)
-    assert len(data.fingerprint) == 32 and int(data.fingerprint, 16)
-    again = Dataset(Listed(ROWS), [IMAGE], 9)
-    assert list(again.digests()) == [bytes([k]) for k in range(7)] == list(again.digests())
-    assert again.fingerprint == data.fingerprint
-    others = [Dataset(Listed(ROWS), [InputSpec("x", (2, 1, 1, 2))], 9), Dataset(Listed(ROWS), [IMAGE], 6),
-              Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9)]  # fmt: skip
-    assert len({data.fingerprint, *(d.fingerprint for d in others)}) == 4
-    assert Dataset(Listed([*ROWS, None]), [IMAGE], 9).fingerprint == "", "one that cannot be told"
-    assert Dataset(Listed([None, *ROWS]), [IMAGE], 9).fingerprint == ""
-    assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
 
 
 SPEC = InputSpec("images", (1, 3, 16, 16))

@@ -110,17 +110,14 @@ def test_bins_that_can_be(bins: int, bits: int | None) -> None:
         statistics.mantissa_bits(bins)
 
 
-def test_the_last_bin_ends_with_the_largest_magnitude() -> None:
+def test_ends_of_bins() -> None:
     for value, end in ((1.0, 1 + 2**-20), (1.001, float(np.float32(1.001))), (2.0**-126, 2.0**-126 * (1 + 2**-20))):
         found = statistics.TensorStatistics.of(np.array([value], np.float32), 64).histogram
         assert found.edges[-1] == end and found.counts[-1] == 1
     for nothing in (statistics.TensorStatistics(64), statistics.TensorStatistics.of(np.zeros(3), 64)):
         assert nothing.histogram.edges.tolist() == [0.0, 2.0**-126]
         assert nothing.histogram.counts.tolist() == [nothing.count]
-
-
-def test_bins_are_not_copied_where_they_stay_as_they_are() -> None:
-    """A raise to the same window, and an equal resolution, cost nothing."""
+    # A raise to the same window, and an equal resolution, cost nothing
     counter = statistics.MagnitudeCounter(5)
     counter.raise_top(3)
     counter.add(np.array([1.0, 5.0], np.float32))

@@ -331,9 +331,6 @@ def test_ranges_near_the_one_found() -> None:
         biased, whole = rounding(stats.spots, near, 127)
         total = error(near) / 1e-3 + 20.0 * (biased / whole[2]) ** 2
         assert found == pytest.approx(near[np.argmin(total)], rel=1e-12) and found < 1.0
-
-
-def test_a_range_stays_where_there_is_nothing_to_weigh() -> None:
     flat = spotted(0.0, 9.0)  # rounded exactly
     assert unbiased([flat], 1.0, lambda ranges: ranges) == 1.0
     assert unbiased([TWO], 0.5, lambda ranges: ranges) == 0.5

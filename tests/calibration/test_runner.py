@@ -157,7 +157,7 @@ def unfinished(cache: Path, done: int = 2, **options: Any) -> None:
     save_progress(Progress(part.model, part.statistics, set(range(done)), None, part.looks), cache)
 
 
-def test_what_is_found_is_told(tmp_path: Path) -> None:
+def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     cache = tmp_path / "c.npz"
     assert run(cache).notes == [] and load_progress(cache).total == 6
     again = run(cache)
@@ -172,6 +172,16 @@ def test_what_is_found_is_told(tmp_path: Path) -> None:
     assert replaced.notes == [f"{cache}: not used, it was made from other data or with other preprocessing; "
                               "calibrating again"]  # fmt: skip
     assert load_progress(cache).statistics.images == 5 == replaced.images
+    cache = tmp_path / "iterated.npz"
+    anew = f"{cache}: not reused, data from an iterator cannot be recognised again"
+    assert run(cache, iter(FEEDS)).notes == [anew]
+    again = run(cache, iter(FEEDS))
+    assert again.notes == [anew, f"{cache}: not used, it was made from other data or with other preprocessing; "
+                                 "calibrating again"]  # fmt: skip
+    assert refusal(cache, iter(FEEDS), model=conv_net(seed=1)).startswith(f"{cache}: it was made for another model")
+    assert refusal(cache).startswith(f"{cache}: it was made from other data"), "a list can be told from it"
+    run(tmp_path / "listed.npz")
+    assert "other data" in refusal(tmp_path / "listed.npz", iter(FEEDS))
 
 
 def test_what_other_tensors_do_to_a_cache(tmp_path: Path) -> None:
@@ -203,19 +213,6 @@ def test_an_unfinished_pass_goes_on(tmp_path: Path) -> None:
     assert (found.images, found.warnings) == (6, whole.warnings) and load_progress(cache).total == 6
     for name in whole:
         assert np.array_equal(found[name].counter.counts, whole[name].counter.counts)
-
-
-def test_a_cache_of_an_iterator_is_replaced_by_that_model_alone(tmp_path: Path) -> None:
-    cache = tmp_path / "c.npz"
-    anew = f"{cache}: not reused, data from an iterator cannot be recognised again"
-    assert run(cache, iter(FEEDS)).notes == [anew]
-    again = run(cache, iter(FEEDS))
-    assert again.notes == [anew, f"{cache}: not used, it was made from other data or with other preprocessing; "
-                                 "calibrating again"]  # fmt: skip
-    assert refusal(cache, iter(FEEDS), model=conv_net(seed=1)).startswith(f"{cache}: it was made for another model")
-    assert refusal(cache).startswith(f"{cache}: it was made from other data"), "a list can be told from it"
-    run(tmp_path / "listed.npz")
-    assert "other data" in refusal(tmp_path / "listed.npz", iter(FEEDS))
 
 
 def interfered(monkeypatch: pytest.MonkeyPatch, act: Any, after: int = 3) -> None:

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
-def test_the_same_samples_and_statistics_as_from_a_folder(folder: Path) -> None:
+def test_contents_of_urls(folder: Path) -> None:
     there, here = open_data(ROOT, [SPEC]), open_data(folder, [SPEC])
     for a, b in zip(there, here, strict=True):
         assert np.array_equal(a["images"], b["images"])
@@ -48,9 +48,6 @@ def test_the_same_samples_and_statistics_as_from_a_folder(folder: Path) -> None:
     found = collect(conv_net(), ROOT, ["c1"], progress=False)["c1"]
     wanted = collect(conv_net(), f"file://{folder}", ["c1"], progress=False)["c1"]
     assert np.array_equal(found.counter.counts, wanted.counter.counts)
-
-
-def test_another_content_is_another_fingerprint(folder: Path) -> None:
     before = open_data(ROOT, [SPEC]).fingerprint
     with fsspec.open(f"{ROOT}/picture001.png", "wb") as file:
         file.write((folder / "picture002.png").read_bytes())

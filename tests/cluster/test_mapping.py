@@ -40,7 +40,7 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
     assert left_behind(client) == (0, 0, [])
 
 
-def test_work_that_runs_is_told_that_the_job_is_over(client: Any) -> None:
+def test_work_ends_with_its_job_and_errors_are_one_line(client: Any) -> None:
     begin = time.monotonic()
     with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
         running = job.results([1, 1000, 1000])
@@ -50,9 +50,6 @@ def test_work_that_runs_is_told_that_the_job_is_over(client: Any) -> None:
         assert sorted(job.results([1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]
     assert time.monotonic() - begin < 29
     assert left_behind(client) == (0, 0, [])
-
-
-def test_what_a_piece_raises_is_told_in_one_line(client: Any) -> None:
     told = pytest.raises(ClusterError, match="failed on 3: ValueError: three is refused")
     with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job, told:
         list(job.results(range(6)))

@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_small_model_and_a_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_model_a_line_and_a_report(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "s.onnx"
     assert run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -35,6 +35,16 @@ def test_a_small_model_and_a_line(model: str, tmp_path: Path, capsys: pytest.Cap
     assert data["schema"] == "qdqtool/extraction/1" and data["nodes"] < data["nodes_of_whole"]
     assert [c["name"] for c in data["convolutions"]] == ["b1.c1"]
     assert data["inputs"] == [v.name for v in onnx.load(tmp_path / "s.onnx").graph.input]
+    (tmp_path / "v.json").write_text(json.dumps(verification("b1.c1")))
+    report = tmp_path / "r.md"
+    code = run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(tmp_path / "s.onnx"), "--report", str(report),
+                "--verification", str(tmp_path / "v.json")])
+    text = report.read_text()
+    assert code == 0
+    assert "qdqtool extract model.onnx --finding SKIP-FLOAT -o extract.onnx" in text
+    assert "**SKIP-FLOAT** (warning" in text and "| `b1.c1` (Conv) | INT8 |" in text
+    assert "| convolution | `b1.c1` | precision INT8; layer" in text and "| precision FP16 |" in text
+    assert "elsewhere" not in text and "TensorRT 8.5.2" in text and f"qdqtool {qdqtool.__version__}" in text
 
 
 def verification(name: str) -> dict[str, object]:
@@ -46,19 +56,6 @@ def verification(name: str) -> dict[str, object]:
             {"kind": "convolution", "name": "elsewhere", "predicted": {}, "built": {}, "why": "", "line": None},
         ],
     }  # fmt: skip
-
-
-def test_report(model: str, tmp_path: Path) -> None:
-    (tmp_path / "v.json").write_text(json.dumps(verification("b1.c1")))
-    report = tmp_path / "r.md"
-    code = run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(tmp_path / "s.onnx"), "--report", str(report),
-                "--verification", str(tmp_path / "v.json")])
-    text = report.read_text()
-    assert code == 0
-    assert "qdqtool extract model.onnx --finding SKIP-FLOAT -o extract.onnx" in text
-    assert "**SKIP-FLOAT** (warning" in text and "| `b1.c1` (Conv) | INT8 |" in text
-    assert "| convolution | `b1.c1` | precision INT8; layer" in text and "| precision FP16 |" in text
-    assert "elsewhere" not in text and "TensorRT 8.5.2" in text and f"qdqtool {qdqtool.__version__}" in text
 
 
 def test_a_private_report_holds_nothing_of_the_original(

@@ -20,7 +20,7 @@ def model(tmp_path):
     return str(path)
 
 
-def test_report(model, tmp_path, capsys):
+def test_report_metadata_and_names(model, tmp_path, capsys):
     out = tmp_path / "fixed.onnx"
     assert run(["fix", model, "-o", str(out)]) == 0
     said = capsys.readouterr().out
@@ -30,9 +30,6 @@ def test_report(model, tmp_path, capsys):
     assert "after 4 convolutions: 4 INT8 (3 to INT8, 1 to float), 0 float; 1 conversion" in said
     assert "SKIP-FLOAT (1)" in said
     assert run(["predict", str(out), "--fail-on", "warning"]) == 0
-
-
-def test_metadata_and_names_stay(model, tmp_path):
     proto = onnx.load(model)
     entry = proto.metadata_props.add()
     entry.key, entry.value = "names", "{0: 'cat'}"

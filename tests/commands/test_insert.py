@@ -36,7 +36,9 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_and_everything(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images")]) == 0
     check(onnx.load(folder / "m_qdq.onnx"))
@@ -52,6 +54,14 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10" in text
     wide = [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]
     assert not wide
+    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
+    assert run([*args, "--method", "max", "--all", "--target", "trt10"]) == 0
+    text = capsys.readouterr().out
+    scales = text.split("Activation scales\n")[1].split("\n\n")[0].splitlines()
+    assert len(scales) == 61
+    assert all(float(row.split()[0]) > 0 and row.split()[1] == "max" for row in scales)
+    assert sum(row.startswith("  - scale ") for row in text.splitlines()) == 10
+    assert "Predicted for trt10" in text
 
 
 @pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
@@ -61,17 +71,6 @@ def test_the_next_command_names_the_target_as_it_was_given(
     assert run(["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "--target", target, "--losses",
                 "0", "--no-predict", "--method", "max", "--max-images", "1"]) == 0
     assert capsys.readouterr().out.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
-
-
-def test_all_names_every_scale_and_group(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
-    assert run([*args, "--method", "max", "--all", "--target", "trt10"]) == 0
-    text = capsys.readouterr().out
-    scales = text.split("Activation scales\n")[1].split("\n\n")[0].splitlines()
-    assert len(scales) == 61
-    assert all(float(row.split()[0]) > 0 and row.split()[1] == "max" for row in scales)
-    assert sum(row.startswith("  - scale ") for row in text.splitlines()) == 10
-    assert "Predicted for trt10" in text
 
 
 def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -97,6 +96,8 @@ def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[s
     types = {t.data_type for t in onnx.load(out).graph.initializer}
     assert onnx.TensorProto.INT8 in types
     assert onnx.TensorProto.FLOAT16 in types
+    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--gpu", "Orin"]) == 2
+    assert "is the name of 8 GPUs" in line(capsys)
 
 
 @pytest.mark.parametrize(*cases("commands/insert-errors-are-one-line-and"))
@@ -184,8 +185,3 @@ def test_what_a_gpu_makes_of_a_small_network(
     common = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*common, *options, "--losses", "0"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
-
-
-def test_an_unknown_gpu_is_refused_before_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--gpu", "Orin"]) == 2
-    assert "is the name of 8 GPUs" in line(capsys)

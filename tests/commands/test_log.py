@@ -55,7 +55,7 @@ def test_pages(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "TensorRT 8.5.2" in output.read_text()
 
 
-def test_one_pass_and_unknown_ones(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passes_and_numbers(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = log.read_text().splitlines()
     text = page(capsys, str(log), "--pass", "quantizedouble")
     for row in text.splitlines():
@@ -72,9 +72,6 @@ def test_one_pass_and_unknown_ones(log: Path, capsys: pytest.CaptureFixture[str]
     assert "QDQToCopy" in error
     assert run(["log", str(log), "--pass", "Const"]) == 2
     assert "more than one" in capsys.readouterr().err
-
-
-def test_json_has_the_numbers_of_the_page(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(page(capsys, str(log), "--format", "json"))
     assert facts["schema"] == "qdqtool/log/1"
     assert facts["build"] == {"source": "trtexec-log", "files": [str(log)], "tensorrt": "8.5.2", "device": "Orin",

@@ -19,7 +19,7 @@ def written(folder: Path, version: str = "8502") -> str:
     return str(path)
 
 
-def test_versions_and_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_gpus_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "7203")
     assert run(["verify", MODEL, path]) == 2
     error = capsys.readouterr().err
@@ -27,9 +27,6 @@ def test_versions_and_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["verify", MODEL, path, "--target", "trt8.5"]) == 0
     assert run(["verify", "--from-log", written(tmp_path), "--gpu", "T4"]) == 2
     assert "--from-log compares no times" in capsys.readouterr().err
-
-
-def test_lines_are_told_as_a_set_and_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path)
     assert run(["verify", MODEL, path]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -59,6 +59,15 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
         qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
     with pytest.raises(QdqtoolError, match="does not depend on the model"):
         qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
+    trap = tmp_path / "trap"
+    check = CommandCheck(residual(1), f"'{sys.executable}' -c 'pass' ; touch {trap} $(touch {trap})")
+    check.close()
+    assert not trap.exists()
+    seen = tmp_path / "seen"
+    command = script(tmp_path, f"import sys\nopen({str(seen)!r}, 'w').write('|'.join(sys.argv[1:]))\n")
+    CommandCheck(residual(1), f"{command} --onnx={{}} last").close()
+    first, last = seen.read_text().split("|")
+    assert first.startswith("--onnx=") and first.endswith("model.onnx") and last == "last"
 
 
 _TWO_FAULTS = """
@@ -110,18 +119,6 @@ def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CommandCheck, "holds", holds)
     with pytest.raises(Stopped):
         qdqtool.extract(residual(), check="true", keep_interrupted=True)
-
-
-def test_a_command_is_never_a_shell_line(tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    check = CommandCheck(residual(1), f"'{sys.executable}' -c 'pass' ; touch {trap} $(touch {trap})")
-    check.close()
-    assert not trap.exists()
-    seen = tmp_path / "seen"
-    command = script(tmp_path, f"import sys\nopen({str(seen)!r}, 'w').write('|'.join(sys.argv[1:]))\n")
-    CommandCheck(residual(1), f"{command} --onnx={{}} last").close()
-    first, last = seen.read_text().split("|")
-    assert first.startswith("--onnx=") and first.endswith("model.onnx") and last == "last"
 
 
 @pytest.mark.parametrize(("command", "said"), [

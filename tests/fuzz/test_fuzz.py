@@ -46,7 +46,7 @@ def _deep() -> onnx.ModelProto:
     return net.model(net.op("Add", x, y), y)
 
 
-def test_shrinking_keeps_the_cause_and_drops_the_rest() -> None:
+def test_shrinking_keeps_the_cause_and_the_kind() -> None:
     def has_tanh(model: onnx.ModelProto) -> bool:
         return any(n.op_type == "Tanh" for n in model.graph.node)
 
@@ -54,9 +54,6 @@ def test_shrinking_keeps_the_cause_and_drops_the_rest() -> None:
     assert [n.op_type for n in small.graph.node] == ["Tanh"]
     assert len(small.graph.output) == 1
     assert not small.graph.initializer
-
-
-def test_shrinking_asks_for_the_same_kind_of_disagreement() -> None:
     def answer(model: onnx.ModelProto) -> Answer:
         kinds = [n.op_type for n in model.graph.node]
         if kinds.count("Conv") >= 2:

@@ -28,7 +28,7 @@ def as_half(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def test_constants_that_half_cannot_hold_keep_their_node_float(net: Net) -> None:
+def test_constants_and_small_scales(net: Net) -> None:
     big = net.op("Add", "big", net.conv("c", "x"), net.const("huge", 1e9))
     tiny = net.op("Div", "tiny", net.conv("d", big), net.const("eps", 1e-12))
     fine = net.op("Mul", "fine", tiny, net.const("k", 1e-12))
@@ -37,6 +37,22 @@ def test_constants_that_half_cannot_hold_keep_their_node_float(net: Net) -> None
     types = {n: index.elem_type(index.node(n).output) for n in ("c", "big", "tiny", "fine", "e")}
     assert types["big"] == types["tiny"] == types["fine"] == TensorProto.FLOAT
     assert types["c"] == TensorProto.FLOAT16
+    net = Net()
+    scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
+    code = net.op("QuantizeLinear", "q", "x", scale, zero)
+    net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
+    after = as_half(net.model(19, ir=9))
+    assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
+    assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
+    net = Net()
+    k = net.const("k", 2.0)
+    half = net.op("Mul", "m", net.conv("c", "x"), k)
+    net.output(net.op("Add", "tail", net.conv("d", half), k))
+    after = as_half(net.model(19, ir=9))
+    assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
+        "k": TensorProto.FLOAT, "k_fp16": TensorProto.FLOAT16,
+    }  # fmt: skip
+    run(after, images(1)[0])
 
 
 @pytest.mark.parametrize(("op", "opset", "outputs", "stay"), [
@@ -76,24 +92,6 @@ def test_constants_that_half_holds_and_those_that_matter(value: float, count: in
     net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1))
     index = Model(as_half(net.model(19, ir=9)))
     assert index.elem_type(index.node("a").output) == (TensorProto.FLOAT16 if half else TensorProto.FLOAT)
-
-
-def test_constants_of_float_readers_and_small_scales(net: Net) -> None:
-    scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
-    code = net.op("QuantizeLinear", "q", "x", scale, zero)
-    net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
-    after = as_half(net.model(19, ir=9))
-    assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
-    assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
-    net = Net()
-    k = net.const("k", 2.0)
-    half = net.op("Mul", "m", net.conv("c", "x"), k)
-    net.output(net.op("Add", "tail", net.conv("d", half), k))
-    after = as_half(net.model(19, ir=9))
-    assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
-        "k": TensorProto.FLOAT, "k_fp16": TensorProto.FLOAT16,
-    }  # fmt: skip
-    run(after, images(1)[0])
 
 
 def test_casts_inside_and_at_the_ends(net: Net) -> None:

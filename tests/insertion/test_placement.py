@@ -30,12 +30,25 @@ def placed(net: Net, rules: Rules | None = None) -> Placement:
     return place(net.index(), rules or Rules(head="none"))
 
 
-def test_data_and_weights_of_a_convolution_and_nothing_else(net: Net) -> None:
+def test_convolutions_and_chains_of_residuals(net: Net) -> None:
     net.output(net.silu("s", net.norm("n", net.conv("c", "x"))))
     result = placed(net)
     assert inputs(result) == {("x", "c", "input")}
     assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
     assert not result.skipped
+    net = Net()
+    # The first Add's result is read by the second Add alone, which is quantized for the convolution behind it
+    stem = net.op("Relu", "stem", net.conv("c0", "x"))
+    first = net.op("Add", "add1", net.conv("c1", stem), stem)
+    second = net.op("Add", "add2", net.conv("c2", stem), first)
+    net.output(net.conv("c3", second))
+    result = placed(net)
+    skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
+    assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
+    net = Net()
+    gap = net.op("GlobalAveragePool", "gap", "x")
+    net.output(net.conv("c3", net.op("Add", "add", net.conv("c", "x"), gap)))
+    assert not any(node == "add" for _, node, _ in inputs(placed(net)))
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
@@ -52,13 +65,20 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
     return net
 
 
-def test_behind_a_bare_convolution_the_skip_alone() -> None:
+def test_skips_behind_bare_convolutions() -> None:
     result = placed(residual_net())
     assert ("stem.out", "add", "residual") in inputs(result)
     assert [(r.node.name, r.position) for r in result.readers["stem.out"]] == [("c1", 0), ("add", 1)]
     assert ("c2.out", "add", "residual") not in inputs(result)
     result = placed(residual_net(), Rules(residual_after_activation="both"))
     assert {t for t, node, _ in inputs(result) if node == "add"} == {"stem.out"}
+    result = placed(residual_net(), Rules(residual_after_activation="none"))
+    assert not any(node == "add" for _, node, _ in inputs(result))
+    assert reasons(result)["add"] == (left.ResidualLeft, False)
+    assert reasons(placed(residual_net(), Rules(residual="none")))["add"] == (left.ResidualLeft, True)
+    result = placed(residual_net(after="end"))
+    assert not any(node == "add" for _, node, _ in inputs(result))
+    assert reasons(result)["add"] == (left.ResultFloat, False)
 
 
 @pytest.mark.parametrize(*cases("insertion/placement-behind-an-activation-the-choice"))
@@ -67,16 +87,6 @@ def test_behind_an_activation_the_choice_decides(residual: str, target_choice: s
     result = placed(residual_net("silu"), rules)
     assert {t for t, node, _ in inputs(result) if node == "add"} == expected
     assert ("add" in reasons(result)) is (not expected)
-
-
-def test_a_target_that_gains_nothing_quantizes_no_residual_at_all() -> None:
-    result = placed(residual_net(), Rules(residual_after_activation="none"))
-    assert not any(node == "add" for _, node, _ in inputs(result))
-    assert reasons(result)["add"] == (left.ResidualLeft, False)
-    assert reasons(placed(residual_net(), Rules(residual="none")))["add"] == (left.ResidualLeft, True)
-    result = placed(residual_net(after="end"))
-    assert not any(node == "add" for _, node, _ in inputs(result))
-    assert reasons(result)["add"] == (left.ResultFloat, False)
 
 
 def test_sides_of_a_residual(net: Net) -> None:
@@ -101,21 +111,6 @@ def test_sides_of_a_residual(net: Net) -> None:
         net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", inner, right))))
         result = placed(net)
         assert inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")} and not result.skipped
-
-
-def test_residuals_in_a_chain_and_broadcasts(net: Net) -> None:
-    """The first Add's result is read by the second Add alone, which is quantized for the convolution behind it."""
-    stem = net.op("Relu", "stem", net.conv("c0", "x"))
-    first = net.op("Add", "add1", net.conv("c1", stem), stem)
-    second = net.op("Add", "add2", net.conv("c2", stem), first)
-    net.output(net.conv("c3", second))
-    result = placed(net)
-    skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
-    assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
-    net = Net()
-    gap = net.op("GlobalAveragePool", "gap", "x")
-    net.output(net.conv("c3", net.op("Add", "add", net.conv("c", "x"), gap)))
-    assert not any(node == "add" for _, node, _ in inputs(placed(net)))
 
 
 def classifier(float_reader: bool) -> Net:

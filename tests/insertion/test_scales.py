@@ -48,7 +48,7 @@ def relative_error(values: np.ndarray, scale: float) -> float:
     return float(np.sqrt(((wide - restored) ** 2).mean() / (wide**2).mean()))
 
 
-def test_max_and_percentile_are_those_of_all_members() -> None:
+def test_ranges_of_groups() -> None:
     found, said = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))
     assert found.scale == pytest.approx(float(np.abs(WIDE).max()) / 127, rel=1e-6)
     assert [m.tensor for m in found.members] == ["a", "b"]
@@ -58,9 +58,6 @@ def test_max_and_percentile_are_those_of_all_members() -> None:
     assert said == []
     found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0))
     assert found.scale == pytest.approx(np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127, rel=0.01)
-
-
-def test_a_groups_range_has_the_least_total_relative_error() -> None:
     found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("mse"))
 
     def total(scale: float) -> float:

@@ -150,7 +150,7 @@ def test_names_of_dimensions_and_types_are_not_copied():
     assert max(map(len, dims)) < 100 and len(set(dims)) == 3
 
 
-def test_shapes_of_one_node():
+def test_shapes_of_one_node_and_of_vectors():
     long, short = (helper.make_tensor_type_proto(TensorProto.INT64, [n]) for n in (LONG, 4))
     node = _node("Expand", "x s", "y")
     assert stays_small(node, {"x": short, "s": short}, 18)
@@ -158,6 +158,16 @@ def test_shapes_of_one_node():
     value = onnx.ValueInfoProto(name="o")
     value.type.opaque_type.name = "handle"
     assert "y" in (infer(_model([_node("Relu", "x", "y")], [_value("x", [1, 4]), value])) or ())
+    # A one-dimensional network keeps its shapes; so does what stands beside it
+    nodes = [_node("Add", "x x", "a"), _node("Concat", "a a", "y", axis=0), _node("Shape", "z", "s"),
+             _node("Reshape", "z s", "t")]
+    proto = _model(nodes, [_value("x", [200_000]), _value("z", [2, 3, 4])], outputs=("y", "t"))
+    before = onnx.ModelProto()
+    before.CopyFrom(proto)
+    found = infer(proto)
+    assert [d.dim_value for d in found["y"].tensor_type.shape.dim] == [400_000]
+    assert [d.dim_value for d in found["t"].tensor_type.shape.dim] == [2, 3, 4]
+    assert proto == before
 
 
 def _plain(proto):
@@ -201,19 +211,6 @@ def test_computed_shapes_are_as_onnx_infers_them(dynamic):
     assert len(_plain(proto)) > 150
     assert infer(proto) == _plain(proto)
     assert not grows(proto)
-
-
-def test_a_long_vector_costs_nothing_but_the_values():
-    """A one-dimensional network keeps its shapes; so does what stands beside it."""
-    nodes = [_node("Add", "x x", "a"), _node("Concat", "a a", "y", axis=0), _node("Shape", "z", "s"),
-             _node("Reshape", "z s", "t")]
-    proto = _model(nodes, [_value("x", [200_000]), _value("z", [2, 3, 4])], outputs=("y", "t"))
-    before = onnx.ModelProto()
-    before.CopyFrom(proto)
-    found = infer(proto)
-    assert [d.dim_value for d in found["y"].tensor_type.shape.dim] == [400_000]
-    assert [d.dim_value for d in found["t"].tensor_type.shape.dim] == [2, 3, 4]
-    assert proto == before
 
 
 def _trial(schema, position, length, follow):

@@ -55,7 +55,7 @@ def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(shape: tuple[o
     assert peak_bytes(made, {"x": (2, 4, 16, 16)}) == 3 * 8 * KB
 
 
-def test_types_and_open_dimensions() -> None:
+def test_what_lives() -> None:
     assert peak_bytes(model(CHAIN, ("n", 4, 8, "w")), {}) == 3 * 4 * 4 * 8
     assert peak_bytes(model(CHAIN, (-1, 4, 8, 0)), {}) == 3 * 4 * 4 * 8, "so some exporters write open ones"
     assert peak_bytes(model([("Cast", ["x"], "a"), ("Cast", ["a"], "y")]), {}) == KB, "of no known type: no size"
@@ -66,10 +66,7 @@ def test_types_and_open_dimensions() -> None:
     sequence = model([("Relu", ["x"], "y"), ("SequenceConstruct", ["y"], "s")])
     sequence.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
     assert peak_bytes(sequence, {}) == 2 * KB
-
-
-def test_a_body_keeps_what_it_reads() -> None:
-    """`a` is read by the bodies of If alone, behind `c`."""
+    # `a` is read by the bodies of If alone, behind `c`
     bodies = {
         f"{which}_branch": helper.make_graph(
             [helper.make_node("Identity", ["a"], ["out"])], which, [],
@@ -166,7 +163,7 @@ def test_the_index_is_that_of_the_message(data: st.DataObject, seed: int, asked:
         assert described(model) == described(Model(model.proto))
 
 
-def test_types_of_new_pairs_are_known_without_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_and_types_of_pairs(monkeypatch: pytest.MonkeyPatch, g) -> None:
     model = Model(network(0))
     assert model.shape("end:0") == (1, 16, 64)
     monkeypatch.setattr("qdqtool.model.graph.infer", lambda proto: pytest.fail("inferred again"))
@@ -178,9 +175,20 @@ def test_types_of_new_pairs_are_known_without_inference(monkeypatch: pytest.Monk
     editor.finish()
     assert (model.elem_type(q), model.shape(q)) == (onnx.TensorProto.INT8, (1, 8, 8, 8))
     assert model.shape("end:0") == (1, 16, 64) and model.sha256 == "edited"
+    y = g.relu(g.input(1, 4), "r")
+    model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
+    editor = Editor(model.copy())
+    assert editor.bypass(model.node("a.Q"), [model.node("a.DQ")])
+    proto = editor.finish().proto
+    assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
+    assert list(proto.graph.node[0].output) == ["a.DQ:0"] and list(proto.graph.node[1].input) == ["a.DQ:0"]
+    onnx.checker.check_model(proto, full_check=True)
+    g = Graph()
+    model = Model(g.model(g.pair(g.input(1, 4), "a")))
+    assert not Editor(model.copy()).bypass(model.node("a.Q"), [model.node("a.DQ")])
 
 
-def test_the_index_of_a_copy() -> None:
+def test_the_index_of_a_copy_and_its_order() -> None:
     model = Model(network(0))
     before = described(model), model.proto.SerializeToString()
     copy = model.copy()
@@ -196,6 +204,11 @@ def test_the_index_of_a_copy() -> None:
     editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
     editor.finish()
     assert proto.SerializeToString(deterministic=True) == before
+    model = Model(two_pairs())
+    editor = Editor(model.copy())
+    made = editor.insert(model.node("end"), "Relu", "late", ["r:0"])
+    editor.set_input(model.node("a.Q"), 0, made)  # an early node reads what is inserted behind it
+    onnx.checker.check_model(editor.finish().proto, full_check=True)
 
 
 @pytest.mark.parametrize("kind", ["cycle", "two makers"])
@@ -237,20 +250,6 @@ def test_bypass_drops_the_pair_and_its_constants():
         onnx.checker.check_model(proto, full_check=True)
 
 
-def test_names_of_outputs_and_inputs_stay(g):
-    y = g.relu(g.input(1, 4), "r")
-    model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
-    editor = Editor(model.copy())
-    assert editor.bypass(model.node("a.Q"), [model.node("a.DQ")])
-    proto = editor.finish().proto
-    assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
-    assert list(proto.graph.node[0].output) == ["a.DQ:0"] and list(proto.graph.node[1].input) == ["a.DQ:0"]
-    onnx.checker.check_model(proto, full_check=True)
-    g = Graph()
-    model = Model(g.model(g.pair(g.input(1, 4), "a")))
-    assert not Editor(model.copy()).bypass(model.node("a.Q"), [model.node("a.DQ")])
-
-
 def test_inserted_nodes():
     model = Model(two_pairs())
     editor = Editor(model.copy())
@@ -266,14 +265,6 @@ def test_inserted_nodes():
     new = editor.finish()
     name = new.node("a.Q").input(1)
     assert new.elem_type(name) == onnx.TensorProto.FLOAT16 and new.constant(name) == 0.5
-
-
-def test_order_is_mended():
-    model = Model(two_pairs())
-    editor = Editor(model.copy())
-    made = editor.insert(model.node("end"), "Relu", "late", ["r:0"])
-    editor.set_input(model.node("a.Q"), 0, made)  # an early node reads what is inserted behind it
-    onnx.checker.check_model(editor.finish().proto, full_check=True)
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,6 @@ def test_what_is_public_and_how_it_shows(model: Path) -> None:
     assert all(getattr(qdqtool, name) is not None for name in qdqtool.__all__)
     results = [qdqtool.predict(model), qdqtool.extract(model, finding="W-NO-DQ"), qdqtool.compare(model, model)]
     assert all(len(repr(r)) < 300 and repr(r).startswith("<") for r in results)
-
-
-def test_ok(model: Path) -> None:
     assert not qdqtool.predict(model, "trt8.5").ok
     assert qdqtool.predict(network(weights="tensor"), "trt8.5").ok
     assert qdqtool.extract(model, finding="W-NO-DQ").ok

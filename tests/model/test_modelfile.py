@@ -65,7 +65,7 @@ def test_what_is_no_model(tmp_path: Path, content: bytes, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_file_of_a_model(tmp_path: Path) -> None:
+def test_what_is_no_file_and_what_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.onnx.gz"
     path.write_bytes(CASE.read_bytes()[:2000])
     with pytest.raises(ModelError, match="cut off"):
@@ -74,9 +74,6 @@ def test_what_is_no_file_of_a_model(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(ModelError, match="no such file"):
         load(tmp_path / "none.onnx")
-
-
-def test_the_input_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(gzip.decompress(CASE.read_bytes()))
     with pytest.raises(ModelError, match="is the input"):

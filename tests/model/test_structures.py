@@ -226,9 +226,7 @@ def test_what_is_no_activation(net: Net) -> None:
     net.output(net.op("Softmax", "s", net.conv("c", "x")))
     model = net.index()
     assert pointwise.activation_input(model, model.node("s")) is None
-
-
-def test_constants_are_no_run_time_inputs_even_behind_a_reshape(net: Net) -> None:
+    net = Net()
     net.const("k", np.ones(16))
     shaped = net.op("Reshape", "shape", "k", net.const("to", [1, 16, 1, 1], np.int64))
     net.output(net.op("Add", "add", net.conv("c", "x"), shaped))

@@ -83,7 +83,7 @@ def test_batch_normalization_is_folded_without_changing_an_integer(tmp_path: Pat
     np.testing.assert_allclose(_run(tmp_path / "q.onnx", X), wanted, atol=0.02 * wanted.std())
 
 
-def test_fixed_ranges_of_weights_are_kept(tmp_path: Path) -> None:
+def test_fixed_ranges_and_kept_results(tmp_path: Path) -> None:
     model = nn.Sequential(nets.conv(bias=False), nn.BatchNorm2d(16), nn.ReLU(), nets.conv())
     _ready(model)
     nets.max_calibrate(model, X)
@@ -93,6 +93,13 @@ def test_fixed_ranges_of_weights_are_kept(tmp_path: Path) -> None:
         wanted = model.eval()(X).numpy()
     np.testing.assert_allclose(_run(tmp_path / "q.onnx", X), wanted, atol=0.02 * wanted.std())
     assert done.difference < 0.02
+    model = _ready(Keeping())
+    model.train()
+    model(X).sum().backward()
+    assert model.kept.pyramid[0].grad_fn is not None
+    done = qat.export(model, tmp_path / "q.onnx", X)
+    assert done.summary["int8"] == 2
+    assert model.kept.pyramid[0].grad_fn is not None, "the network is left as it was"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -233,16 +240,6 @@ class Keeping(nn.Module):
         y = torch.relu(self.one(x))
         self.kept.pyramid = [y]
         return self.two(y)
-
-
-def test_results_that_a_network_keeps_are_no_obstacle(tmp_path: Path) -> None:
-    model = _ready(Keeping())
-    model.train()
-    model(X).sum().backward()
-    assert model.kept.pyramid[0].grad_fn is not None
-    done = qat.export(model, tmp_path / "q.onnx", X)
-    assert done.summary["int8"] == 2
-    assert model.kept.pyramid[0].grad_fn is not None, "the network is left as it was"
 
 
 RNG = np.random.default_rng(0)

@@ -206,7 +206,7 @@ def test_the_compiler_builds_it_as_predicted(fresh: qat.Export) -> None:
     assert found.convolutions["agree"] == found.convolutions["total"] > 10
 
 
-def test_what_would_lose_quantizers_says_so(folder: Path, trained: Path) -> None:
+def test_quantizers_that_would_be_lost(folder: Path, trained: Path) -> None:
     with pytest.raises(QdqtoolError, match=r"without the \d+ quantizers; train with yolo\.train\(trainer=qdqtool"):
         _yolo(trained / "last.pt").train(**_options(folder, name="lost", epochs=1))
     with pytest.raises(QdqtoolError, match=r"format='torchscript' loses or ignores the quantizers; .*qat\.export"):
@@ -215,9 +215,6 @@ def test_what_would_lose_quantizers_says_so(folder: Path, trained: Path) -> None
     qat.prepare(prepared, torch.zeros(1, 3, SIZE, SIZE), report=None)
     with pytest.raises(QdqtoolError, match="builds a new network here"):
         prepared.train(**_options(folder, name="lost", epochs=1))
-
-
-def test_a_network_prepared_by_hand_is_trained_as_it_is(folder: Path) -> None:
     from qdqtool.qat.ultralytics import Trainer
 
     yolo = _yolo(folder / "float.pt")

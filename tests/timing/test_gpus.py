@@ -45,6 +45,15 @@ def test_every_name_finds_its_own_line_with_sane_figures():
         assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130, gpu.name
         assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000, gpu.name
     assert {g.cc for g in gpus.gpus()} <= set(gpus.rates())
+    paths = {name: gpus.find(name).rates.int8_path for name in ("P100", "GTX 1080", "V100", "GTX 1660", "T4", "TX2")}
+    assert paths == {
+        "P100": "none",
+        "GTX 1080": "dp4a",
+        "V100": "dp4a",
+        "GTX 1660": "dp4a",
+        "T4": "tensor",
+        "TX2": "none",
+    }
 
 
 @pytest.mark.parametrize(("typed", "boards"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)])
@@ -77,18 +86,6 @@ def test_rates_agree_with_published_ones(name, int8, fp16):
     assert math.isclose(2e-12 * gpu.mac_rate(Precision.INT8), int8, rel_tol=0.1)
     if fp16:
         assert math.isclose(2e-12 * gpu.mac_rate(Precision.FP16), fp16, rel_tol=0.1)
-
-
-def test_int8_paths():
-    paths = {name: gpus.find(name).rates.int8_path for name in ("P100", "GTX 1080", "V100", "GTX 1660", "T4", "TX2")}
-    assert paths == {
-        "P100": "none",
-        "GTX 1080": "dp4a",
-        "V100": "dp4a",
-        "GTX 1660": "dp4a",
-        "T4": "tensor",
-        "TX2": "none",
-    }
 
 
 @pytest.mark.parametrize("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])

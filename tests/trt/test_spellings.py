@@ -168,14 +168,11 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
     assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
 
 
-def test_onnxruntime_without_bias_pairs_and_with_zero_points(tmp_path: Path) -> None:
+def test_onnxruntimes_zero_points_and_biases(tmp_path: Path) -> None:
     """TensorRT takes no zero point but 0."""
     prediction = predict(by_onnxruntime(tmp_path), advice=False)
     assert all(c.precision.is_float for c in prediction.convolutions)
     assert {r.reason for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"} == {"zero-point"}
-
-
-def test_onnxruntime_symmetric_without_bias_pair(tmp_path: Path) -> None:
     options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
     prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
     assert [c.precision for c in prediction.convolutions] == [INT8, INT8]
@@ -237,7 +234,7 @@ def test_modelopt_and_half_precision() -> None:
 
 
 @pytest.mark.skipif(not (FOLDER / "patterns.tar.xz").exists(), reason="the shared patterns are not here")
-@pytest.mark.parametrize("target", ["trt8.0", "trt8.5", "trt11"])
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt8.0", "trt11"]))
 def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> None:  # noqa: F811
     """Small models of odd spellings and placements: an answer for each, whatever the target."""
     assert len(patterns) == 163
@@ -249,7 +246,7 @@ def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> 
         assert (prediction.conversions > 0) <= ("QuantizeLinear" in operators or "DequantizeLinear" in operators), name
 
 
-@pytest.mark.parametrize("weights", ["float", "int8"])
+@pytest.mark.parametrize("weights", slow_after(1, ["float", "int8"]))
 def test_our_own_insertion(weights: str) -> None:
     """Every convolution whose weights got a pair is INT8, every other one float."""
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 64, 64)).astype(np.float32)

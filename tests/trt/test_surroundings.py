@@ -45,7 +45,7 @@ def test_sizes_of_tensors(g: Graph) -> None:
     assert elements(out) is None, "an Exp is no reshape"
 
 
-def test_readers_are_looked_for_past_what_a_q_passes(g: Graph) -> None:
+def test_readers_and_windows(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     pooled = g.pool(x, "pool")
     joined = g.concat([g.op("Tanh", x, "t"), pooled], "cat")
@@ -61,6 +61,10 @@ def test_readers_are_looked_for_past_what_a_q_passes(g: Graph) -> None:
     assert ([s.node for s in found["p.Q"].path], found["p.Q"].scale) == (["pool"], float(np.float32(0.3)))
     direct = {r.node: r.kind for r in readers_of(layer(network, "e").out, through=False)}
     assert direct == {"t": ReaderKind.OP, "pool": ReaderKind.OP, "m": ReaderKind.OP}
+    g = Graph()
+    y = g.op("Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1)
+    network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
+    assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
 
 
 @pytest.mark.parametrize(
@@ -83,12 +87,6 @@ def test_whether_a_convolution_lies_behind(g: Graph, behind: str, feeds: bool) -
     network = network_of(g, g.op("Neg", y, "end"))
     (reader,) = readers_of(layer(network, "e").out)
     assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
-
-
-def test_a_window_of_more_than_one_pixel_is_no_dfl(g: Graph) -> None:
-    y = g.op("Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1)
-    network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
-    assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
 
 
 def test_origins_and_scales(g: Graph) -> None:

@@ -55,7 +55,7 @@ def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> floa
     return float(np.mean(values))
 
 
-def test_the_model_does_what_is_said_of_it(tuned: Tuning) -> None:
+def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) -> None:
     check(tuned.model)
     assert tuned.reached and tuned.chosen.metric is not None and tuned.chosen.metric >= KEEP
     # Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
@@ -64,6 +64,11 @@ def test_the_model_does_what_is_said_of_it(tuned: Tuning) -> None:
     assert agreement(tuned.model, chosen) == pytest.approx(tuned.chosen.chosen_on, abs=1e-9)
     prediction = qdqtool.predict(tuned.model).summary()
     assert (prediction["int8"], prediction["conversions"]) == (tuned.chosen.cost.int8, tuned.chosen.cost.conversions)
+    for low, high in itertools.pairwise(tuned.front):
+        assert low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
+    for other in tuned.others:
+        assert any(p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front)
+    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= {p.name for p in [*tuned.front, *tuned.others]}
 
 
 @pytest.mark.slow
@@ -83,15 +88,7 @@ def test_no_set_of_convolutions_is_cheaper_and_good(tuned: Tuning) -> None:
     assert best is not None and tuned.chosen.cost.value <= best
 
 
-def test_the_front_rises(tuned: Tuning) -> None:
-    for low, high in itertools.pairwise(tuned.front):
-        assert low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
-    for other in tuned.others:
-        assert any(p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front)
-    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= {p.name for p in [*tuned.front, *tuned.others]}
-
-
-def test_what_a_choice_bought_is_measured_without_it(tuned: Tuning) -> None:
+def test_choices_points_and_json(tuned: Tuning) -> None:
     assert tuned.bought
     for one in tuned.bought:
         site = next(s for s in tuned.sites if s.site == one.site)
@@ -101,6 +98,18 @@ def test_what_a_choice_bought_is_measured_without_it(tuned: Tuning) -> None:
         assert inserted.prediction is not None
         assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(inserted.model, DATA[2::4]), abs=1e-9)
         assert one.int8 == tuned.chosen.cost.int8 - inserted.prediction.summary()["int8"]
+    data = tuned.as_json()
+    assert data["schema"] == "qdqtool/tuning/1"
+    assert {"metric", "sites", "front", "chosen", "goal", "cost", "images", "effort", "model"} <= set(data)
+    assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
+    for site in data["sites"]:
+        assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= set(site)
+    for point in data["front"]:
+        assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= set(point)
+        assert point["low"] <= point["metric"] <= point["high"]
+    assert data["images"]["calibration"] == 8 and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
+    for point in tuned.front:
+        assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
 
 
 def test_what_cannot_pay_is_never_measured() -> None:
@@ -315,7 +324,7 @@ def test_budgets_and_fast_models() -> None:
     assert all(p.cost.int8 for p in [*without.front, *without.others])
 
 
-@pytest.mark.parametrize("after", [8, 20, 30])
+@pytest.mark.parametrize("after", slow_after(2, [8, 30, 20]))
 def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     seen: list[int] = []
     clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
@@ -427,21 +436,6 @@ def test_classifiers_and_segmentation(make: Any, metric: Any) -> None:
     assert tuning.reached and tuning.chosen.metric is not None and tuning.chosen.metric >= 0.98
     assert tuning.metric["name"] == ("output-agreement" if metric is None else f"{__name__}:top1")
     check(tuning.model)
-
-
-def test_json_and_other_points(tuned: Tuning) -> None:
-    data = tuned.as_json()
-    assert data["schema"] == "qdqtool/tuning/1"
-    assert {"metric", "sites", "front", "chosen", "goal", "cost", "images", "effort", "model"} <= set(data)
-    assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
-    for site in data["sites"]:
-        assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= set(site)
-    for point in data["front"]:
-        assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= set(point)
-        assert point["low"] <= point["metric"] <= point["high"]
-    assert data["images"]["calibration"] == 8 and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
-    for point in tuned.front:
-        assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
 
 
 def below_zero(reference: Any, outputs: Any, image: str) -> float:

@@ -78,15 +78,12 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "t.tuning"
 
 
-def test_what_was_kept_comes_back_bit_by_bit(kept: Path) -> None:
+def test_what_was_kept_comes_back_bit_by_bit(kept: Path, tmp_path: Path) -> None:
     store = Store(kept, IDENTITY)
     assert store.rows[WHOLE] == ROWS
     assert store.known(SWEEP, "c")[0] == Row(5e-324)
     assert store.known(SWEEP, "a") == {}
     assert store.resumed == 4
-
-
-def test_what_is_kept_nowhere_or_not_at_all(kept: Path, tmp_path: Path) -> None:
     before = kept.stat().st_mtime_ns
     Store(kept, IDENTITY).save()
     assert kept.stat().st_mtime_ns == before

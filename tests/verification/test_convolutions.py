@@ -262,7 +262,7 @@ def test_precision_of_a_layer(
     assert precision_of(row_of(name, kind, inputs, constants, output, "first")) == expected
 
 
-def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
+def test_kernels_of_several_nodes() -> None:
     model = load(two_convolutions())
     names = {n.index: n.name for n in model.nodes}
     layers = [
@@ -275,6 +275,10 @@ def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
     assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
         Precision.INT8, Precision.FP32, "first_myl0_1")
     assert rows["second"].precision == Precision.FP32
+    model = load(two_convolutions())
+    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
+    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
+    assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -298,12 +302,9 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str
     assert [str(r.precision) for r in rows] == [precision, "UNKNOWN"]
 
 
-def test_a_kernel_of_two_products_tells_nothing() -> None:
+def test_a_kernel_of_what_stands_behind_another_product() -> None:
+    """As a squeeze and excitation of four channels is built."""
     model = load(two_convolutions())
-    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
-    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
-    assert {r.precision for r in rows} == {Precision.UNKNOWN}
-    # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
     own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
     name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
     behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")

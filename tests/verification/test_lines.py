@@ -239,7 +239,7 @@ def mismatches(changes: dict[int, str], lines: list[str] | None = None) -> dict[
     return {m.name: m for m in result.mismatches if m.kind == "convolution"}
 
 
-def test_a_log_that_says_both_things_is_not_to_be_trusted() -> None:
+def test_contradictions_and_residuals() -> None:
     """A pass line quantizes the convolution, the engine lists a float input; the same of its output; and no line."""
     at = engine_line("Conv_22")
     found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
@@ -249,6 +249,18 @@ def test_a_log_that_says_both_things_is_not_to_be_trusted() -> None:
     assert mismatches({at: f"{before}Float{after}"})["Conv_22"].differs == Difference.LINE_AND_OUTPUT
     without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
     assert mismatches({}, without)["Conv_22"].differs == Difference.NO_LINE
+    # The builder may let either convolution take the Add; a prediction of the other one is wrong about both
+    taker, other = engine_line("Conv_96"), engine_line("Conv_107")
+    alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
+    with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
+    with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
+    found = mismatches({taker: alone, other: with_add})
+    assert set(found) == {"Conv_96", "Conv_107"}
+    assert found["Conv_96"].differs == Difference.TAKES_RESIDUAL
+    assert found["Conv_107"].differs == Difference.TAKES_NONE
+    # Weights that the engine lists as an input, say
+    at = engine_line("Conv_107")
+    assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
 
 
 def test_what_a_layer_absorbed() -> None:
@@ -264,28 +276,26 @@ def test_what_a_layer_absorbed() -> None:
     assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
 
 
-def test_a_residual_on_the_other_side() -> None:
-    """The builder may let either convolution take the Add; a prediction of the other one is wrong about both."""
-    taker, other = engine_line("Conv_96"), engine_line("Conv_107")
-    alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
-    with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
-    with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
-    found = mismatches({taker: alone, other: with_add})
-    assert set(found) == {"Conv_96", "Conv_107"}
-    assert found["Conv_96"].differs == Difference.TAKES_RESIDUAL
-    assert found["Conv_107"].differs == Difference.TAKES_NONE
-    # Weights that the engine lists as an input, say
-    at = engine_line("Conv_107")
-    assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
-
-
-def test_passes_that_are_cut_off_tell_nothing_of_the_others() -> None:
+def test_cut_passes_and_lines_too_many() -> None:
     """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
     first = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22"))
     result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join(LINES[: first + 1]).encode())))
     counts = result.as_json()["convolutions"]
     assert result.mismatches == []
     assert 0 < counts["agree"] + counts["unknown"] == counts["total"] and counts["unknown"] > 10
+    # Lines are held against each other as often as they are said; every layer of a build that agrees is counted
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
+    assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
+    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
+    # The rest are counted in a note, kind by kind
+    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    for extra in (50, 51, 70):
+        more = [LINES[at]] * extra
+        result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], *more, *LINES[at:]]).encode())))
+        assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
+        told = [note for note in result.notes if "more mismatches" in note]
+        assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
@@ -443,19 +453,3 @@ def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> Non
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
     assert f"between {few} and {many} conversions predicted, depending on scales" in result.notes
     assert result.as_json()["conversions"]["predicted"] is None
-
-
-def test_lines_too_many() -> None:
-    """Lines are held against each other as often as they are said; every layer of a build that agrees is counted."""
-    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
-    assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
-    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
-    # The rest are counted in a note, kind by kind
-    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    for extra in (50, 51, 70):
-        more = [LINES[at]] * extra
-        result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], *more, *LINES[at:]]).encode())))
-        assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
-        told = [note for note in result.notes if "more mismatches" in note]
-        assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])

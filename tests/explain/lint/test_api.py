@@ -38,7 +38,7 @@ def simple(**changes):
     return g.model(out)
 
 
-def test_transposed_and_clean_models(g):
+def test_scales_and_clean_models(g):
     y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
     proto = g.model(g.bn(y, "bn"))
     for target in ("trt8.5", "trt11"):
@@ -46,6 +46,22 @@ def test_transposed_and_clean_models(g):
     assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
     assert codes_of(simple()) == {"FLAG-FP16"}
     assert codes_of(simple(), "trt11") == {"FLOAT-FP32"}
+    g = Graph()
+    proto = simple(scale=[0.05], zero=0)
+    assert predict(proto, "rtx1.7").findings_by_code()["SCALE-SHAPE1"] == 1
+    assert "SCALE-SHAPE1" not in predict(proto, "trt8.5").findings_by_code()
+    assert "SCALE-SHAPE1" not in predict(simple(), "rtx1.7").findings_by_code()
+    g = Graph(opset=19, half=True)
+    out = g.conv(g.input(1, 16, 8, 8), "c", 16)
+    proto = g.model(out)
+    assert "SCALE-FP16" in codes_of(proto, "trt8.6")
+    assert not {"SCALE-FP16", "FLOAT-FP32"} & codes_of(proto, "trt11")
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
+    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
+    out = g.op("DequantizeLinear", [q, scale, "z"], "dq")
+    assert {"SCALE-DYNAMIC"} <= codes_of(g.model(out))
 
 
 @pytest.mark.parametrize(("changes", "code", "severity"), [
@@ -76,24 +92,6 @@ def test_quantizers_that_are_told_once():
         assert cause(finding(simple(zero=3), "ZP-NONZERO", target)).zero_points == (3, 3)
 
 
-def test_scales_that_are_computed_or_of_shape_1(g):
-    proto = simple(scale=[0.05], zero=0)
-    assert predict(proto, "rtx1.7").findings_by_code()["SCALE-SHAPE1"] == 1
-    assert "SCALE-SHAPE1" not in predict(proto, "trt8.5").findings_by_code()
-    assert "SCALE-SHAPE1" not in predict(simple(), "rtx1.7").findings_by_code()
-    g = Graph(opset=19, half=True)
-    out = g.conv(g.input(1, 16, 8, 8), "c", 16)
-    proto = g.model(out)
-    assert "SCALE-FP16" in codes_of(proto, "trt8.6")
-    assert not {"SCALE-FP16", "FLOAT-FP32"} & codes_of(proto, "trt11")
-    g = Graph()
-    x = g.input(1, 16, 8, 8)
-    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
-    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
-    out = g.op("DequantizeLinear", [q, scale, "z"], "dq")
-    assert {"SCALE-DYNAMIC"} <= codes_of(g.model(out))
-
-
 def too_few_scales():
     g = Graph()
     x = g.input(1, 16, 8, 8)
@@ -101,7 +99,7 @@ def too_few_scales():
     return _raw(g, g.op("Conv", [g.pair(x, "in"), w], "c", kernel_shape=[1, 1], group=2))
 
 
-def test_scales_and_zero_points_of_another_count():
+def test_counts_of_scales_and_integers(g):
     found = finding(too_few_scales(), "SCALE-COUNT")
     assert (cause(found).count, cause(found).axis, cause(found).shape) == (8, 0, (16, 8, 1, 1))
     g = Graph(opset=13)
@@ -110,6 +108,15 @@ def test_scales_and_zero_points_of_another_count():
     assert "SCALE-RANK" in codes_of(_raw(g, out), "trt10")
     found = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
     assert (found.scales, found.zero_points) == (16, 1)
+    g = Graph()
+    g = Graph(opset=21)
+    out = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
+    assert cause(finding(_raw(g, out), "QTYPE")).kind == "int16"
+    g = Graph()
+    x = g.input(1, 8)
+    names = g.ops("DynamicQuantizeLinear", [x], "d", 3)
+    out = g.op("DequantizeLinear", names, "dq")
+    assert "QOPERATOR" in codes_of(_raw(g, out))
 
 
 def _raw(graph, *outputs):
@@ -126,17 +133,6 @@ def too_few_zero_points():
     q = g.op("QuantizeLinear", [w, scale, zero], "wq", axis=0)
     dq = g.op("DequantizeLinear", [q, scale, zero], "wdq", axis=0)
     return _raw(g, g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), dq], "c"))
-
-
-def test_integers(g):
-    g = Graph(opset=21)
-    out = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
-    assert cause(finding(_raw(g, out), "QTYPE")).kind == "int16"
-    g = Graph()
-    x = g.input(1, 8)
-    names = g.ops("DynamicQuantizeLinear", [x], "d", 3)
-    out = g.op("DequantizeLinear", names, "dq")
-    assert "QOPERATOR" in codes_of(_raw(g, out))
 
 
 @pytest.mark.parametrize(("opset", "axis", "expected"), [(12, None, True), (12, 0, True), (13, 0, False)])

@@ -15,6 +15,7 @@ from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
 from tests.explain.graphs import GRAPHS
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 
@@ -61,7 +62,7 @@ def test_normalizations_behind_a_pair(g, op, expected):
     assert [f.node for f in told(model, "NORM-FLOAT")] == expected
 
 
-def test_plugins_and_rtx(g):
+def test_plugins_rtx_and_biases(g, net: Net):
     q = g.q(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "q")
     y = g.dq(g.op("Special", q, "plug", domain="trt"), "dq")
     g.channels[y] = 16
@@ -75,6 +76,9 @@ def test_plugins_and_rtx(g):
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     codes = {f.code for f in predict(g.model(g.conv(x, "c1", 24)), "rtx1.7").findings}
     assert "FLOAT-FP32" in codes
+    net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
+    model = qdqtool.insert(net.model(), images(1), predict=False).model
+    assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
@@ -194,7 +198,7 @@ def test_where_the_file_decides_fp32_squares_are_no_matter(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
-@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-5])
+@pytest.mark.parametrize("eps", slow_after(2, [1e-12, 1e-5, 1e-6]))
 @pytest.mark.parametrize("form", FORMS)
 def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
     """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""
@@ -411,9 +415,3 @@ def test_constants_that_fp16_cannot_hold(net: Net, op: str, value: float, counts
         assert told == ([] if counts is None else [counts])
         assert all(severity == ("warning" if any(counts or ()) else "info") for severity, _ in found)
     assert "CONST-FP16" not in predict(model, "trt11").findings_by_code()
-
-
-def test_a_bias_with_small_values_is_none(net: Net) -> None:
-    net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
-    model = qdqtool.insert(net.model(), images(1), predict=False).model
-    assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()

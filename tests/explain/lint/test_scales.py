@@ -58,7 +58,7 @@ def test_what_insert_calibrates_fits(method: str) -> None:
     assert reported(model) is None
 
 
-def test_what_may_share_a_scale(g: Graph) -> None:
+def test_shared_scales_and_clipping(g: Graph) -> None:
     x = g.input(1, 8, 16, 16)
     parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
     joined = g.op("Concat", [parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat",
@@ -75,6 +75,13 @@ def test_what_may_share_a_scale(g: Graph) -> None:
     values = np.abs(np.concatenate([d["x"].ravel() for d in DATA]))
     assert small.worst[0].clipped == pytest.approx(float(np.mean(values > 127.5 * scale)), abs=2e-3)
     assert large is not None and large.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
+    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
+    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    found = reported(scaled(model, name, 1 / 16))
+    assert found is not None and [f.quantizer for f in found.worst] == [name]
+    data = outlying(0.005, 300.0)
+    inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
+    assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
 
 
 @pytest.mark.parametrize(("used", "factor"), [
@@ -186,14 +193,6 @@ def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) ->
     assert isinstance(found, OutlierScales) and found.linear
 
 
-def test_clipping() -> None:
-    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
-    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
-    found = reported(scaled(model, name, 1 / 16))
-    assert found is not None and [f.quantizer for f in found.worst] == [name]
-    data = outlying(0.005, 300.0)
-    inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
-    assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
 # W-SCALE: quiet on what quantizers write, and found where scales and weights are of different origin.
 
 Array = npt.NDArray[np.float64]
@@ -230,7 +229,7 @@ def spoilt(proto: onnx.ModelProto, change: Callable[[Array, Array, int], Array])
     return copy
 
 
-def test_scales_far_off(placed: onnx.ModelProto) -> None:
+def test_scales_far_off_and_clipped_on_purpose(placed: onnx.ModelProto) -> None:
     found = named(spoilt(placed, lambda s, w, n: np.full_like(s, 0.1)))
     assert found is not None and found.wasted > 0.5
     rng = np.random.default_rng(1)
@@ -240,6 +239,17 @@ def test_scales_far_off(placed: onnx.ModelProto) -> None:
     rng = np.random.default_rng(3)
     assert named(spoilt(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape)))) is None
     assert named(placed) is None
+    def clip(scale: Array, weights: Array, number: int) -> Array:
+        return np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9) / 127
+
+    heavy = spoilt(placed, lambda s, w, n: s)
+    tensors = {t.name: t for t in heavy.graph.initializer}
+    rng = np.random.default_rng(0)
+    for q in heavy.graph.node:
+        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
+            values = rng.standard_t(3, tuple(tensors[q.input[0]].dims)).astype(np.float32)
+            tensors[q.input[0]].CopyFrom(numpy_helper.from_array(values, q.input[0]))
+    assert named(spoilt(heavy, clip)) is None
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -289,20 +299,6 @@ def test_onnxruntime_is_not_reported(per_channel: bool, tmp_path: Path) -> None:
         extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
     )
     assert named(onnx.load(tmp_path / "q.onnx")) is None
-
-
-def test_a_hundredth_of_the_weights_clipped_on_purpose_is_not_reported(placed: onnx.ModelProto) -> None:
-    def clip(scale: Array, weights: Array, number: int) -> Array:
-        return np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9) / 127
-
-    heavy = spoilt(placed, lambda s, w, n: s)
-    tensors = {t.name: t for t in heavy.graph.initializer}
-    rng = np.random.default_rng(0)
-    for q in heavy.graph.node:
-        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
-            values = rng.standard_t(3, tuple(tensors[q.input[0]].dims)).astype(np.float32)
-            tensors[q.input[0]].CopyFrom(numpy_helper.from_array(values, q.input[0]))
-    assert named(spoilt(heavy, clip)) is None
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, 127 / 128])

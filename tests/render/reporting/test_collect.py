@@ -202,7 +202,7 @@ def test_groups_and_reports(made: Made) -> None:
     assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
 
 
-def test_times_add_up(made: Made) -> None:
+def test_times_and_kernels(made: Made, tmp_path: Path) -> None:
     page = collect(made.model, gpu="T4", before=made.float)
     assert page.model.time is not None and page.before is not None and page.before.time is not None
     layers = sum(layer.ms or 0.0 for layer in page.model.layers)
@@ -211,6 +211,21 @@ def test_times_add_up(made: Made) -> None:
     assert page.roof is not None and page.roof.rates["INT8"] == pytest.approx(2 * page.roof.rates["FP16"])
     before = {c.name: c.before for c in page.model.convs}
     assert before == dict.fromkeys(("first", "second", "third"), "FLOAT → FLOAT")
+    helper = onnx.helper
+    weights = onnx.numpy_helper.from_array(np.ones((8, 2, 3, 5), np.float32), "w")
+    nodes = [helper.make_node("Conv", ["x", "w"], ["a"], name="c", strides=[2, 1], group=2, pads=[1, 2, 1, 2]),
+             helper.make_node("LeakyRelu", ["a"], ["b"], name="l", alpha=0.5),
+             helper.make_node("Conv", ["b", "v"], ["y"], name="d")]
+    second = onnx.numpy_helper.from_array(np.ones((4, 8, 1, 1), np.float32), "v")
+    x, y = helper.make_tensor_value_info("x", 1, [1, 4, 8, 8]), helper.make_tensor_value_info("y", 1, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], [weights, second])
+    model = collect(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])).model
+    assert [dict(n.attributes) for n in model.nodes] == [
+        {"Weights shape": "8x2x3x5", "Kernel": "3x5", "Stride": "2x1", "Groups": "2", "Padding": "1, 2, 1, 2"},
+        {"alpha": "0.5"}, {"Weights shape": "4x8x1x1", "Kernel": "1x1", "Stride": "1x1", "Groups": "1"},
+    ]
+    assert {e.tensor: e.shape for e in model.onnx.edges} == {
+        "x": "1x4x8x8", "b": "1x8x4x8", "y": "1x4x4x8"}
 
 
 def test_a_build_is_measured_first(made: Made, tmp_path: Path) -> None:
@@ -261,24 +276,6 @@ def test_another_network_is_refused_as_the_one_before(
     else:
         with pytest.raises(DataError, match=r"other\.onnx: .*another network"):
             collect(made.model, before=tmp_path / "other.onnx")
-
-
-def test_kernel_stride_and_groups_are_those_of_the_node(tmp_path: Path) -> None:
-    helper = onnx.helper
-    weights = onnx.numpy_helper.from_array(np.ones((8, 2, 3, 5), np.float32), "w")
-    nodes = [helper.make_node("Conv", ["x", "w"], ["a"], name="c", strides=[2, 1], group=2, pads=[1, 2, 1, 2]),
-             helper.make_node("LeakyRelu", ["a"], ["b"], name="l", alpha=0.5),
-             helper.make_node("Conv", ["b", "v"], ["y"], name="d")]
-    second = onnx.numpy_helper.from_array(np.ones((4, 8, 1, 1), np.float32), "v")
-    x, y = helper.make_tensor_value_info("x", 1, [1, 4, 8, 8]), helper.make_tensor_value_info("y", 1, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], [weights, second])
-    model = collect(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])).model
-    assert [dict(n.attributes) for n in model.nodes] == [
-        {"Weights shape": "8x2x3x5", "Kernel": "3x5", "Stride": "2x1", "Groups": "2", "Padding": "1, 2, 1, 2"},
-        {"alpha": "0.5"}, {"Weights shape": "4x8x1x1", "Kernel": "1x1", "Stride": "1x1", "Groups": "1"},
-    ]
-    assert {e.tensor: e.shape for e in model.onnx.edges} == {
-        "x": "1x4x8x8", "b": "1x8x4x8", "y": "1x4x4x8"}
 
 
 def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:

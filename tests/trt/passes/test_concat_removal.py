@@ -8,7 +8,7 @@ STRIDING = "Generating copy because input does not support striding"
 STOMPING = "Generating copy because of stomping hazard"
 
 
-def test_resize_and_another_layer(g: Graph) -> None:
+def test_resizes_and_places(g: Graph) -> None:
     """/neck/Concat: the Resize's output is copied, the other input retargeted; names as of the quantized network."""
     left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
     right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
@@ -19,10 +19,8 @@ def test_resize_and_another_layer(g: Graph) -> None:
         (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
         ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
     ]
-
-
-def test_tensor_that_already_has_a_place(g: Graph) -> None:
-    """One tensor in two concatenations, and the network's input, are copied (assumed)."""
+    g = Graph()
+    # One tensor in two concatenations, and the network's input, are copied (assumed)
     x = g.input(1, 8, 4, 4)
     part = g.op("Sigmoid", x, "s")
     outputs = [g.op("Tanh", g.concat([part, x], n), f"t{n}") for n in ("A", "B")]

@@ -23,7 +23,7 @@ def test_own_constants(constant_nodes: bool) -> None:
     ]
 
 
-def test_shared_constants_go_with_the_second_reader(g: Graph) -> None:
+def test_constants_that_are_shared_or_computed(g: Graph) -> None:
     """yolo-resnet18-orin-trt8502: nothing is removed behind a Q, both constants behind its DQ."""
     x = g.input(1, 3, 4, 4)
     parameters = [g.const("scale", np.float32(0.1)), g.const("zero", np.int8(0))]
@@ -35,6 +35,15 @@ def test_shared_constants_go_with_the_second_reader(g: Graph) -> None:
         ("Removing", "scale"),
         ("Removing", "zero"),
     ]
+    g = Graph()
+    x = g.input(1, 3, 4, 4)
+    scale = g.op("Abs", g.input(name="s"), "abs")
+    quantized = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "Q")
+    out = g.dq(quantized, "DQ")
+    found = step(g.model(out), ConstQDQInitializersFusion)
+    assert found.reasons == [("Q", "scale-computed")]
+    assert ("Removing", "z") in found.rows
+    assert [t.source for t in found.layer("Q").inputs] == ["x", "abs:0"]
 
 
 @pytest.mark.parametrize("scale", [0.1, [0.1]], ids=["[]", "[1]"])
@@ -45,14 +54,3 @@ def test_missing_zero_point(g: Graph, scale: object) -> None:
     found = step(g.model(out), ConstQDQInitializersFusion)
     assert found.rows == [("Running", "Q"), ("Removing", "s"), ("Running", "DQ"), ("Removing", "t")]
     assert len(found.layer("Q").inputs) == 1
-
-
-def test_computed_scale_is_refused(g: Graph) -> None:
-    x = g.input(1, 3, 4, 4)
-    scale = g.op("Abs", g.input(name="s"), "abs")
-    quantized = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "Q")
-    out = g.dq(quantized, "DQ")
-    found = step(g.model(out), ConstQDQInitializersFusion)
-    assert found.reasons == [("Q", "scale-computed")]
-    assert ("Removing", "z") in found.rows
-    assert [t.source for t in found.layer("Q").inputs] == ["x", "abs:0"]

@@ -6,7 +6,7 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
 
-def test_equal_scales(g: Graph) -> None:
+def test_equal_scales_and_what_stays(g: Graph) -> None:
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     found = step(g.model(g.conv(x, "c")), DqQFusion)
     assert found.rows == [("Running", "a.DQ")]
@@ -15,9 +15,7 @@ def test_equal_scales(g: Graph) -> None:
     assert reader.data.name == "c.in.Q:0"  # as Concat_779_1400_clone_0 of bevfusion-camera-orin-trt8502
     assert not found.has("a.DQ") and not found.has("c.in.Q")
     assert evidence_of(reader) == Evidence.SEEN
-
-
-def test_what_stays(g: Graph) -> None:
+    g = Graph()
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     found = step(g.model(g.conv(x, "c"), g.op("Neg", x, "n")), DqQFusion)
     assert found.rows == [("Running", "a.DQ")]

@@ -47,6 +47,14 @@ def test_sums_products_and_squares(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8), "e")
     assert step(g.model(g.op("Neg", x, "n"), g.op("Softmax", x, "s")), PointWiseFusion).rows == []
     assert step(g.model(g.nodes[1].output[0], x), PointWiseFusion).rows == []
+    g = Graph()
+    x = g.input(1, 8, 8, 8)
+    total = g.add(g.bn(g.conv(x, "c"), "bn"), x, "add")
+    assert step(g.model(g.op("Exp", total, "e")), PointWiseFusion).rows == []
+    g = Graph()
+    a = g.pair(g.op("Softmax", g.input(1, 8), "s1"), "p")
+    b = g.pair(g.op("Softmax", g.input(1, 8, name="y"), "s2"), "q")
+    assert step(g.model(g.op("Exp", g.add(a, b, "add"), "e")), PointWiseFusion).rows == []
 
 
 def test_nesting(g: Graph) -> None:
@@ -60,16 +68,6 @@ def test_nesting(g: Graph) -> None:
         ("Fusing", "PWN(a, b)", "c"),
     ]
     assert found.has("PWN(PWN(a, b), c)")
-
-
-def test_residual_sum_is_left_for_the_convolution(g: Graph) -> None:
-    x = g.input(1, 8, 8, 8)
-    total = g.add(g.bn(g.conv(x, "c"), "bn"), x, "add")
-    assert step(g.model(g.op("Exp", total, "e")), PointWiseFusion).rows == []
-    g = Graph()
-    a = g.pair(g.op("Softmax", g.input(1, 8), "s1"), "p")
-    b = g.pair(g.op("Softmax", g.input(1, 8, name="y"), "s2"), "q")
-    assert step(g.model(g.op("Exp", g.add(a, b, "add"), "e")), PointWiseFusion).rows == []
 
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10"])
@@ -143,7 +141,7 @@ def test_a_constant_of_unknown_size_is_no_number(g: Graph) -> None:
         assert network.alive(constant) is not known
 
 
-def test_a_number_that_others_read_stays_for_them(g: Graph) -> None:
+def test_numbers_and_members_of_chains(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     two = g.const("two", [[2.0]])
     shaped = g.op("Reshape", [two, g.const("to", np.array([1, 1]))], "shape")
@@ -158,10 +156,8 @@ def test_a_number_that_others_read_stays_for_them(g: Graph) -> None:
     found = step(g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion)
     left = found.network.of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
     assert any(layer.out.is_output for layer in left), "a network output is read as well"
-
-
-def test_a_chain_ends_at_the_number_of_its_members(g: Graph) -> None:
-    """MAX_JOINED layers become one and no more; the rest begins a chain of its own."""
+    g = Graph()
+    # MAX_JOINED layers become one and no more; the rest begins a chain of its own
     x = g.op("Softmax", g.input(1, 8), "s")
     for i in range(MAX_JOINED + 2):
         x = g.op("Neg", x, f"n{i}")
