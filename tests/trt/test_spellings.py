@@ -13,6 +13,7 @@ from qdqtool.commands.demo_run import yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.prediction import predict
 from qdqtool.types import Evidence, Precision, Prediction
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.rtx.test_patterns import FOLDER, patterns  # noqa: F401
 
