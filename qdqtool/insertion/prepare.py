@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import math
 import string
 from collections import Counter
 from typing import Any
@@ -23,15 +22,14 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from calibration.session import open_session
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.insertion.structure import is_convolution
+from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node, without_large_weights
-from qdqtool.model.operators import LayerKind, of, output_axis, rearranges
-from qdqtool.model.qdq import is_qdq, precision_of
-from qdqtool.model.sizes import RANDOM, contraction
+from qdqtool.model.operators import LayerKind, of, output_axis
+from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 
@@ -179,8 +177,6 @@ def _constants(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
 
 
 MIN_OPSET = 13
-_MAX_COMPUTED = 1 << 28  # elements on the way to a weight, so that a small file cannot ask for any amount of memory
-_MAX_NODES = 1000  # on the way to one weight
 _Array = npt.NDArray[Any]
 
 
@@ -376,44 +372,19 @@ def fold_constant_weights(model: Model) -> int:
         if known.weights is None and node.output in fixed:  # of a node that goes itself
             continue
         places += [(node, p) for p in positions if node.input(p) in fixed and not model.is_constant(node.input(p))]
-    wanted = [t for t in dict.fromkeys(node.input(p) for node, p in places) if _is_computable(model, t)]
-    if not wanted:
-        return 0
-    try:
-        values = dict(zip(wanted, open_session(model, wanted, 1).run(wanted, {}), strict=True))
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"{model.path or 'model'}: weights cannot be computed from constants "
-                         f"({reason_of(error.__cause__ or error, 200)}); export it again") from error
+    constants = Constants(model)
+    values = {t: constants.value(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
     editor = Editor(model)
     count = 0
     for node, position in places:
         name = node.input(position)
-        if name in values:
-            editor.set_input(node, position, editor.constant(f"{name}_folded", values[name]))
+        value = values[name]
+        if value is not None and value.dtype.kind == "f":
+            editor.set_input(node, position, editor.constant(f"{name}_folded", value))
             count += 1
-    editor.finish()
+    if count:
+        editor.finish()
     return count
-
-
-def _is_computable(model: Model, tensor: str) -> bool:
-    """Whether operators that onnxruntime has compute a tensor, always the same, of a size known before."""
-    found: dict[int, Node] = {}
-    stack = [tensor]
-    elements = 0
-    while stack:
-        node = model.producer(stack.pop())
-        if node is None or node.index in found:
-            continue
-        found[node.index] = node
-        shapes = [] if rearranges(node) else [model.shape(t) for t in node.outputs if t]  # no more than it reads
-        sizes = [math.prod(d for d in s if d is not None) for s in shapes if s is not None and None not in s]
-        elements += sum(sizes)
-        if len(sizes) < len(shapes) or elements > _MAX_COMPUTED or len(found) > _MAX_NODES or node.captured:
-            return False
-        if node.domain not in DOMAINS or node.op in RANDOM or is_qdq(node):
-            return False
-        stack.extend(node.inputs)
-    return precision_of(model.elem_type(tensor)).is_float
 
 
 def copy_shared_weights(model: Model) -> int:
