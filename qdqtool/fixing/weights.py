@@ -102,20 +102,11 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
 
         def apply(editor: Editor, found: list[tuple[Node, Weights]] = found, value: _Array = value) -> None:
             for conv, weights in found[1:]:
-                _copy(editor, conv, weights, value)
+                editor.copy_weights(conv, weights, value)
 
         readers = messages.names(c.name for c, _ in found)
         sites.append(Site(source, f"'{source}': weights copied for each of {readers}", apply))
     return sites
-
-
-def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
-    tensor = editor.constant(f"{weights.source}_copy", value)
-    for node in (weights.q, weights.dq):
-        if node is not None:
-            inputs = [tensor, *node.inputs[1:]]
-            tensor = editor.insert(conv, node.op, f"{node.name}_copy", inputs, dict(node.attributes))
-    editor.set_input(conv, 1, tensor)
 
 
 def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:

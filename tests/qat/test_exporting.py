@@ -160,6 +160,18 @@ def test_other_networks_compute_the_same(net: type[nn.Module], tmp_path: Path) -
     assert done.summary["float"] == 0
 
 
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+def test_layers_that_run_twice_have_weights_of_their_own(target: str, tmp_path: Path) -> None:
+    """A DQ of shared weights reaches no product; convolutions that share theirs are named W-SHARED."""
+    model = nets.Again()
+    qat.prepare(model, X, target=target, report=None)
+    qat.calibrate(model, [X])
+    found = qat.export(model, tmp_path / "q.onnx", X).prediction
+    outcomes = [str(c.precision) for c in found.convolutions if c.weights != "computed"]
+    assert outcomes == ["INT8"] * len(outcomes) and len(outcomes) >= 7  # 1, 2 attentions of 2 or more, 2
+    assert not {"W-SHARED", "W-NO-DQ"} & {f.code for f in found.findings}
+
+
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict[str, torch.Tensor], Path]:
     """A network in training, its state before the export, and its file for any batch."""
