@@ -108,7 +108,6 @@ def test_counts_of_scales_and_integers(g):
     assert "SCALE-RANK" in codes_of(_raw(g, out), "trt10")
     found = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
     assert (found.scales, found.zero_points) == (16, 1)
-    g = Graph()
     g = Graph(opset=21)
     out = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
     assert cause(finding(_raw(g, out), "QTYPE")).kind == "int16"
