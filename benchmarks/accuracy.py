@@ -27,7 +27,6 @@ How it is measured:
 """
 
 import argparse
-import hashlib
 import re
 import subprocess
 import sys
@@ -37,13 +36,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
+from common import Images
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from common import Images, detect, evenly, input_name, load_samples, paired, pooled, publish, read_splits, table
-
-from qdqtool.tuning.metrics import Matches, match, precision
+import qdqtool
+from qdqtool.tuning.metrics import Matches, precision
 
 EXCLUDED = (r".*\.2/Conv$", r".*/dfl/.*")  # Ultralytics' exclusions for ModelOpt, on its own names
 FILES = ("model", "calibration", "evaluation")
@@ -85,15 +83,9 @@ class Result:
     high: float | None = None
     seconds: float = 0.0
 
-    def __str__(self) -> str:
-        text = f"{self.method:<24} pooled {self.pooled:.3f}  classes {self.classes:.3f}  INT8 {self.int8 or '':>2}"
-        if self.difference is not None:
-            text += f"  first is better by {self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
-        return text
-
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser_of(__doc__)
     parser.add_argument("splits", type=Path, help="the TOML file, see above")
     parser.add_argument("--methods", default="focus,mse,max",
                         help="of `insert`; first the one that the others are compared with (default: %(default)s)")
@@ -106,43 +98,40 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("accuracy-work"),
                         help="where detections and statistics are kept (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--page", type=Path, help="write the table between its marks")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     splits = [Split(*(e[f] for f in ("name", *FILES)), judge=e.get("judge", True), limit=e.get("limit"))
-              for e in read_splits(options.splits, FILES) if re.search(options.only, e["name"])]  # fmt: skip
+              for e in common.read_splits(options.splits, FILES, options.only)]  # fmt: skip
     methods = options.methods.split(",")
     methods += [f"ModelOpt {m}" for m in options.modelopt_methods.split(",")] if options.modelopt else []
     methods += ["onnxruntime MinMax", "onnxruntime Percentile"] if options.onnxruntime else []
     results = [r for split in splits for r in measure(split, methods, options)]
     for judge in (True, False):
         results += across([s for s in splits if s.judge is judge], judge)
-    publish("accuracy", page(splits, results), options.page, options.json, results)
+    common.publish("accuracy", page(splits, results), options.page, options.json, results)
     return 0
 
 
 def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -> list[Result]:
     """All methods on one split."""
-    images = load_samples(split.model, split.evaluation)
-    samples = evenly(images, options.limit or split.limit or len(images))
-    calibration = load_samples(split.model, split.calibration)
-    split.made_from = digest(split.model, calibration)
-    floats = detect(split.model.read_bytes(), samples, options.work, options.threads)
-    references = [d.above(0.25) for d in floats]
+    images = common.load_samples(split.model, split.evaluation)
+    samples = common.evenly(images, options.limit or split.limit or len(images))
+    calibration = common.load_samples(split.model, split.calibration)
+    split.made_from = common.digest(split.model.read_bytes(), calibration)
     split.images = len(calibration), len(samples)
-    print(f"\n{split.name}: {len(calibration)} calibration and {len(samples)} evaluation images, "
-          f"{sum(len(r.scores) for r in references)} boxes{'' if split.judge else '; settings were chosen on it'}")
+    print(f"\n{split.name}: {len(calibration)} images calibrate{'' if split.judge else '; settings were chosen on it'}")
+    judge = common.judge_of(split.model, samples, options.work, options.threads)
     results = []
     for method in methods:
         begin = time.perf_counter()
         try:
-            model, int8 = quantized(split, method, calibration, options)
+            model = quantized(split, method, calibration, options)
         except (OSError, RuntimeError, subprocess.CalledProcessError, ImportError) as error:
-            print(f"{method:<24} failed: {' '.join(str(error).split())[:90]}")
+            print(f"{method} failed: {' '.join(str(error).split())[:90]}")
             continue
         seconds = round(time.perf_counter() - begin, 1)
-        found = detect(model, samples, options.work, options.threads)
-        split.matches[method] = [match(r, f) for r, f in zip(references, found, strict=True)]
+        split.matches[method] = judge(model)
+        int8 = qdqtool.predict(model).summary()["int8"]
         results.append(result([split], split.name, method, methods[0], int8, seconds))
     return results
 
@@ -151,10 +140,10 @@ def result(splits: Sequence[Split], name: str, method: str, first: str, int8: in
     """A method's mean over splits."""
     mine = [s.matches[method] for s in splits]
     by_class = float(np.mean([precision(m, False).mean() for m in mine]))
-    made = Result(name, method, int8, float(np.mean([pooled(m) for m in mine])), by_class, seconds=seconds)
+    made = Result(name, method, int8, float(np.mean([common.pooled(m) for m in mine])), by_class, seconds=seconds)
     if method != first:
         pairs = [(s.matches[first], s.matches[method]) for s in splits]
-        made.difference, made.low, made.high = paired(pairs, pooled)
+        made.difference, made.low, made.high = common.paired(pairs, common.pooled)
     print(made, flush=True)
     return made
 
@@ -168,51 +157,38 @@ def across(splits: Sequence[Split], judge: bool) -> list[Result]:
     return [result(splits, name, method, methods[0]) for method in methods]
 
 
-def quantized(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> tuple[bytes, int]:
-    """The Q/DQ model of a method, and how many convolutions have Q/DQ on weights and input."""
+def quantized(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
+    """The Q/DQ model of a method."""
     tool, _, how = method.partition(" ")
     if not how:
-        model = ours(split, method, calibration, options)
-        return model, count_int8(model)
+        return ours(split, method, calibration, options)
     path = options.work / f"{key(split, method)}.onnx"
     if not path.exists():
         if tool == "ModelOpt":
             modelopt(split, how, calibration, options, path)
         else:
             onnxruntime_static(split, how, calibration, path)
-    model = path.read_bytes()
-    return model, count_int8(model)
-
-
-def digest(model: Path, calibration: Images) -> str:
-    """What models are made from: a folder may get more images, a file another model."""
-    data = hashlib.sha256(model.read_bytes())
-    for sample in calibration:
-        data.update(np.ascontiguousarray(sample).data)
-    return data.hexdigest()
+    return path.read_bytes()
 
 
 def key(split: Split, method: str = "") -> str:
     """Names what is kept of a split."""
-    return hashlib.sha256(repr((split.made_from, method)).encode()).hexdigest()[:16]
+    return common.digest(repr((split.made_from, method)).encode(), ())[:16]
 
 
 def ours(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
     """``method[+option=value...]``, for example ``focus+residual=none``."""
-    import qdqtool
-
     name, *rest = method.split("+")
     extra: dict[str, Any] = {k: v not in ("False", "no") if v in ("True", "False") else v
                              for k, v in (o.split("=") for o in rest)}  # fmt: skip
-    inputs = input_name(split.model)
+    inputs = common.input_name(split.model)
     made = qdqtool.insert(
         split.model, [{inputs: calibration[i : i + 1]} for i in range(len(calibration))], method=name, predict=False,
         losses=2, max_images=10_000, calib_cache=options.work / f"{key(split)}.npz", **extra,
     )  # fmt: skip
     if made.losses is not None:
         print(f"{split.name}, {method}: output error {made.losses.error:.3f}, as insert states it", file=sys.stderr)
-    data: bytes = made.model.SerializeToString()
-    return data
+    return bytes(made.model.SerializeToString())
 
 
 def modelopt(split: Split, method: str, calibration: Images, options: argparse.Namespace, output: Path) -> None:
@@ -220,7 +196,8 @@ def modelopt(split: Split, method: str, calibration: Images, options: argparse.N
     if not data.exists():
         np.save(data, calibration)
     part = output.with_suffix(".part.onnx")
-    command = [options.modelopt, "-c", MODELOPT, split.model, data, input_name(split.model), method, part, *EXCLUDED]
+    inputs = common.input_name(split.model)
+    command = [options.modelopt, "-c", MODELOPT, split.model, data, inputs, method, part, *EXCLUDED]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     part.rename(output)
 
@@ -234,7 +211,7 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
     prepared = output.with_suffix(".prepared.onnx")
     quant_pre_process(str(split.model), str(prepared), skip_symbolic_shape=True)
     names = [n.name for n in onnx.load(prepared).graph.node]
-    inputs = input_name(split.model)
+    inputs = common.input_name(split.model)
     rows = ({inputs: np.ascontiguousarray(calibration[i : i + 1])} for i in range(len(calibration)))
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -251,15 +228,6 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
     prepared.unlink()
 
 
-def count_int8(model: bytes) -> int:
-    """Convolutions that read data and weights through DequantizeLinear."""
-    import onnx
-
-    graph = onnx.load_model_from_string(model).graph
-    dequantized = {o for n in graph.node if n.op_type == "DequantizeLinear" for o in n.output}
-    return sum(n.op_type == "Conv" and n.input[0] in dequantized and n.input[1] in dequantized for n in graph.node)
-
-
 def page(splits: Sequence[Split], results: Sequence[Result]) -> str:
     """A line for each split, a column for each method."""
     methods = list(dict.fromkeys(r.method for r in results))
@@ -274,7 +242,7 @@ def page(splits: Sequence[Split], results: Sequence[Result]) -> str:
         low, high = -(found.high or 0), -(found.low or 0)
         return f"{found.pooled:.3f} ({-found.difference:+.3f}, {low:+.3f} to {high:+.3f})"
 
-    return table(["images: calibration, evaluation", *methods],
+    return common.table(["images: calibration, evaluation", *methods],
                  [[name + labels.get(name, ""), *(cell(by.get((name, m))) for m in methods)]
                   for name in dict.fromkeys(r.split for r in results)])  # fmt: skip
 

@@ -1,40 +1,42 @@
 """A small vision transformer and a small detector with queries, in float and in INT8: docs/attention.md.
 
-    python benchmarks/attention.py [--docs docs/attention.md] [--table vit|detector|outliers|random]
+    python benchmarks/attention.py [--page docs/attention.md] [--table vit|detector|outliers|random|onesided]
 
 Both learn from generated pictures, which takes a quarter of a minute each. Some channels of their tokens begin far
 from zero and some gains of their normalizations are large, as in published transformers; training goes on from there.
 The last 64 of 4,096 training pictures calibrate, pictures of another seed judge. ``outliers`` trains the first with
 several shares of such channels and seeds; ``random`` leaves its weights as they were drawn, and these channels are 1 to
-10 times as large as there, each by a factor of its own (one over a uniform number).
+10 times as large as there, each by a factor of its own (one over a uniform number); ``onesided`` is the same with
+outliers of one sign alone.
 """
 
-import argparse
 import copy
 import io
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import torch
-from common import publish, table
-from onnx import helper, numpy_helper
+from common import corners, parser_of, publish, table
 from torch import Tensor, nn
 from torch.nn import functional
 
 import qdqtool
 from calibration import collect
+from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_session
+from qdqtool.tuning.metrics import iou
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512
 OUTLIERS, OFFSET, GAIN = 3, 8.0, 20.0  # channels, where their tokens begin, and the gain of normalizations there
 QUERIES = {"vit": 0, "detector": 4}
+TABLES = (*QUERIES, "outliers", "random", "onesided")
 COUNTS, SEEDS = (0, 1, 3, 7, 14), 3  # outlier channels of 48; networks of each, without training three times as many
+SIGNS, ONE_SIGN = (1.0, -1.0, 1.5), (1.0, 1.0, 1.5)  # of the offsets, over and over
 VARIANTS = ("Linears INT8", "the same, --smooth", "residual sums INT8 too", "attention INT8 too")
 Images = npt.NDArray[np.float32]
 Made = tuple[onnx.ModelProto, set[str]]
@@ -77,7 +79,9 @@ class Block(nn.Module):  # type: ignore[misc]
 class Network(nn.Module):  # type: ignore[misc]
     """The direction of the stripes by the mean of the tokens, and with ``queries`` also a box by a decoder."""
 
-    def __init__(self, queries: int, outliers: int = OUTLIERS, heavy: bool = False) -> None:
+    def __init__(
+        self, queries: int, outliers: int = OUTLIERS, heavy: bool = False, signs: Sequence[float] = SIGNS
+    ) -> None:
         super().__init__()
         tokens = (SIDE // PATCH) ** 2
         self.embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
@@ -91,7 +95,7 @@ class Network(nn.Module):  # type: ignore[misc]
         outlying = (torch.arange(outliers) * 13 + 5) % WIDTH
         times = 1 / (torch.rand(outliers) * 0.9 + 0.1) if heavy else torch.ones(outliers)
         with torch.no_grad():
-            self.places[..., outlying] += OFFSET * times * torch.tensor([1.0, -1.0, 1.5]).repeat(WIDTH)[:outliers]
+            self.places[..., outlying] += OFFSET * times * torch.tensor(signs).repeat(WIDTH)[:outliers]
             for norm in (m for m in self.modules() if isinstance(m, nn.LayerNorm)):
                 norm.weight[outlying] = GAIN * times
             readers = [m for b in self.modules() if isinstance(b, Block) for m in (b.q, b.kv, b.up)]
@@ -143,22 +147,15 @@ def with_stream(model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[
     loaded = Model(floats)
     sums = [n for n in loaded.ordered if n.op == "Add" and not any(loaded.is_constant(t) for t in n.inputs)]
     seen = collect(loaded, data, list(dict.fromkeys(t for n in sums for t in n.inputs)))
-    made, names = copy.deepcopy(model), {n.name for n in sums}
-    nodes = list(made.graph.node)
-    del made.graph.node[:]
-    for node in nodes:
-        for i, tensor in enumerate(node.input) if node.name in names else ():
+    editor, names = Editor(Model(copy.deepcopy(model))), {n.name for n in sums}
+    for node in editor.model.nodes:
+        for i, tensor in enumerate(node.inputs) if node.name in names else ():
             base = f"{node.name}/stream{i}"
-            made.graph.initializer.extend([
-                numpy_helper.from_array(np.asarray(seen[tensor].absmax / 127, np.float32), f"{base}/scale"),
-                numpy_helper.from_array(np.asarray(0, np.int8), f"{base}/zero")])
-            more = [f"{base}/scale", f"{base}/zero"]
-            made.graph.node.append(helper.make_node("QuantizeLinear", [tensor, *more], [f"{base}/q"], name=f"{base}/Q"))
-            made.graph.node.append(helper.make_node("DequantizeLinear", [f"{base}/q", *more], [f"{base}/dq"],
-                                                    name=f"{base}/DQ"))
-            node.input[i] = f"{base}/dq"
-        made.graph.node.append(node)
-    return made
+            more = [editor.constant(f"{base}/scale", np.asarray(seen[tensor].absmax / 127, np.float32)),
+                    editor.constant(f"{base}/zero", np.asarray(0, np.int8))]
+            q = editor.insert(node, "QuantizeLinear", f"{base}/Q", [tensor, *more])
+            editor.set_input(node, i, editor.insert(node, "DequantizeLinear", f"{base}/DQ", [q, *more]))
+    return editor.finish().proto
 
 
 def outputs(model: onnx.ModelProto, images: Images) -> list[list[Images]]:
@@ -175,9 +172,7 @@ def judged(model: onnx.ModelProto) -> tuple[float, float]:
     if len(found[0]) == 1:
         return right, float("nan")
     given = np.concatenate([f[1] for f in found])
-    ends = [(b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2) for b in (given, boxes)]
-    both = np.clip(np.minimum(ends[0][1], ends[1][1]) - np.maximum(ends[0][0], ends[1][0]), 0, None).prod(1)
-    return right, float(np.mean(both / (given[:, 2:].prod(1) + boxes[:, 2:].prod(1) - both)))
+    return right, float(np.diag(iou(corners(given), corners(boxes))).mean())
 
 
 def calibrating() -> list[dict[str, Images]]:
@@ -194,7 +189,7 @@ def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Call
     return inserted
 
 
-def by_outliers(steps: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def by_outliers(steps: int, signs: Sequence[float] = SIGNS) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of what INT8 costs by the share of outlier channels, the mean of all seeds (least and most).
 
     With 0 steps of training the error of the results, root mean square over their standard deviation; else the share of
@@ -206,7 +201,7 @@ def by_outliers(steps: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         warned = 0
         for seed in range(SEEDS if steps else 3 * SEEDS):
             torch.manual_seed(seed)
-            network = trained(0, steps, seed, count) if steps else Network(0, count, heavy=True).eval()
+            network = trained(0, steps, seed, count) if steps else Network(0, count, True, signs).eval()
             floats, data = exported(network), calibrating()
             inserted = inserter(floats, data)
             plain, said = inserted()
@@ -246,19 +241,19 @@ def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=Path, help="write the table into this page")
-    parser.add_argument("--table", choices=(*QUERIES, "outliers", "random"), action="append", help="only this one")
+    parser = parser_of(__doc__)
+    parser.add_argument("--table", choices=TABLES, action="append", help="only this one")
     parser.add_argument("--steps", type=int, default=350, help="of training, for each network")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for name in given.table or (*QUERIES, "outliers", "random"):
+    for name in given.table or TABLES:
         head: tuple[str, ...] = ("what is INT8", "direction right", "overlap of boxes", "warned of")
         if name in QUERIES:
             found = rows(QUERIES[name], given.steps)
         else:
-            head, found = by_outliers(given.steps if name == "outliers" else 0)
-        publish(name, table(head, found), given.docs)
+            signs = ONE_SIGN if name == "onesided" else SIGNS
+            head, found = by_outliers(given.steps if name == "outliers" else 0, signs)
+        publish(name, table(head, found), given.page)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the scripts share: tables in pages, rows in files, splits of images, detectors, and paired differences."""
 
+import argparse
 import hashlib
 import json
 import re
@@ -13,10 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.tuning.metrics import Detections, Matches, decode, precision
+from qdqtool.tuning.metrics import Detections, Matches, decode, match, precision
 
 RESAMPLES = 500
 Images = npt.NDArray[np.float32]
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser that prints a script's docstring as it stands, with the option that all tables have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, help="write the tables between their marks in this page")
+    return parser
 
 
 def publish(name: str, text: str, page: Path | None = None, file: Path | None = None, rows: Sequence[Any] = ()) -> None:
@@ -61,8 +69,11 @@ def failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
 
 
-def read_splits(path: Path, files: Sequence[str]) -> list[dict[str, Any]]:
-    """The ``[[split]]`` of a TOML file; ``files`` are the keys that name files, relative to it. Exits with one line."""
+def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[str, Any]]:
+    """The ``[[split]]`` of a TOML file whose name has a match of ``only``; exits with one line where one lacks a file.
+
+    ``files`` are the keys that name files, relative to the TOML file.
+    """
     try:
         entries: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["split"]
     except OSError as error:
@@ -77,7 +88,7 @@ def read_splits(path: Path, files: Sequence[str]) -> list[dict[str, Any]]:
             entry[file] = path.parent / entry[file]
             if not entry[file].exists():
                 sys.exit(f"{path}: {file} of split '{entry['name']}', {entry[file]}, does not exist")
-    return entries
+    return [entry for entry in entries if re.search(only, entry["name"])]
 
 
 def load_samples(model: str | Path, data: str | Path) -> Images:
@@ -116,12 +127,17 @@ def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -
     return [decode(session.run(None, {name: np.ascontiguousarray(x)})[0]) for x in samples]
 
 
+def digest(model: bytes, images: Iterable[Images]) -> str:
+    """Of a model and the arrays it is run on: a folder may get more images, a file another model."""
+    data = hashlib.sha256(model)
+    for image in images:
+        data.update(np.ascontiguousarray(image).data)
+    return data.hexdigest()
+
+
 def detect(model: bytes, samples: Sequence[Images], work: Path, threads: int = 0) -> list[Detections]:
     """Detections of a model, from the folder where they were kept if it has them."""
-    digest = hashlib.sha256(model)
-    for sample in samples:
-        digest.update(sample.tobytes())
-    path = work / f"{digest.hexdigest()[:24]}.detections.npz"
+    path = work / f"{digest(model, samples)[:24]}.detections.npz"
     if not path.exists():
         found = run_model(model, samples, threads)
         with open(path.with_suffix(".part"), "wb") as file:
@@ -132,6 +148,18 @@ def detect(model: bytes, samples: Sequence[Images], work: Path, threads: int = 0
         ends = np.cumsum(kept["counts"])[:-1]
         parts = zip(*(np.split(kept[n], ends) for n in ("boxes", "scores", "classes")), strict=True)
         return [Detections(*p) for p in parts]
+
+
+def judge_of(model: Path, samples: Sequence[Images], work: Path, threads: int) -> Callable[[bytes], list[Matches]]:
+    """Compares what other models detect on each image with what this one does with a score of at least 0.25."""
+    references = [d.above(0.25) for d in detect(model.read_bytes(), samples, work, threads)]
+    print(f"{len(samples)} images to judge on, {sum(len(r.scores) for r in references)} boxes", flush=True)
+    return lambda other: list(map(match, references, detect(other, samples, work, threads)))
+
+
+def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Low and high corners [..., 4] of boxes that are given as centre and size [..., 4]."""
+    return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
 
 
 def pooled(matches: Sequence[Matches]) -> float:

@@ -14,14 +14,15 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from timing_data import HERE, OVERHEAD, Data, joined, layers, totals
+from timing_data import HERE, OVERHEAD, Data, layers, totals, with_overhead
 
 from qdqtool.timing import physics, work
 
@@ -48,17 +49,14 @@ class Model:
     """The physical model over a set of measurements, as a function of the logarithms of its constants."""
 
     def __init__(self, data: Data) -> None:
-        self.data = data
-        self.features = physics.features(data.works, data.gpus, data.cold)
-        self.starts = np.cumsum([0, *data.segments[:-1]])
-        self.measured = np.asarray(data.measured)
-        self.overhead = np.asarray(data.overhead)
-        self.weights = np.sqrt(np.asarray(data.weights))
-        called = [label.startswith("python ") for label in data.labels]
-        kernels = np.add.reduceat([float(w.kind != work.NOTHING) * w.steps for w in data.works], self.starts)
-        self.launches = np.where(called, kernels, 0.0)
-        enqueued = [label.startswith(("trtexec ", "blind ")) for label in data.labels]
-        self.enqueued = np.where(enqueued, kernels, 0.0)
+        works = [(w, m.gpu, m.cold) for m in data for w in m.works]
+        self.features = physics.features(*zip(*works, strict=True))
+        self.starts = np.cumsum([0, *(len(m.works) for m in data[:-1])])
+        self.measured = np.asarray([m.seconds for m in data])
+        self.overhead = np.asarray([m.overhead for m in data])
+        kernels = np.add.reduceat([float(w.kind != work.NOTHING) * w.steps for w, *_ in works], self.starts)
+        self.launches = kernels * [m.label.startswith("python ") for m in data]
+        self.enqueued = kernels * [m.label.startswith(("trtexec ", "blind ")) for m in data]
 
     def seconds(self, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
         kernels = physics.kernel_seconds(self.features, constants, factors)
@@ -83,12 +81,15 @@ def unpack(x: Array, architectures: Sequence[str]) -> tuple[dict[str, float], di
 def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float]]:
     """Constants and factors of architectures: damped, robust least squares."""
     model = Model(data)
-    architectures = sorted({g.cc for g in data.gpus})
+    architectures = sorted({m.gpu.cc for m in data})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
     prior = np.sqrt(np.asarray([FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START]
                                + [ARCHITECTURE_PRIOR] * len(architectures)))
-    halves, integers, weights = gain_places(data)
-    model.weights = np.concatenate([model.weights, np.sqrt(weights)])
+    # The gain of a pair counts beside both times; only under trtexec, as calls from Python hold more than the engine.
+    pairs = [(p.half, p.integer) for p in pairs_of(data)
+             if p.what.startswith(("trtexec", "engine")) and data[p.half].weight > 0 and data[p.integer].weight > 0]
+    halves, integers = np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
+    weights = np.sqrt([m.weight for m in data] + [GAIN_WEIGHT] * len(pairs))
 
     def residuals(x: Array) -> Array:
         errors = model.errors(*unpack(x, architectures))
@@ -98,11 +99,11 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     errors = residuals(x)
 
     def cost(e: Array, at: Array) -> float:
-        return float(np.sum(model.weights**2 * np.sqrt(e * e + 0.01)) + np.sum((prior * (at - start)) ** 2))
+        return float(np.sum(weights**2 * np.sqrt(e * e + 0.01)) + np.sum((prior * (at - start)) ** 2))
 
     best = cost(errors, x)
     for _ in range(rounds):
-        robust = model.weights / (errors * errors + 0.01) ** 0.25
+        robust = weights / (errors * errors + 0.01) ** 0.25
         jacobian = np.empty((len(errors), len(x)))
         for i in range(len(x)):
             moved = x.copy()
@@ -128,19 +129,6 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     return unpack(x, architectures)
 
 
-def gain_places(data: Data) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array]:
-    """Pairs whose gain the fit counts beside both times: places of FP16 and INT8, and weights.
-
-    Only times under trtexec: calls from Python hold more than the engine.
-    """
-    found = [
-        (p.half, p.integer) for p in pairs_of(data)
-        if p.what.startswith(("trtexec", "engine")) and data.weights[p.half] > 0 and data.weights[p.integer] > 0
-    ]  # fmt: skip
-    halves, integers = np.asarray(found, dtype=np.int64).reshape(-1, 2).T
-    return halves, integers, np.full(len(found), GAIN_WEIGHT)
-
-
 # Report -----------------------------------------------------------------------------------------------------------
 
 
@@ -150,44 +138,30 @@ def summary(errors: Array) -> str:
             f"middle x{np.exp(np.median(errors)):.2f}")
 
 
-def groups(data: Data) -> dict[tuple[str, str], list[int]]:
-    """Indices of measurements by GPU and engine (layers), or GPU and kind of measurement (totals)."""
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for i, (gpu, label) in enumerate(zip(data.firsts, data.labels, strict=True)):
-        words = label.split()
-        many = words[0] == "python" and "yolo" not in label
-        found[gpu.name, f"python {words[2]} {words[3]}" if many else " ".join(words[:3])].append(i)
-    return found
-
-
-def report(title: str, data: Data, constants: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-    errors = Model(data).errors(constants, factors)
-    print(f"\n{title}")
-    for (gpu, name), at in sorted(groups(data).items()):
-        print(f"  {gpu:22} {name[:44]:44} n={len(at):4}  {summary(errors[at])}")
-    return errors
-
-
 def gpu_names(data: Data) -> list[str]:
     """The GPU of each measurement; an A100 is one GPU, whatever its memory."""
-    return ["A100" if g.name.startswith("A100") else g.name for g in data.firsts]
+    return ["A100" if m.gpu.name.startswith("A100") else m.gpu.name for m in data]
 
 
-def left_out(data: Data, key: str) -> tuple[list[str], Array]:
-    """Errors of every measurement by a fit that has not seen its GPU (``name``) or its architecture (``cc``)."""
-    which = [g.cc for g in data.firsts] if key == "cc" else gpu_names(data)
-    errors = np.zeros(len(which))
-    fits: dict[tuple[bool, ...], tuple[dict[str, float], dict[str, float]]] = {}  # the same for all that are in none
+def fitter(data: Data) -> Callable[[Iterable[bool]], tuple[dict[str, float], dict[str, float]]]:
+    """Fits over measurements that are named, without those of weight 0; the same ones are fitted once."""
+
+    @cache
+    def fitted(used: tuple[bool, ...]) -> tuple[dict[str, float], dict[str, float]]:
+        return fit([m for m, is_used in zip(data, used, strict=True) if is_used])
+
+    return lambda named: fitted(tuple(n and m.weight > 0 for n, m in zip(named, data, strict=True)))
+
+
+def left_out(data: Data, which: Sequence[str]) -> Array:
+    """Errors of every measurement by a fit that has seen none of its kind, such as its GPU or its architecture."""
+    errors, fitted = np.zeros(len(which)), fitter(data)
     for one in sorted(set(which)):
-        outside = [w != one for w in which]
-        used = tuple(o and weight > 0 for o, weight in zip(outside, data.weights, strict=True))
-        if used not in fits:
-            fits[used] = fit(data.of(used))
-        fitted = fits[used]
-        inside = np.flatnonzero([not o for o in outside])
-        errors[inside] = Model(data.of([not o for o in outside])).errors(*fitted)
+        inside = [w == one for w in which]
+        left = [m for m, is_inside in zip(data, inside, strict=True) if is_inside]
+        errors[inside] = Model(left).errors(*fitted(not i for i in inside))
         print(f"  without {one:22} {summary(errors[inside])}", flush=True)
-    return which, errors
+    return errors
 
 
 def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
@@ -197,17 +171,18 @@ def spread(errors: Array, weights: Array, share: float = 0.8) -> float:
     return float(np.exp(np.abs(errors)[order][np.searchsorted(run, share * run[-1])]))
 
 
-def wide_enough(errors: Array, weights: Array, data: Data) -> float:
+def wide_enough(errors: Array, data: Data) -> float:
     """The factor within which 80 % of whole networks lie, by weight and by number.
 
     By number an engine that was measured several times (the same GPU, network, types and batch) counts once, with the
     error in the middle.
     """
+    weights = np.asarray([m.weight for m in data])
     used = weights > 0
     engines: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for gpu, label, error, use in zip(data.firsts, data.labels, errors, used, strict=True):
-        if use:
-            engines[gpu.name, label].append(abs(error))
+    for m, error in zip(data, errors, strict=True):
+        if m.weight > 0:
+            engines[m.gpu.name, m.label].append(abs(error))
     single = np.asarray([sorted(found)[len(found) // 2] for found in engines.values()])
     return max(spread(errors[used], weights[used]), spread(single, np.ones(len(single))))
 
@@ -218,52 +193,47 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="no leaving out")
     args = parser.parse_args()
     single, whole = layers(), totals()
-    everything = joined(single, whole)
-    count = len(single.labels)
-    constants, factors = fit(everything.of([w > 0 for w in everything.weights]))
+    count = len(single)
+    constants, factors = fit([m for m in (*single, *whole) if m.weight > 0])
     print("constants", {k: float(f"{v:.3g}") for k, v in constants.items()})
     print("factors  ", {k: float(f"{v:.3g}") for k, v in factors.items()})
-    report("Layers of profiles, in the fit", single, constants, factors)
-    seen = report("Whole networks, in the fit (those of weight 0 are judged only)", whole, constants, factors)
+    seen = Model(whole).errors(constants, factors)
+    print(f"layers of profiles, in the fit:  {summary(Model(single).errors(constants, factors))}")
+    print(f"whole networks, in the fit:      {summary(seen[[m.weight > 0 for m in whole]])}")
+    print(f"whole networks, judged only:     {summary(seen[[m.weight == 0 for m in whole]])}")
     if args.quick:
         return 0
-    engines = [i for i, label in enumerate(single.labels) if not label.startswith("convolutions-")]
-    blind = single.with_overhead(OVERHEAD)
+    engines = [i for i, m in enumerate(single) if not m.label.startswith("convolutions-")]
+    blind = with_overhead(single, OVERHEAD)
+    unseen = [*blind, *whole]
     print("\nOne GPU left out")
-    _, by_gpu = left_out(joined(blind, whole), "name")
+    by_gpu = left_out(unseen, gpu_names(unseen))
     print("\nOne architecture left out")
-    _, by_cc = left_out(joined(blind, whole), "cc")
-    weights = np.asarray(everything.weights)
-    layer_weights, total_weights = weights[:count], weights[count:]
+    by_cc = left_out(unseen, [m.gpu.cc for m in unseen])
     spreads = {
-        "layer": spread(by_gpu[:count][engines], layer_weights[engines]),
-        "total": wide_enough(by_gpu[count:], total_weights, whole),
-        "total_unknown": wide_enough(by_cc[count:], total_weights, whole),
+        "layer": spread(by_gpu[engines], np.asarray([single[i].weight for i in engines])),
+        "total": wide_enough(by_gpu[count:], whole),
+        "total_unknown": wide_enough(by_cc[count:], whole),
     }
     spreads["total_unknown"] = max(spreads["total_unknown"], spreads["total"])
     spreads["total_calibrated"] = min(spread(*calibrated(whole, by_gpu[count:])), spreads["total"])
     print("\nPairs of INT8 and FP16, network and GPU left out")
-    pairs = judge_pairs(joined(blind, whole), whole, count)
+    pairs = judge_pairs(unseen, whole, count)
     gains = gain_figures(pairs)
     print(f"  {len(pairs)} pairs: {gains}")
     spreads["gain"] = gains["spread"]
     in_fit = Model(blind).errors(constants, factors)
+    profiles: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, m in enumerate(single):
+        profiles[m.gpu.name, m.label].append(i)
     rows = [{"gpu": gpu, "engine": name, "layers": len(at), "left_out": median_off(by_gpu[at]),
-             "in_fit": median_off(in_fit[at])} for (gpu, name), at in sorted(groups(single).items())]  # fmt: skip
-    networks_rows = []
-    for i, (one, label) in enumerate(zip(whole.firsts, whole.labels, strict=True)):
-        ms = whole.measured[i] * 1e3
-        networks_rows.append({
-            "gpu": one.name, "what": label, "measured_ms": ms, "fitted": whole.weights[i] > 0,
-            "model_ms": float(ms * np.exp(seen[i])), "left_out_ms": float(ms * np.exp(by_gpu[count + i])),
-        })  # fmt: skip
+             "in_fit": median_off(in_fit[at])} for (gpu, name), at in sorted(profiles.items())]  # fmt: skip
+    networks = [
+        {"gpu": m.gpu.name, "what": m.label, "measured_ms": m.seconds * 1e3, "fitted": m.weight > 0,
+         "model_ms": float(m.seconds * 1e3 * np.exp(error)), "left_out_ms": float(m.seconds * 1e3 * np.exp(left))}
+        for m, error, left in zip(whole, seen, by_gpu[count:], strict=True)
+    ]  # fmt: skip
     print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})
-    for name, errors in (("GPU", by_gpu), ("architecture", by_cc)):
-        used = total_weights > 0
-        factor = spreads["total" if name == "GPU" else "total_unknown"]
-        inside = np.abs(errors[count:][used]) <= np.log(factor)
-        print(f"coverage of the range of whole networks, {name} left out: "
-              f"{np.average(inside, weights=total_weights[used]):.0%} by weight, {inside.mean():.0%} of {used.sum()}")
     if args.write:
         data = {
             "made_by": "benchmarks/fit_timing.py --write",
@@ -273,7 +243,7 @@ def main() -> int:
             "signs": {"right": gains["right"], "pairs": gains["pairs"]},
         }  # fmt: skip
         CONSTANTS.write_text(json.dumps(data, indent=1) + "\n")
-        judged = {"layers": rows, "networks": networks_rows, "pairs": pairs}
+        judged = {"layers": rows, "networks": networks, "pairs": pairs}
         (HERE / "judged.json").write_text(json.dumps(judged, indent=0) + "\n")
         print(f"wrote {CONSTANTS.name} and judged.json; docs: python benchmarks/timing_docs.py")
     return 0
@@ -282,13 +252,12 @@ def main() -> int:
 def calibrated(data: Data, errors: Array) -> tuple[Array, Array]:
     """What is left of the errors of one network on a GPU when another network on it corrects them; weights."""
     left, weights = [], []
-    firsts = data.firsts
-    for i, one in enumerate(firsts):
-        for j, other in enumerate(firsts):
-            differs = data.labels[i].split()[1] != data.labels[j].split()[1]
-            if one.name == other.name and differs and data.weights[i] and data.weights[j]:
+    for i, one in enumerate(data):
+        for j, other in enumerate(data):
+            differs = one.label.split()[1] != other.label.split()[1]
+            if one.gpu.name == other.gpu.name and differs and one.weight and other.weight:
                 left.append(errors[i] - errors[j])
-                weights.append(data.weights[i] * data.weights[j])
+                weights.append(one.weight * other.weight)
     return np.asarray(left), np.asarray(weights)
 
 
@@ -307,8 +276,7 @@ def pairs_of(data: Data) -> list[Pair]:
     """Every pair whose placement is known, in the order of the tables; nothing is left out by how well it fits."""
     plain: dict[tuple[str, ...], int] = {}
     found = []
-    every = enumerate(zip(data.firsts, data.labels, strict=True))
-    whole = [(i, gpu, label) for i, (gpu, label) in every if " " in label]
+    whole = [(i, m.gpu, m.label) for i, m in enumerate(data) if " " in m.label]
     for i, gpu, label in whole:
         how, network, variant, precision, batch = (*label.split(), "")[:5]
         if variant == "float" and precision == "FP16":
@@ -331,20 +299,17 @@ def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any
     """Each pair by a fit that has seen neither its network nor its GPU; ``first`` is where whole networks begin."""
     pairs = pairs_of(whole)
     gpus = gpu_names(everything)
-    networks = [base_of(label.split()[1]) if " " in label else label for label in everything.labels]
-    fits: dict[tuple[bool, ...], tuple[dict[str, float], dict[str, float]]] = {}
+    networks = [base_of(m.label.split()[1]) if " " in m.label else m.label for m in everything]
+    fitted = fitter(everything)
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         gpu = gpus[first + pair.half]
-        used = tuple(g != gpu and not n.startswith(pair.network) and w > 0
-                     for g, n, w in zip(gpus, networks, everything.weights, strict=True))
-        if used not in fits:
-            fits[used] = fit(everything.of(used))
-        both = whole.of([i in (pair.half, pair.integer) for i in range(len(whole.labels))])
-        half, integer = Model(both).seconds(*fits[used])[:: 1 if pair.half < pair.integer else -1]
+        constants = fitted(g != gpu and not n.startswith(pair.network) for g, n in zip(gpus, networks, strict=True))
+        both = [whole[pair.half], whole[pair.integer]]
+        half, integer = Model(both).seconds(*constants)
         rows.append({
             "gpu": pair.gpu, "network": pair.network, "what": pair.what,
-            "measured": whole.measured[pair.half] / whole.measured[pair.integer], "left_out": float(half / integer),
+            "measured": both[0].seconds / both[1].seconds, "left_out": float(half / integer),
         })  # fmt: skip
     return rows
 

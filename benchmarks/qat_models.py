@@ -28,13 +28,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import torch
-from common import failure, kept_rows, publish, table
+from common import failure, kept_rows, parser_of, publish, table
 from torch import Tensor, nn
 
 from qdqtool import qat
+from qdqtool.explain.left_float import Unfit
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.sites import WEIGHTED
 from qdqtool.types import Prediction
@@ -61,8 +60,6 @@ SIZES = {
 VIDEO = {"r3d_18": 4, "r2plus1d_18": 4, "s3d": 14, "mvit_v1_b": 16, "swin3d_t": 4}
 DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn")
 RESIZED = 160  # what torchvision's detectors make of a picture, instead of 800
-
-
 COSTS = {
     "resnet18": 224, "mobilenet_v2": 224, "efficientnet_b0": 224, "shufflenet_v2_x1_0": 224, "squeezenet1_1": 224,
     "yolov8n": 320, "yolo11n": 320, "yolov9t": 320,
@@ -70,10 +67,9 @@ COSTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", help="default: all, with --cost some")
     parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
-    parser.add_argument("--page", type=Path, help="a page whose table between marks is replaced")
     parser.add_argument("--cost", action="store_true", help="measure what calibration costs instead")
     parser.add_argument("--images", type=int, default=128, help="of --cost")
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 1], help="of --cost")
@@ -85,8 +81,7 @@ def main() -> None:
         rows = [costs(name, options) for name in options.models or COSTS]
         publish("calibration", table(head, rows), options.page)
         return
-    models = options.models or [*ULTRALYTICS, *TORCHVISION]
-    found = kept_rows(models, options.keep, measured)
+    found = kept_rows(options.models or [*ULTRALYTICS, *TORCHVISION], options.keep, measured)
     publish("models", page(found), options.page)
 
 
@@ -114,9 +109,8 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
     qat.calibrate(made, [pictures(2), pictures(2)])
     network.train()
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1e-6)
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
+    for norm in norms_of(network):
+        norm.eval()
     for _ in range(2):
         losses = losses_of(name, network, pictures(2))
         optimizer.zero_grad()
@@ -133,15 +127,19 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
-    """Why layers with weights are float, and how many: as the plan says; others multiply activations, or differ."""
+    """Why layers with weights are float, and how many: as the plan says; others multiply activations, or differ.
+
+    What depends on constants alone is computed while TensorRT builds, and in no prediction.
+    """
     modules = dict(network.named_modules())
     reasons = Counter(
         reason.partition(" (")[0].partition("; ")[0] for name, reason in plan.skipped
         if isinstance(modules.get(name), WEIGHTED) or reason.startswith("a function call with weights")
     )
+    del reasons[Unfit.CONSTANT]
     left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
     if left:
-        reasons["others, as the prediction tells"] = left
+        reasons["others, by the prediction"] = left
     return dict(reasons)
 
 
@@ -168,9 +166,7 @@ def built(name: str) -> tuple[Any, tuple[int, ...]]:
 def sample_of(name: str, shape: tuple[int, ...], count: int) -> Any:
     """Noise in the form in which the network is called."""
     images = torch.rand(count, *shape)
-    if name == "raft_small":
-        return images, torch.rand(count, *shape)
-    return images
+    return (images, torch.rand(count, *shape)) if name == "raft_small" else images
 
 
 def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -> int:
@@ -203,9 +199,13 @@ def call(network: nn.Module, sample: Any) -> Any:
     return network(*sample) if isinstance(sample, tuple) else network(sample)
 
 
+def norms_of(network: nn.Module) -> list[nn.Module]:
+    return [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
 def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
     """Statistics of BatchNormalization from noise, and biases that are not all alike."""
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = norms_of(network)
     momenta = [m.momentum for m in norms]
     for norm in norms:
         norm.momentum = None
@@ -223,11 +223,11 @@ def settle(network: nn.Module, forward: Callable[[], Any]) -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
+    """Those in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for v in value for t in tensors(v)] if isinstance(value, list | tuple) else []
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [t for v in inside for t in tensors(v)]
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:

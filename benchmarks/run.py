@@ -1,7 +1,7 @@
 """Runs the benchmarks: `python benchmarks/run.py [NAME ...]`; without names, all that can run here.
 
 Each benchmark is a script beside this one, with a `main()` and a docstring that says what it measures; arguments after
-`--` go to the script: `python benchmarks/run.py extract -- --only resnet`.
+`--` go to the script: `python benchmarks/run.py attention -- --table vit`.
 
 `python benchmarks/run.py --compare COMMIT [CASE ...]` is the one tool for claims about speed and memory: it runs whole
 processes of that version and of the sources at hand in turns, and prints ratios with intervals (`benchmarks/speed.py`).
@@ -21,16 +21,8 @@ from benchmarks.speed import CASES, HEAD, USUAL, compare  # noqa: E402
 
 DATA = {  # run these by name, with their arguments
     "accuracy": "models and images of your own",
-    "qat": "a trained checkpoint and photographs, or half an hour for each seed",
-    "tune": "models and images of your own, or `--trained`",
-}
-PACKAGES = {
-    "attention": ("torch",),
-    "cluster": ("distributed",),
-    "qat_models": ("torch", "torchvision", "ultralytics"),
-    "report": ("selenium",),
-    "scales": ("torch", "torchvision", "ultralytics"),
-    "timing_docs": ("matplotlib",),
+    "qat": "a trained checkpoint and photographs",
+    "tune": "models and images of your own",
 }
 
 
@@ -46,10 +38,19 @@ def benchmarks() -> dict[str, str]:
 
 
 def missing(name: str) -> str:
-    """What a benchmark needs that a run of all has not; empty where it can run."""
+    """What a benchmark needs that a run of all has not: data, or packages that it imports; empty where it can run."""
     if name in DATA:
         return DATA[name]
-    return ", ".join(p for p in PACKAGES.get(name, ()) if importlib.util.find_spec(p) is None)
+    tree = ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8")))
+    modules = {m for node in tree for m in imported(node)}
+    return ", ".join(sorted(m for m in modules if importlib.util.find_spec(m) is None))
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The top-level packages that a statement imports."""
+    if isinstance(node, ast.ImportFrom):
+        return [str(node.module).partition(".")[0]]
+    return [n.name.partition(".")[0] for n in node.names] if isinstance(node, ast.Import) else []
 
 
 def main() -> int:
@@ -74,10 +75,11 @@ def main() -> int:
     if options.runs < 1:
         parser.error("--runs: at least 1")
     if options.compare:  # nothing is right or wrong about two versions
-        from common import publish
+        given = (path and path.resolve() for path in (options.model, options.photos))
+        rows = compare(options.compare, options.names or USUAL, options.runs, *given)
+        import common  # not before: the peak of a process is at least what the one that starts it takes
 
-        rows = compare(options.compare, options.names or USUAL, options.runs, options.model, options.photos)
-        publish("speed", "\n".join([HEAD, *rows]), options.page)
+        common.publish("speed", common.table(HEAD, rows), options.page)
         return 0
     if options.list:
         print("\n".join(f"{name:<20} {text}" for name, text in known.items()))

@@ -9,21 +9,19 @@ the turns; processor time is user and system, of all threads and child processes
 
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = """\
-| | processor time | times before | times plain | peak memory | times before | times plain |
-|---|---|---|---|---|---|---|"""
+HEAD = ("", "processor time", "times before", "times plain", "peak memory", "times before", "times plain")
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
 
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
-    from qdqtool.demo.run import yolov8
+    from qdqtool.commands.demo_run import yolov8
     from qdqtool.model.modelfile import save
 
     save(yolov8(letter, size), path)
@@ -114,7 +112,7 @@ def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
 def _quantized(path: Path) -> None:
     import numpy as np
 
-    from qdqtool.demo.run import yolov8n
+    from qdqtool.commands.demo_run import yolov8n
     from qdqtool.insertion.api import insert
 
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 640, 640)).astype(np.float32)
@@ -155,69 +153,43 @@ USUAL = ("help", "predict", "nodes", "insert-320", "insert-640")
 _PLAIN = """
 import sys, numpy as np, onnxruntime
 from pathlib import Path
-from PIL import Image
+from PIL import Image, ImageOps
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 name, (_, _, high, wide) = session.get_inputs()[0].name, session.get_inputs()[0].shape
 for path in sorted(Path(sys.argv[2]).iterdir()):
-    picture = Image.open(path).convert("RGB")
-    if picture.size != (wide, high):
-        ratio = min(wide / picture.width, high / picture.height)
-        small = picture.resize((round(picture.width * ratio), round(picture.height * ratio)), Image.Resampling.BILINEAR)
-        picture = Image.new("RGB", (wide, high), (114, 114, 114))
-        picture.paste(small, ((wide - small.width) // 2, (high - small.height) // 2))
+    picture = ImageOps.pad(Image.open(path).convert("RGB"), (wide, high), Image.Resampling.BILINEAR, (114, 114, 114))
     pixels = np.asarray(picture).transpose(2, 0, 1)[None]
     session.run(None, {name: np.ascontiguousarray(pixels, np.float32) / np.float32(255)})
 """
 
 
-class Files:
-    """Models and images, each made once, in a process of its own so that this one stays small."""
-
-    def __init__(self, folder: Path, model: Path | None, photos: Path | None) -> None:
-        self.folder, self._model, self._photos = folder, model, photos
-        self.made = cache(self._made)
-
-    def _made(self, name: str) -> dict[str, str]:
-        """What the words of a case's command stand for."""
-        case = CASES[name]
-        found = {"OUT": str(self.folder / "out.onnx")}
-        if case.model is not None:
-            found["MODEL"] = str(self.folder / f"{name}.onnx")
-            self._apart(f"CASES[{name!r}].model(Path({found['MODEL']!r}))")
-        if case.images is not None:
-            count, size = case.images
-            where = self.folder / f"images-{count}-{size}"
-            if count and not where.exists():
-                where.mkdir()
-                self._apart("from qdqtool.demo.run import write_images\n"
-                            f"write_images(Path({str(where)!r}), {count}, {size})")
-            found["IMAGES"] = str(where if count else self._photos)
-            if not count:
-                found["MODEL"] = str(self._model)
-        return found
-
-    def lacks(self, name: str) -> bool:
-        """Whether the case needs a model and photographs that are not given."""
-        return CASES[name].images == (0, 0) and (self._model is None or self._photos is None)
-
-    def _apart(self, statement: str) -> None:
-        text = f"from pathlib import Path\nfrom benchmarks.speed import CASES\n{statement}"
-        subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True)
+def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> dict[str, str]:
+    """What the words of a case's command stand for; a process of its own makes files, so that this one stays small."""
+    case, found, steps = CASES[name], {"OUT": folder / "out.onnx", "MODEL": model, "IMAGES": photos}, []
+    if case.model is not None:
+        found["MODEL"] = folder / f"{name}.onnx"
+        steps.append(f"CASES[{name!r}].model(Path({str(found['MODEL'])!r}))")
+    if case.images is not None and case.images[0]:
+        count, size = case.images
+        found["IMAGES"] = where = folder / f"images-{count}-{size}"
+        if not where.exists():
+            where.mkdir()
+            steps.append(f"write_images(Path({str(where)!r}), {count}, {size})")
+    start = ["from pathlib import Path", "from benchmarks.speed import CASES",
+             "from qdqtool.commands.demo_run import write_images"]
+    subprocess.run([sys.executable, "-c", "\n".join([*start, *steps])], cwd=ROOT, check=True)
+    return {word: str(path) for word, path in found.items()}
 
 
 def sources(commit: str, folder: Path) -> Path:
     """The tree of a commit, unpacked."""
-    folder.mkdir()
-    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True).stdout
-    with tempfile.TemporaryFile() as file:
-        file.write(packed)
-        file.seek(0)
-        with tarfile.open(fileobj=file) as archive:
-            archive.extractall(folder, filter="data")
+    packed = folder.with_suffix(".tar")
+    subprocess.run(["git", "-C", ROOT, "archive", "--output", packed, commit], check=True)
+    shutil.unpack_archive(packed, folder, filter="data")
     return folder
 
 
-def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None) -> list[str]:
+def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None) -> list[list[str]]:
     """Measures, prints, and returns the rows of a table.
 
     Args:
@@ -234,21 +206,20 @@ def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, p
         for tree in trees.values():
             packages = (tree / "qdqtool", tree / "calibration")
             subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], check=True)
-        files = Files(folder, model and model.resolve(), photos and photos.resolve())
         for case in names:
-            if files.lacks(case):
+            if CASES[case].images == (0, 0) and (model is None or photos is None):
                 print(f"{case}: needs --model and --photos", flush=True)
                 continue
-            rows.append(_in_turns(case, files, trees, turns))
+            rows.append(_in_turns(case, made(case, folder, model, photos), trees, turns))
     return rows
 
 
-def _in_turns(name: str, files: Files, trees: dict[str, Path], turns: int) -> str:
-    case, made = CASES[name], files.made(name)
-    words = [made.get(word, word) for word in case.command.split()]
+def _in_turns(name: str, files: dict[str, str], trees: dict[str, Path], turns: int) -> list[str]:
+    case = CASES[name]
+    words = [files.get(word, word) for word in case.command.split()]
     commands = {what: ([sys.executable, "-m", "qdqtool", *words], tree) for what, tree in trees.items()}
     if case.plain:
-        commands["plain"] = ([sys.executable, "-c", _PLAIN, made["MODEL"], made["IMAGES"]], trees["now"])
+        commands["plain"] = ([sys.executable, "-c", _PLAIN, files["MODEL"], files["IMAGES"]], trees["now"])
     runs: dict[str, list[Run]] = {what: [] for what in commands}
     for turn in range(turns):
         for what in commands if turn % 2 else reversed(commands):
@@ -265,4 +236,4 @@ def _in_turns(name: str, files: Files, trees: dict[str, Path], turns: int) -> st
         if part != "wall":  # of a busy machine it says little
             cells += [least["now"], str(against["before"]), str(against.get("plain", ""))]
     print(f"  in brackets with {ratio(values['now'], values['before']).sure:.0%}", flush=True)
-    return "| " + " | ".join(cells) + " |"
+    return cells

@@ -13,12 +13,10 @@ import csv
 import gzip
 import io
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.halfprecision import to_half
@@ -75,93 +73,75 @@ def read(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader((line for line in io.StringIO(text) if not line.startswith("#")), delimiter="\t"))
 
 
-@dataclass
-class Data:
-    """Measurements: layers, and totals over segments of layers."""
+@dataclass(frozen=True)
+class Measurement:
+    """A timed layer, or a timed network over its layers.
 
-    works: list[Work] = field(default_factory=list)
-    gpus: list[Gpu] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    measured: list[float] = field(default_factory=list)  # seconds
-    overhead: list[float] = field(default_factory=list)  # seconds that the measurement added
-    weights: list[float] = field(default_factory=list)
-    segments: list[int] = field(default_factory=list)  # number of works of each measurement
-    cold: list[bool] = field(default_factory=list)  # of each work: its network's weights do not fit the L2
+    Attributes:
+        works: What each layer computes and moves.
+        gpu: Where it ran.
+        label: The engine of a layer; how, network, variant, float type and batch of a network.
+        seconds: That it took.
+        overhead: Seconds that the measurement added.
+        weight: In the fit; 0 is judged only.
+        cold: Whether the network's weights do not fit the L2.
+    """
 
-    def add(
-        self, works: Sequence[Work], gpu: Gpu, label: str, ms: float, overhead: float, weight: float,
-        cold: bool | None = None,
-    ) -> None:  # fmt: skip
-        self.works += works
-        self.cold += [weights_are_cold(works, gpu) if cold is None else cold] * len(works)
-        self.gpus += [gpu] * len(works)
-        self.labels.append(label)
-        self.measured.append(ms * 1e-3)
-        self.overhead.append(overhead * 1e-6)
-        self.weights.append(weight)
-        self.segments.append(len(works))
-
-    def of(self, keep: Sequence[bool]) -> "Data":
-        """Some of the measurements."""
-        result, start = Data(), 0
-        for i, count in enumerate(self.segments):
-            if keep[i]:
-                result.add(self.works[start : start + count], self.gpus[start], self.labels[i], self.measured[i] * 1e3,
-                           self.overhead[i] * 1e6, self.weights[i], self.cold[start])
-            start += count
-        return result
-
-    @property
-    def firsts(self) -> list[Gpu]:
-        """The GPU of each measurement."""
-        return [self.gpus[i] for i in np.cumsum([0, *self.segments[:-1]])]
-
-    def with_overhead(self, overhead: float) -> "Data":
-        """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
-        usual = [0.0 if label.startswith("convolutions-") else overhead * 1e-6 for label in self.labels]
-        return replace(self, overhead=usual)
+    works: Sequence[Work]
+    gpu: Gpu
+    label: str
+    seconds: float
+    overhead: float
+    weight: float
+    cold: bool
 
 
-def joined(*parts: Data) -> Data:
-    result = Data()
-    for part in parts:
-        for name, values in vars(part).items():
-            getattr(result, name).extend(values)
-    return result
+Data = Sequence[Measurement]
 
 
-def layers() -> Data:
+def with_overhead(data: Data, overhead: float) -> list[Measurement]:
+    """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
+    return [replace(m, overhead=0.0 if m.label.startswith("convolutions-") else overhead * 1e-6) for m in data]
+
+
+def layers() -> list[Measurement]:
     """Kernels of profiles."""
-    data, rows = Data(), read("layers.tsv")
-    counts: dict[str, int] = defaultdict(int)
+    data, rows = [], read("layers.tsv")
+    counts = Counter(row["engine"] for row in rows)
     weights: dict[str, float] = defaultdict(float)
     for row in rows:
-        counts[row["engine"]] += 1
         weights[row["engine"]] += float(row["weights"])
     for row in rows:
-        gpu, single = find(row["gpu"]), row["engine"].startswith("convolutions-")
-        overhead = 0.0 if single else OVERHEADS.get(row["engine"], OVERHEAD)
-        data.add([work_of(row)], gpu, row["engine"], float(row["ms"]), overhead,
-                 (0.02 if single else 0.35) / counts[row["engine"]],
-                 not single and weights[row["engine"]] > gpu.l2 * 1e6)
+        gpu, engine = find(row["gpu"]), row["engine"]
+        single = engine.startswith("convolutions-")
+        overhead = 0.0 if single else OVERHEADS.get(engine, OVERHEAD)
+        data.append(Measurement(
+            [work_of(row)], gpu, engine, float(row["ms"]) * 1e-3, overhead * 1e-6,
+            (0.02 if single else 0.35) / counts[engine], not single and weights[engine] > gpu.l2 * 1e6))
     return data
 
 
-def totals() -> Data:
+def totals() -> list[Measurement]:
     """Whole networks: engines with a profile, then published latencies that the notes do not warn of."""
-    data = Data()
+    data: list[Measurement] = []
     networks: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for row in read(NETWORKS):
         networks[row["network"], row["variant"]].append(row)
+
+    def add(
+        how: str, gpu: Gpu, network: str, variant: str, plain: str, ms: float, weight: float, offset: float = 0.0,
+        batch: str = "",
+    ) -> None:  # fmt: skip
+        works = network_work(networks[network, variant], Precision(plain), float(batch or 1), gpu)
+        label = f"{how} {network} {variant} {plain}" + (f" b{float(batch):.0f}" if batch else "")
+        data.append(Measurement(works, gpu, label, ms * 1e-3, offset * 1e-6, weight, weights_are_cold(works, gpu)))
+
     for name, network, variant, plain, ms in TOTALS:
-        data.add(network_work(networks[network, variant], Precision(plain), 1.0, find(name)), find(name),
-                 f"engine {network} {variant} {plain}", ms, 0.0, 0.15)
+        add("engine", find(name), network, variant, plain, ms, 0.15)
     rows = read("latencies.tsv") + read("latencies-2026.tsv") + [row | {"how": "blind"} for row in read("blind.tsv")]
-    counts: dict[tuple[str, str], int] = defaultdict(int)
+    counts = Counter((row["gpu"], row["network"]) for row in rows)
     for row in rows:
-        counts[row["gpu"], row["network"]] += 1
-    for row in rows:
-        yolo, batch, gpu = row["network"].startswith("yolo"), float(row["batch"]), find(row["gpu"])
+        yolo, gpu = row["network"].startswith("yolo"), find(row["gpu"])
         slow_host = row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"  # the call from Python takes milliseconds
         doubtful = (
             row["gpu"] in UNFIT or slow_host or row["how"] in ("validation", "blind")
@@ -170,9 +150,8 @@ def totals() -> Data:
         remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
         offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
         weight = (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]]
-        data.add(network_work(networks[row["network"], row["variant"]], Precision(row["float"]), batch, gpu), gpu,
-                 f"{row['how']} {row['network']} {row['variant']} {row['float']} b{batch:.0f}", float(row["ms"]),
-                 0.0 if doubtful else offset, 0.0 if doubtful else weight)
+        add(row["how"], gpu, row["network"], row["variant"], row["float"], float(row["ms"]),
+            0.0 if doubtful else weight, 0.0 if doubtful else offset, row["batch"])
     return data
 
 

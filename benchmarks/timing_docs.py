@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,20 @@ Rows = list[dict[str, Any]]
 def main() -> None:
     data = json.loads((HERE / "judged.json").read_text())
     layers, networks, pairs = data["layers"], data["networks"], data["pairs"]
-    blind = [n for n in networks if n["what"].startswith("blind")]
+    blind = [n for n in networks if is_blind(n)]
     fitted = [n for n in networks if n["fitted"]]
     blocks = {
         "timing-fit": fit_figures(layers, fitted),
         "timing-layers": table(("GPU", "engine", "layers", "in the fit", "left out"), [
             (r["gpu"], r["engine"], r["layers"], f"{r['in_fit']:.0%}", f"{r['left_out']:.0%}") for r in layers]),
-        "timing-networks": f"{network_table([n for n in networks if n not in blind])}\n\n{yolo_figures(networks)}",
+        "timing-networks": f"{network_table([n for n in networks if not is_blind(n)])}\n\n{yolo_figures(networks)}",
         "timing-blind": f"{blind_figures(blind)}\n\n{blind_table(blind)}",
         "timing-gains": f"{gain_sentence(pairs)}\n\n{gain_table(pairs)}",
         "timing-range": range_figures(fitted),
     }  # fmt: skip
     for name, text in blocks.items():
         publish(name, text, DOCS / "timing.md")
-    plot([n for n in networks if n["fitted"] or n in blind], DOCS / "timing.svg")
+    plot([n for n in networks if n["fitted"] or is_blind(n)], DOCS / "timing.svg")
 
 
 def fit_figures(layers: Rows, fitted: Rows) -> str:
@@ -94,13 +94,13 @@ def gain_sentence(pairs: Rows) -> str:
     verdicts = [v for v in map(verdict, engine) if v != "within 5 %"]
     off = statistics.median(abs(r["left_out"] / r["measured"] - 1) for r in engine)
     always = sum(r["measured"] > 1.05 for r in pairs)
-    told = table(("pairs", "faster one right", "INT8 always would be", "gain off, median", "80 % within"), [
+    shown = table(("pairs", "faster one right", "INT8 always would be", "gain off, median", "80 % within"), [
         ("all", f"{gains['right']} of {gains['pairs']} ({gains['right'] / gains['pairs']:.0%})",
          f"{always} of {gains['pairs']}", f"{gains['median']:.0%}", f"x{gains['spread']:.2f}"),
         ("under trtexec alone", f"{verdicts.count('right')} of {len(verdicts)}",
          f"{sum(r['measured'] > 1.05 for r in engine)} of {len(verdicts)}", f"{off:.0%}", ""),
     ])  # fmt: skip
-    return (f"{told}\n\nAlways INT8 would be right in {always} of the {gains['pairs']} pairs that differ by more than "
+    return (f"{shown}\n\nAlways INT8 would be right in {always} of the {gains['pairs']} pairs that differ by more than "
             f"5 %: few with a slower INT8 are published, so that this figure alone says little.")
 
 
@@ -155,6 +155,11 @@ def verdict(row: dict[str, Any]) -> str:
     return "right" if (row["measured"] > 1) == (row["left_out"] > 1) else "**wrong**"
 
 
+def is_blind(row: dict[str, Any]) -> bool:
+    """Whether it is in no fit."""
+    return bool(row["what"].startswith("blind"))
+
+
 def is_inside(row: dict[str, Any]) -> bool:
     """Whether a measured time lies in the range that the estimate has, which is wider for boards of few watts."""
     spread = constants().spreads["total"]
@@ -184,7 +189,6 @@ def plot(networks: Rows, path: Path) -> None:
         face = colour if marker == "o" else "white"
         axes.scatter([r["measured_ms"] for r in rows], ratios, 22, face, marker=marker, edgecolors=colour, label=label)
 
-    is_blind: Callable[[dict[str, Any]], bool] = lambda n: n["what"].startswith("blind")  # noqa: E731
     for name, colour in [*COLOURS.items(), ("", "#555")]:
         mine = [n for n in networks if ("RTX 40" if "Ada" in n["gpu"] else n["gpu"]).startswith(name)]
         networks = [n for n in networks if n not in mine]

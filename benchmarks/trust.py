@@ -1,4 +1,4 @@
-"""The README's table "How far to trust it": the simulator against every build of tests/data/evidence.
+"""The table of docs/evidence.md: the simulator against every build of tests/data/evidence.
 
     python -m benchmarks.trust
 
@@ -8,12 +8,13 @@ multiset of pass, event, subject and object, without those of ConstQDQInitialize
 
 from collections import Counter
 
+from benchmarks.common import table
 from qdqtool.trt.targets import BUILDS
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 from tests.trt.test_evidence import COUNTED_ONLY, said, width
 
 
-def row(case: str) -> str:
+def row(case: str) -> tuple[str, ...]:
     """One line of the table."""
     build, predicted = BUILDS[case], {c.name: c for c in prediction(case).convolutions}
     built = truth(case)["convolutions"]
@@ -29,16 +30,14 @@ def row(case: str) -> str:
         log = Counter(e for e in built_trace(case) if e.pass_name not in left_out)
         lines = f"{(log & Counter(prediction(case).trace)).total()} of {log.total()}"
     gpu = f", {build.gpu}" if build.gpu else ""
-    return (f"| `{case}`, {build.tensorrt}{gpu} | {right} of {len(built)} | {conversions} of {len(logged)} | {lines} | "
-            f"{'yes' if build.made_rules else 'no'} |")
+    return (f"`{case}`, {build.tensorrt}{gpu}", f"{right} of {len(built)}", f"{conversions} of {len(logged)}", lines,
+            "yes" if build.made_rules else "no")
 
 
 def main() -> None:
     """Prints the table."""
-    print("| build | convolutions right | conversions | pass lines | used to make rules |")
-    print("|---|---|---|---|---|")
-    for case in sorted(CASES, key=lambda c: (c not in WITH_TRACE, c)):
-        print(row(case))
+    cases = sorted(CASES, key=lambda c: (c not in WITH_TRACE, c))
+    print(table(("build", "convolutions right", "conversions", "pass lines", "used to make rules"), map(row, cases)))
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ from calibration.pictures import (
     url_source,
 )
 from qdqtool.base import budgets
+from qdqtool.base.files import NO_NAME, open_input, read_input
 from qdqtool.base.options import Preprocess
+from qdqtool.base.packed import Archive, Header, read_values
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
-from qdqtool.errors import DataError
-from qdqtool.io.files import NO_NAME, open_input, read_input
-from qdqtool.io.packed import Archive, Header, read_values
+from qdqtool.errors import DataError, QdqtoolError
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 
@@ -200,7 +200,8 @@ _BLOCKS = 16
 
 def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
-    named = {name: np.asarray(array) for name, array in arrays.items()}
+    with _users("an array of the calibration data"):
+        named = {name: np.asarray(array) for name, array in arrays.items()}
     by_input = {i.name: named[i.name] for i in inputs if i.name in named}
     lengths = {len(a) for a in by_input.values() if a.ndim}
     stacked = len(by_input) == len(inputs) and all(
@@ -209,6 +210,25 @@ def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Samp
     if not stacked or len(lengths) != 1:
         return [named]
     return [{name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())]
+
+
+_END = object()
+
+
+@contextlib.contextmanager
+def _users(what: str) -> Iterator[None]:
+    """Names what objects of the user's were asked for when they raise; what ends a process passes.
+
+    Raises:
+        DataError: They raised something.
+    """
+    try:
+        yield
+    except (QdqtoolError, MemoryError):
+        raise
+    except Exception as error:
+        kind, reason = type(error).__name__, reason_of(error)
+        raise DataError(f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind)) from error
 
 
 class MemorySource(Source):
@@ -224,45 +244,48 @@ class MemorySource(Source):
         self.used = False
 
     def count(self) -> int | None:
-        return None if self.samples is None else len(self.samples)
+        with _users("the number of calibration samples"):
+            return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
         if self.samples is None:
             if self.used and not self.repeatable:
                 raise DataError("the calibration data was a one-time iterator and is used up; give a list")
-            try:
+            with _users("the calibration data"):
                 self.iterator = iter(self.iterable)
-            except Exception as error:  # of a class of the user's
-                raise DataError(f"the calibration data cannot be gone through: {reason_of(error)}") from error
             self.used = True
 
     def load(self, index: int) -> Sample:
-        if self.samples is not None:
-            sample = self.samples[index]
-        else:
-            assert self.iterator is not None
-            try:
-                sample = next(self.iterator)
-            except StopIteration:
-                raise IndexError(index) from None
-        if not isinstance(sample, Mapping):
-            raise DataError(f"calibration sample {index} is a {type(sample).__name__}; give a dict of name to array")
-        return fit_all(sample, self.inputs, f"calibration sample {index}")
+        what = f"calibration sample {index}"
+        with _users(what):
+            if self.samples is not None:
+                sample = self.samples[index]
+            else:
+                assert self.iterator is not None
+                sample = next(self.iterator, _END)
+            if sample is not _END:
+                if not isinstance(sample, Mapping):
+                    raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
+                return fit_all(sample, self.inputs, what)
+        raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
         """They travel with it."""
         if self.samples is None:
             raise DataError("calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
                             "folder that all machines share")
-        return MemorySource([self.samples[i] for i in indices], self.inputs)
+        with _users(f"one of {len(indices)} calibration samples"):
+            return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
         if self.samples is None:
             return b""
-        sample = self.samples[index]
+        with _users(f"calibration sample {index}"):
+            sample = self.samples[index]
+            arrays = ({name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
+                      if isinstance(sample, Mapping) else {})
         digest = hashlib.blake2b(digest_size=16)
-        for name, array in sorted(sample.items()) if isinstance(sample, Mapping) else ():
-            value = np.ascontiguousarray(array)
+        for name, value in arrays.items():
             digest.update(f"{name}{value.dtype}{value.shape}".encode())
             flat = value.reshape(-1).view(np.uint8)
             step = max(_BLOCK, (flat.size - _BLOCK) // (_BLOCKS - 1))

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from calibration.dataset import Looks
 from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
 from qdqtool.base import budgets
+from qdqtool.base.files import read_input
+from qdqtool.base.outputs import atomic_write, parse_json, write_text
+from qdqtool.base.packed import Archive
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import read_input
-from qdqtool.io.outputs import atomic_write, parse_json, write_text
-from qdqtool.io.packed import Archive
 
-FORMAT = "qdqtool/calibration/4"
+FORMAT = "qdqtool/calibration/5"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done
 TENSORRT_VERSION = "TRT-8502-EntropyCalibration2"
 
@@ -148,6 +148,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     parts = [*(statistics[n] for n in names), *(f for n in focused if (f := statistics[n].focus) is not None)]
     bins = parts[0].bins if parts else 0
     spans = [_span(p.counter.counts) for p in parts]
+    channels = [np.zeros((2, 0), np.float32) if (c := statistics[n].channels) is None else c for n in names]
     spots = [(k, s) for k, name in enumerate(names) for s in sorted(statistics[name].spots, key=bytes)]
     header = {
         "format": FORMAT,
@@ -173,6 +174,8 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
                                  or [np.zeros(0, np.int64)]),
         "spots": np.array([(k, *s.shape) for k, s in spots], np.int64).reshape(len(spots), 3),
         "values": np.concatenate([s.ravel() for _, s in spots] or [np.zeros(0, np.float32)]),
+        "widths": np.array([c.shape[1] for c in channels], np.int64),
+        "channels": np.concatenate([*channels, np.zeros((2, 0), np.float32)], axis=1),
     }
     with atomic_write(path, at_once=True) as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -252,6 +255,7 @@ def _parse(archive: Archive, path: str) -> Progress:
     for name, part in zip(focused, tensors[len(plain):], strict=True):
         by_name[_of(name, str)].focus = part
     _spots(tensors[: len(plain)], archive.read("spots"), archive.read("values"))
+    _channels(tensors[: len(plain)], archive.read("widths"), archive.read("channels"))
     statistics = Statistics(
         by_name,
         images=_of(header["images"], int),
@@ -320,6 +324,18 @@ def _spots(tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: np
         at += positions * channels
     if at != len(values):
         raise ValueError("its arrays do not fit together")
+
+
+def _channels(tensors: list[TensorStatistics], widths: npt.NDArray[Any], ranges: npt.NDArray[Any]) -> None:
+    """Gives each tensor the ranges of its channels: so many for each, of no tensor none."""
+    if widths.dtype != np.int64 or widths.shape != (len(tensors),) or ranges.dtype != np.float32:
+        raise ValueError("its arrays do not fit together")
+    if (widths < 0).any() or ranges.shape != (2, int(widths.sum())):
+        raise ValueError("its arrays do not fit together")
+    if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
+        raise ValueError("channels without a range")
+    for part, own in zip(tensors, np.split(ranges, np.cumsum(widths)[:-1], axis=1), strict=False):
+        part.channels = own if own.size else None
 
 
 def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]) -> MagnitudeCounter:

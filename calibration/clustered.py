@@ -25,6 +25,7 @@ from calibration.statistics import TensorStatistics, spotted_samples
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.errors import ClusterError
 from qdqtool.model.graph import Model
+from qdqtool.model.sizes import linear_inputs
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Assignment:
         focus: See :func:`calibration.runner.collect`.
         inputs: The model's.
         fetched: Bytes of one sample's tensors.
+        by_channel: See :class:`calibration.counting.Tally`.
     """
 
     model: bytes
@@ -50,6 +52,7 @@ class Assignment:
     focus: Focus | None
     inputs: tuple[InputSpec, ...]
     fetched: int
+    by_channel: tuple[str, ...] = ()
 
 
 @dataclass
@@ -87,7 +90,8 @@ class Engine:
             assignment.model = b""
         self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
         for _ in range(slots):
-            self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters))
+            self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters, (),
+                                 assignment.by_channel))
 
     @contextlib.contextmanager
     def tally(self) -> Iterator[Tally]:
@@ -177,8 +181,6 @@ class ClusterPass:
     The result does not depend on who counts what, or when: see :class:`calibration.statistics.TensorStatistics`.
     """
 
-    counting = "calibration.clustered:count"  # what the workers do with a portion
-
     def __init__(
         self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
         computed: Sequence[str], bins: int, focus: Focus | None,
@@ -203,7 +205,7 @@ class ClusterPass:
         packed = packed_model(model, computed) if computed else b""
         self.assignment = Assignment(
             packed, hashlib.sha256(packed).hexdigest(), model.path, tuple(names), bins, focus, tuple(dataset.inputs),
-            fetched_bytes(model, computed),
+            fetched_bytes(model, computed), tuple(sorted(linear_inputs(model).intersection(names))),
         )
         self.cluster = cluster
         self.dataset = dataset
@@ -223,7 +225,7 @@ class ClusterPass:
             QdqtoolError: What a sample or the cluster raised.
         """
         assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
-        with Job(self.cluster, "calibration.clustered:Engine", assignment, self.counting) as job:
+        with Job(self.cluster, "calibration.clustered:Engine", assignment, "calibration.clustered:count") as job:
             del assignment
             with self._merger:
                 for portion, packed in job.results(self._portions(job)):

@@ -32,7 +32,7 @@ class Tally:
 
     def __init__(
         self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int,
-        spotted: Collection[int] = (),
+        spotted: Collection[int] = (), by_channel: Collection[str] = (),
     ) -> None:
         """Begins with nothing counted.
 
@@ -43,10 +43,12 @@ class Tally:
             focus: See :func:`calibration.runner.collect`.
             counters: Threads that count the tensors of a sample.
             spotted: Numbers of the samples to look at closely, see :mod:`calibration.statistics`.
+            by_channel: Tensors whose last axis holds channels to count apart.
         """
         self._names = tuple(names)
         self._bins = bins
         self.spotted = spotted
+        self._by_channel = frozenset(by_channel)
         self.lock = threading.Lock()
         self.forget()
         self._focus = focus
@@ -111,6 +113,8 @@ class Tally:
         part.add(array, _thread.scratch, everywhere)
         if number in self.spotted:
             part.add_spots(array, number)
+        if name in self._by_channel:
+            part.add_channels(array)
         if looked_at is not None and not everywhere:
             part.add_focus(looked_at.values(array), _thread.scratch)
 

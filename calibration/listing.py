@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from qdqtool.base.files import Key, note_files, open_input
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.io.files import Key, note_files, open_input
 
 
 class Folder(Sequence[Path]):

@@ -26,10 +26,10 @@ from PIL import Image
 from calibration.dataset import Array, FilesSource, InputSpec, printable
 from calibration.listing import UNREADABLE, Folder
 from qdqtool.base import budgets
+from qdqtool.base.files import note_read, unreadable
 from qdqtool.base.options import Preprocess
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
-from qdqtool.io.files import note_read, unreadable
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")

@@ -27,15 +27,16 @@ from calibration.session import (
     worker_count,
 )
 from calibration.statistics import DEFAULT_BINS, spotted_samples
+from qdqtool.base.files import check_output
 from qdqtool.base.options import Preprocess
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.io.files import check_output
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.sessions import cores
+from qdqtool.model.sizes import linear_inputs
 
 if TYPE_CHECKING:
     from calibration.clustered import ClusterPass
@@ -256,7 +257,8 @@ class _Job:
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
         spotted = spotted_samples(None if self.dataset.indices is None else len(self.dataset))
-        tallies = [Tally(session, wanted, self.bins, self.focus, threads, spotted) for _ in range(count)]
+        by_channel = linear_inputs(self.model)
+        tallies = [Tally(session, wanted, self.bins, self.focus, threads, spotted, by_channel) for _ in range(count)]
         return ThreadPass(self.dataset.tasks(self.done), tallies)
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:

@@ -16,9 +16,9 @@ from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
 from qdqtool.base import budgets
+from qdqtool.base.outputs import parse_json
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
-from qdqtool.io.outputs import parse_json
 from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
 from qdqtool.model.graph import Model, without_data

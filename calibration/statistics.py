@@ -296,9 +296,11 @@ class TensorStatistics:
         focus: Statistics of those of the values that lie where the network looks, see :mod:`calibration.focus`; None
             where that is not known.
         spots: Every channel at a few positions of a few images, see :mod:`calibration.statistics`; in any order.
+        channels: float32 [2, c], the smallest and the largest value at each place of the last axis; None where that
+            holds no channels, or nobody asked.
     """
 
-    __slots__ = ("bins", "count", "counter", "focus", "maximum", "minimum", "nonfinite", "spots")
+    __slots__ = ("bins", "channels", "count", "counter", "focus", "maximum", "minimum", "nonfinite", "spots")
 
     @typed
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
@@ -310,6 +312,7 @@ class TensorStatistics:
         self.counter = MagnitudeCounter(mantissa_bits(bins))
         self.focus: TensorStatistics | None = None
         self.spots: list[Spots] = []
+        self.channels: npt.NDArray[np.float32] | None = None
 
     def __repr__(self) -> str:
         return f"<{self.count} values from {self.minimum:g} to {self.maximum:g}, {self.nonfinite} not finite>"
@@ -401,6 +404,15 @@ class TensorStatistics:
             self.spots.append(found)
 
     @typed
+    def add_channels(self, array: npt.NDArray[Any]) -> None:
+        """Takes in the range of each place of the last axis, unless a value is not finite; :meth:`add` gets it too."""
+        if array.ndim and array.size:
+            rows = array.reshape(-1, array.shape[-1])
+            found = np.stack([rows.min(axis=0), rows.max(axis=0)]).astype(np.float32)
+            if np.isfinite(found).all():
+                self.channels = _joined(self.channels, found)
+
+    @typed
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of the values of both.
 
@@ -420,6 +432,7 @@ class TensorStatistics:
         if self.focus is not None and other.focus is not None:
             result.focus = self.focus.merge(other.focus)
         result.spots = self.spots + other.spots
+        result.channels = _joined(self.channels, other.channels)
         return result
 
     def copy(self) -> TensorStatistics:
@@ -435,6 +448,21 @@ class TensorStatistics:
         result = TensorStatistics(bins)
         result.add(array)
         return result
+
+
+def _joined(one: npt.NDArray[np.float32] | None, other: npt.NDArray[np.float32] | None) -> (
+        npt.NDArray[np.float32] | None):
+    """The ranges of channels of both.
+
+    Raises:
+        DataError: They have different numbers of channels.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    if one.shape != other.shape:
+        raise DataError(f"statistics of {one.shape[1]} and {other.shape[1]} channels cannot be merged; collect them "
+                        "again")
+    return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
 
 
 @typed

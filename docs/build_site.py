@@ -19,18 +19,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-import builds_page
 
 import calibration
 import qdqtool
 from qdqtool import cli, qat
 from qdqtool.builders.child import is_installed
-from qdqtool.demo.run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.explain.codes import CODES, Code
 from qdqtool.explain.errors import KNOWN, KnownError
@@ -73,7 +71,7 @@ def main() -> None:
     parser.add_argument("--readme", action="store_true", help="write the README's example anew, and nothing else")
     given = parser.parse_args()
     if given.readme:
-        write_readme()
+        (ROOT / "README.md").write_text(readme(), encoding="utf-8")
         return
     made = given.output.resolve().with_name("pages")
     shutil.rmtree(made, ignore_errors=True)
@@ -99,7 +97,7 @@ def write_pages(folder: Path) -> dict[str, str]:
     """Writes every page and picture; the title of each page by its path."""
     pages = dict(written_pages())
     pages |= command_pages() | finding_pages() | error_pages() | target_pages() | example_pages()
-    pages |= {"builds.md": builds_page.page(), "ways.md": ways_page(), "python.md": python_page()}
+    pages |= {"builds.md": builds_page(), "ways.md": ways_page(), "python.md": python_page()}
     for name, text in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,11 +138,6 @@ def written_pages() -> Iterator[tuple[str, str]]:
         yield path.name, _linked(path.read_text(encoding="utf-8"), "../")
     yield "index.md", _linked((ROOT / "README.md").read_text(encoding="utf-8"), "").replace("](docs/", "](")
     yield "changelog.md", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def write_readme() -> None:
-    """Writes the README with what ``predict`` prints now."""
-    (ROOT / "README.md").write_text(readme(), encoding="utf-8")
 
 
 def readme() -> str:
@@ -199,7 +192,7 @@ def example_pages() -> dict[str, str]:
 
 def python_page() -> str:
     """What mkdocstrings makes of the public names."""
-    blocks = [
+    return _page(
         "# Python\n\nEverything that the commands do is a function. Models may be paths, bytes or `onnx.ModelProto`; "
         "every expected error is a `qdqtool.errors.QdqtoolError`, and its text is that of the command line.",
         "## qdqtool", *_names("qdqtool", qdqtool.__all__),
@@ -207,8 +200,7 @@ def python_page() -> str:
         "## qdqtool.qat", *_names("qdqtool.qat", qat.__all__),
         "## calibration\n\nUsable alone: it knows nothing of TensorRT and of Q/DQ.",
         *_names("calibration", calibration.__all__),
-    ]  # fmt: skip
-    return _page(*blocks)
+    )  # fmt: skip
 
 
 def _names(module: str, names: Iterable[str]) -> list[str]:
@@ -288,9 +280,8 @@ def finding_pages() -> dict[str, str]:
 
 def _finding(code: Code) -> str:
     parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
-    for title, text in (("Cause", code.cause), ("What TensorRT does", code.tensorrt), ("In a log", code.log),
-                        ("What to change", code.fix)):
-        parts += [f"## {title}", _escaped(text)]
+    parts += _sections(("Cause", code.cause), ("What TensorRT does", code.tensorrt), ("In a log", code.log),
+                       ("What to change", code.fix))
     if code.automatic:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
         parts.append(f"By itself, where no new data is needed:\n\n{command}")
@@ -321,9 +312,8 @@ def error_pages() -> dict[str, str]:
 def _error(known: KnownError) -> str:
     parts = [f"# {_escaped(known.title)}", f"{known.severity.capitalize()}. Recognized by the regular expression\n\n"
              f"{_fence(known.pattern)}"]
-    for title, text in (("Cause", known.cause), ("What to do", known.fix), ("Versions", known.versions),
-                        ("Mended by NVIDIA", known.fixed), ("Not known", known.unknown), ("Source", known.source)):
-        parts += [f"## {title}", _escaped(text)] if text else []
+    parts += _sections(("Cause", known.cause), ("What to do", known.fix), ("Versions", known.versions),
+                       ("Mended by NVIDIA", known.fixed), ("Not known", known.unknown), ("Source", known.source))
     if known.codes:
         links = ", ".join(f"[{c}](../findings/{c}.md)" for c in known.codes)
         parts.append(f"`qdqtool predict` reports it before the build: {links}")
@@ -344,9 +334,9 @@ def target_pages() -> dict[str, str]:
 
 def _target(target: Target) -> str:
     builds = [b for b in BUILDS.values() if target.name in _targets_of(b.tensorrt)] if not target.is_rtx else []
-    seen = {name: [b for b in case.build_names() if any(b == known.name for known in builds)]
-            for name, case in cases().items() if case.evidence == Evidence.SEEN}
-    seen = {name: where for name, where in seen.items() if where}
+    own = {b.name for b in builds}
+    seen = [(f"`{name}`", _cell(case.says), ", ".join(b for b in case.build_names() if b in own))
+            for name, case in cases().items() if case.evidence == Evidence.SEEN and own & set(case.build_names())]
     parts = [f"# {target.name}", f"{str(target.evidence).capitalize()}: {_escaped(target.proof)}.", "## Builds"]
     if builds:
         rows = [(f"`{b.name}`", b.tensorrt, b.gpu or "not stated", _cell(b.network), _cell(b.parts)) for b in builds]
@@ -356,11 +346,9 @@ def _target(target: Target) -> str:
                      "built and compared with it (`make fuzz`).")
     else:
         parts.append("None is known by name.")
-    differing = [(_cell(name), _value(here), _value(usual)) for name, here, usual in _differences(target)]
+    differing = list(_differences(target))
     parts += ["## How it differs", _table(("property", "here", "elsewhere by default"), differing)] if differing else []
-    if seen:
-        rows = [(f"`{name}`", _cell(cases()[name].says), ", ".join(where)) for name, where in seen.items()]
-        parts += ["## Rules seen on it", _table(("rule", "what TensorRT does", "builds"), rows)]
+    parts += ["## Rules seen on it", _table(("rule", "what TensorRT does", "builds"), seen)] if seen else []
     holding = ((c, c.on(target.name)) for c in CODES.values())
     rows = [(f"[{c.code}](../findings/{c.code}.md)", h.evidence, _cell(c.title)) for c, h in holding if h is not None]
     parts += ["## Findings that hold on it", _table(("code", "evidence", ""), rows)]
@@ -378,16 +366,42 @@ def _targets_of(versions: str) -> set[str]:
     return found
 
 
-def _differences(target: Target) -> Iterator[tuple[str, Any, Any]]:
+def _differences(target: Target) -> Iterator[tuple[str, str, str]]:
+    """What a switch of this target means, as its class describes it, how it is here and how it is by default."""
     about = dict(re.findall(r"^ {8}(\w+): (.*?)(?=\n {8}\w+: |\Z)", Target.__doc__ or "", re.M | re.S))
     for field in fields(target):
         here = getattr(target, field.name)
         if isinstance(here, bool) and here != field.default and field.name in about:
-            yield " ".join(about[field.name].split()), here, field.default
+            yield _cell(about[field.name]), *(("yes", "no") if here else ("no", "yes"))
 
 
-def _value(value: Any) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value))
+def builds_page() -> str:
+    """Every build, its source, and which rules rest on it."""
+    builds = [(f"`{b.name}`", b.tensorrt, b.gpu or "not stated", b.flags, b.network, b.parts, b.source,
+               *("yes" if there else "no" for there in (b.graph, b.made_rules))) for b in BUILDS.values()]
+    rules: dict[Evidence, list[tuple[str, ...]]] = {evidence: [] for evidence in Evidence}
+    for name, case in cases().items():
+        found, count = (f"`{name}`", case.says, case.source), len(case.build_names())
+        if case.evidence == Evidence.SEEN:
+            says = f"{case.says} ({case.source})" if case.source else case.says
+            found = (f"`{name}`", says, ", ".join(case.builds), "**one**" if count == 1 else str(count))
+        rules[case.evidence].append(found)
+    inferred = ("rule", "what TensorRT does", "why it is taken so")
+    return _page(
+        "# Builds and the rules that rest on them",
+        "Made from the cases that passes (`qdqtool/trt/passes`) and operators (`qdqtool/model/operators.py`) list. A "
+        "line of a simulated trace is emitted through one case only; the JSON of a prediction names the cases behind "
+        'each convolution, and `qdqtool explain "<a line of a log>"` leads from a log to them. Numbers behind a build '
+        "are lines of its log.",
+        "## Builds",
+        _table(("build", "TensorRT", "GPU", "flags", "network", "parts", "source", "in the truth run",
+                "rules made from it"), builds),
+        "## Rules seen in builds",
+        "Rules that one build alone shows are marked **one**: another build may refute them.",
+        _table(("rule", "what TensorRT does", "builds", ""), rules[Evidence.SEEN]),
+        "## Rules that are documented", _table(inferred, rules[Evidence.DOCUMENTED]),
+        "## Rules that are assumed", _table(inferred, rules[Evidence.ASSUMED]),
+    )  # fmt: skip
 
 
 def ways_page() -> str:
@@ -408,10 +422,13 @@ def _page(*parts: str) -> str:
     return "\n\n".join(parts)
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    titles = tuple(heads)
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (titles, ("---",) * len(titles), *rows)]
-    return "\n".join(lines)
+def _sections(*texts: tuple[str, str]) -> list[str]:
+    """Titles and texts, without those that are empty."""
+    return [part for title, text in texts if text for part in (f"## {title}", _escaped(text))]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ("---",) * len(heads), *rows))
 
 
 def _fence(text: str, language: str = "text") -> str:

@@ -21,8 +21,8 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "compare": "qdqtool.comparing.api",
-    "Comparison": "qdqtool.comparing.result",
+    "compare": "qdqtool.verification.comparing.api",
+    "Comparison": "qdqtool.verification.comparing.result",
     "extract": "qdqtool.extraction.job",
     "Extraction": "qdqtool.extraction.result",
     "fix": "qdqtool.fixing.api",
@@ -30,8 +30,8 @@ _HOMES = {
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
-    "report": "qdqtool.reporting.api",
-    "Report": "qdqtool.reporting.api",
+    "report": "qdqtool.render.reporting.api",
+    "Report": "qdqtool.render.reporting.api",
     "tune": "qdqtool.tuning.api",
     "Tuning": "qdqtool.tuning.result",
     "verify": "qdqtool.verification.api",

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from qdqtool.base.options import Preprocess
 from qdqtool.buildlog.types import Build
-from qdqtool.comparing.api import Side
-from qdqtool.comparing.result import Comparison as Comparison
 from qdqtool.extraction.result import Extraction as Extraction
 from qdqtool.fixing.api import Fixed as Fixed
 from qdqtool.insertion.result import Insertion as Insertion
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource
-from qdqtool.reporting.api import Report as Report
+from qdqtool.render.reporting.api import Report as Report
 from qdqtool.tuning.measure import Mapper
 from qdqtool.tuning.result import Tuning as Tuning
 from qdqtool.types import ConvOutcome as ConvOutcome
@@ -21,6 +19,8 @@ from qdqtool.types import Finding as Finding
 from qdqtool.types import Precision as Precision
 from qdqtool.types import Prediction as Prediction
 from qdqtool.verification.api import Source
+from qdqtool.verification.comparing.api import Side
+from qdqtool.verification.comparing.result import Comparison as Comparison
 from qdqtool.verification.lines import Verification as Verification
 from typing import Any
 

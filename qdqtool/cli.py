@@ -12,11 +12,10 @@ from typing import Any
 
 import click
 
-from qdqtool.base import process
+from qdqtool.base import files, outputs, process
 from qdqtool.base.text import Filtered, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import QdqtoolError
-from qdqtool.io import files, outputs
 from qdqtool.types import TOOL_VERSION
 
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"

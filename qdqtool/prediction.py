@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
-from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import is_dq, is_q
@@ -53,7 +53,7 @@ def predict(
     with _collector_paused():
         index = load(model)
         if chosen.is_rtx:
-            from qdqtool.rtx.predict import predict_rtx
+            from qdqtool.trt.rtx.predict import predict_rtx
 
             prediction = predict_rtx(index, chosen.name)
         else:
@@ -85,8 +85,8 @@ def check_activations(
         DataError: There is no usable data.
     """
     from calibration import Preprocess, Statistics, collect
+    from qdqtool.explain.lint import activation_scales
     from qdqtool.explain.report import Report
-    from qdqtool.lint import activation_scales
     from qdqtool.model.editor import float_model
     from qdqtool.model.view import View
 
@@ -102,7 +102,8 @@ def check_activations(
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    prediction.findings = _ordered([*prediction.findings, *report.findings])
+    guessed = {f.code for f in report.findings} & {"ACT-OUTLIER"}  # by gains, before the data was seen
+    prediction.findings = _ordered([*(f for f in prediction.findings if f.code not in guessed), *report.findings])
     _number(prediction.findings, prediction, index)
 
 
@@ -119,7 +120,7 @@ def outcome(model: Model, target: Target) -> Prediction:
     """The bare outcome: no findings, and what a target assumes is taken for settled."""
     with _collector_paused():
         if target.is_rtx:
-            from qdqtool.rtx.predict import predict_rtx
+            from qdqtool.trt.rtx.predict import predict_rtx
 
             return predict_rtx(model, target.name)
         return settled(model, target)
@@ -135,9 +136,9 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
         prediction: Its outcome.
         way: How the engine is built.
     """
+    from qdqtool.explain.lint.api import fused_in
+    from qdqtool.explain.lint.api import run as lint
     from qdqtool.explain.report import Report
-    from qdqtool.lint.api import fused_in
-    from qdqtool.lint.api import run as lint
     from qdqtool.model.view import View
 
     view = View(model)
@@ -153,7 +154,7 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
         lint(view, report, fused_in(prediction))
         explain(prediction, report)
         if any(f.code == "SKIP-FLOAT" for f in report.findings):
-            from qdqtool.lint.structure import not_automatic
+            from qdqtool.explain.lint.structure import not_automatic
 
             not_automatic(view, report.findings)
     if prediction.regions:

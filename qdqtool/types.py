@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform
 
+from qdqtool.base.files import Guard
+from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import record
-from qdqtool.io.files import Guard
-from qdqtool.io.outputs import save_answer
 
 
 @dataclass(slots=True)
@@ -421,8 +421,8 @@ class ConvOutcome:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a matrix product, Gemm or MatMul."""
-        return self.op in ("Gemm", "MatMul")
+        """Whether it is a matrix product: Gemm, MatMul or Einsum."""
+        return self.op in ("Gemm", "MatMul", "Einsum")
 
     @property
     def int8_in_int8_out(self) -> bool:
@@ -460,8 +460,8 @@ class Prediction:
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
     TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
-    without Q/DQ, which ``convolutions`` does not list. ``read`` holds the files that were read, none of which
-    :meth:`save` overwrites.
+    without Q/DQ, and those that an Einsum computes in float, which ``convolutions`` does not list. ``read`` holds the
+    files that were read, none of which :meth:`save` overwrites.
     """
 
     model: ModelInfo
@@ -581,8 +581,8 @@ FindingCode = Literal[
     "ACT-INNER-Q", "ACT-OUTLIER", "ACT-PER-CHANNEL", "ACT-SCALE", "ADD-ACT", "ADD-BOTH", "ADD-OUT-FLOAT", "BIAS-DQ",
     "BN-UNFOLDED", "BUILD-CRASHES", "BUILD-FAILS", "CH-ALIGN", "CH-SMALL", "CONCAT-SCALE", "CONST-FP16",
     "CONV3D-INT8", "CONVERSION", "CT-AXIS", "CT-BN", "CT-FLOAT", "CT3D-FLOAT", "DOUBLE-QDQ", "DQ-3-INPUTS", "DW-ADD",
-    "DW-SILU", "FLAG-FP16", "FLOAT-FP32", "FLOAT-MIXED", "FLOAT-OTHER", "FLOAT-SM75", "FP8-OUTSIDE", "GPU-DP4A",
-    "GPU-FUSION", "GPU-JETSON", "GPU-KERNELS", "GPU-NO-FP16", "GPU-NO-INT8", "GPU-VERSION", "GROUP-SLOW",
+    "DW-SILU", "EINSUM-FLOAT", "FLAG-FP16", "FLOAT-FP32", "FLOAT-MIXED", "FLOAT-OTHER", "FLOAT-SM75", "FP8-OUTSIDE",
+    "GPU-DP4A", "GPU-FUSION", "GPU-JETSON", "GPU-KERNELS", "GPU-NO-FP16", "GPU-NO-INT8", "GPU-VERSION", "GROUP-SLOW",
     "HEAD-CONCAT", "HEAD-QUANT", "HEAD-SCORE", "IN-BLOCKED", "IN-FLOAT", "INPUT-CONVERSION", "KERNEL-LARGE",
     "MATMUL-COMPUTED", "MYELIN-REGION", "NO-QDQ", "NORM-FLOAT", "NORM-PIECES", "NOT-QUANTIZED", "OPSET-AXIS",
     "OUT-FLOAT", "OUT-MIXED", "PAD-SPLIT", "PLUGIN-OUTSIDE", "POOL-FLOAT", "POOL-MIXED", "POOL-SCALE", "QOPERATOR",

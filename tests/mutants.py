@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 CONFIG = "tests/mutants.toml"
 PACKAGES = (
     "calibration", "qdqtool/buildlog", "qdqtool/comparing", "qdqtool/explain", "qdqtool/fixing", "qdqtool/insertion",
-    "qdqtool/lint", "qdqtool/rtx", "qdqtool/trt", "qdqtool/verification",
+    "qdqtool/explain/lint", "qdqtool/trt/rtx", "qdqtool/trt", "qdqtool/verification",
 )  # fmt: skip
 SECONDS = 60  # that one test may take: a mutant can make a loop endless
 

@@ -12,10 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 
 HERE = Path(__file__).parents[1] / "benchmarks"
-OPTIONAL = {"torch", "torchvision", "ultralytics", "selenium", "distributed", "tensorrt_rtx", "lightning", "modelopt"}
 RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
 NAMES = sorted(RUN["benchmarks"]())
 
@@ -35,12 +34,7 @@ def wants_arguments(tree: ast.Module) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_script_needs_is_known(name: str) -> None:
-    tree = ast.parse((HERE / f"{name}.py").read_text("utf-8"))
-    assert name in RUN["DATA"] or not wants_arguments(tree)
-    imported = {a.name.split(".")[0] for n in tree.body if isinstance(n, ast.Import) for a in n.names}
-    imported |= {(n.module or "").split(".")[0] for n in tree.body if isinstance(n, ast.ImportFrom)}
-    if name not in RUN["DATA"]:
-        assert imported & OPTIONAL <= set(RUN["PACKAGES"].get(name, ()))
+    assert (name in RUN["DATA"]) == wants_arguments(ast.parse((HERE / f"{name}.py").read_text("utf-8")))
 
 
 def test_what_scripts_take_from_the_package_is_there() -> None:
@@ -62,7 +56,7 @@ def test_differences_and_names() -> None:
     assert paired([(one, [v - 0.5 for v in one])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
     difference, low, high = paired([(one, one), (one, [v - 1.0 for v in one])], np.mean)
     assert (difference, low, high) == pytest.approx((0.5, 0.5, 0.5))
-    assert set(RUN["DATA"]) | set(RUN["PACKAGES"]) <= set(NAMES)
+    assert set(RUN["DATA"]) <= set(NAMES)
 
 
 def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
@@ -79,7 +73,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = RUN["missing"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
     assert missing("qat_models") == "torch"
-    assert missing("trust") == ""
+    assert missing("attention") == "torch" and missing("trust") == ""
+    monkeypatch.setattr("importlib.util.find_spec", lambda n: None if n in ("torchvision", "matplotlib") else n)
+    assert missing("qat_models") == "torchvision" and missing("timing_docs") == "matplotlib"
     assert missing("accuracy") == RUN["DATA"]["accuracy"]
 
 
@@ -110,9 +106,9 @@ def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_f
     images = np.zeros((2, 3, 64, 64), np.float32)
     split = accuracy["Split"]("a", model, tmp_path / "images", tmp_path / "others")
     for calibration, runs in ((images, 1), (images, 1), (images[:1], 2), (images + 1, 3)):
-        split.made_from = accuracy["digest"](model, calibration)
-        made, int8 = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
-        assert made == model.read_bytes() and int8 == 0 and asked.read_text().count(".") == runs
+        split.made_from = accuracy["common"].digest(model.read_bytes(), calibration)
+        made = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
+        assert made == model.read_bytes() and asked.read_text().count(".") == runs
 
 
 @pytest.mark.parametrize(("text", "message"), [

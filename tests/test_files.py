@@ -17,14 +17,14 @@ import pytest
 
 import qdqtool
 from qdqtool import insert
+from qdqtool.base import files, outputs
+from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.cli import cli, run
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.io import files, outputs
-from qdqtool.io.outputs import atomic_write, write_text
-from tests.comparing.networks import network
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
 from tests.tables import cases
+from tests.verification.comparing.networks import network
 
 
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def _too_late(*_: object) -> None:
 
 def test_every_file_is_read_through_the_guard() -> None:
     # What reads for the guard, and what reads its own files, installed with it.
-    own = {"files.py", "gpus.py", "physics.py", "recording.py", "facts.py", "page.py", "tables.py"}
+    own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
     own |= {"process.py"}  # which reads of processes in /proc
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from qdqtool import cli
 from qdqtool.base import process
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
 from qdqtool.render.output import all_as_options, as_options, coloured, in_colour

@@ -77,7 +77,7 @@ def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:
 _WAIT = """
 import sys, time
 from qdqtool import cli
-from qdqtool.io import outputs
+from qdqtool.base import outputs
 from qdqtool.base import process
 import click
 @cli.cli.command("wait")
@@ -122,26 +122,31 @@ def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes there are")
-@pytest.mark.parametrize("words", [
-    "extract own.onnx --node c3 -o out --check METRIC", "tune float.onnx --include conv --no-state --workers 1 "
-    "--calib samples.npy -o out --metric long:metric",
-])  # fmt: skip
-def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str) -> None:
-    """Nor what left its group and its parents."""
+@pytest.mark.parametrize(("words", "how"), [
+    ("extract own.onnx --node c3 -o out --check METRIC", "env -i setsid"),
+    ("tune float.onnx --include conv --no-state --workers 1 "
+    "--calib samples.npy -o out --metric long:metric", "setsid"),
+])
+def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, how: str) -> None:
+    """Nor what left its group and its parents, and the environment of a command; no temporary folder stays."""
     write_seeds(tmp_path)
+    (temporary := tmp_path / "temporary").mkdir()
     number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
-    shell_line = f"setsid sleep {number} & (sleep {number} &) ; touch begun; sleep {number}"
+    shell_line = f"{how} sleep {number} & ({how} sleep {number} &) ; touch begun; sleep {number}"
     (tmp_path / "long.py").write_text(
         f"import subprocess\ndef metric(*_):\n    subprocess.call({shell_line!r}, shell=True)\n")
     args = [f'sh -c "{shell_line}"' if w == "METRIC" else w for w in words.split()]
     run = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], cwd=tmp_path, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL, start_new_session=True)
+                           stderr=subprocess.DEVNULL, start_new_session=True,
+                           env={**os.environ, "TMPDIR": str(temporary)})
     try:
         _until(lambda: (tmp_path / "begun").exists() and len(_processes(number)) >= 3)
+        assert "check" not in words or os.listdir(temporary)
     finally:
         run.kill()
         run.wait()
     _until(lambda: not _processes(number))
+    _until(lambda: not os.listdir(temporary))
 
 
 def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ FLOORS = tuple(
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
-FOR_CALIBRATION = {"base", "cluster", "errors", "io", "model", "types"}
-# Where one fact per operator comes from operators.py; rtx is another compiler, with rules of its own.
-READ_OPERATORS = ("trt", "insertion", "fixing", "lint", "explain", "prediction")
+FOR_CALIBRATION = {"base", "cluster", "errors", "model", "types"}
+# Where one fact per operator comes from operators.py; trt/rtx is another compiler, with rules of its own.
+READ_OPERATORS = ("trt", "insertion", "fixing", "explain", "prediction")
+OTHER_COMPILER = "qdqtool.trt.rtx"
+LINT = "qdqtool.explain.lint"
 
 TRTEXEC = {"--", "--calib", "--help", "--profile", "--shapes"}  # options of its as well as of ours
 
@@ -197,7 +199,7 @@ def targets_named() -> Broken:
     """Neither is a target compared by its name, or by how that begins; the codes of explain say where they hold."""
     named = re.compile(r"trt\d+(\.\d+)?|rtx\d*(\.\d+)?")
     for module, path in sources().items():
-        if module == "qdqtool.trt.targets" or room_of(module) == "explain":
+        if module == "qdqtool.trt.targets" or (room_of(module) == "explain" and not module.startswith(LINT)):
             continue
         for node in nodes_of(path):
             looked: list[ast.expr] = []
@@ -225,7 +227,7 @@ def lists_of_operators() -> Broken:
     """Operators side by side are a class of operators, and classes of operators have one home."""
     names = {s.name for s in onnx.defs.get_all_schemas()} - {"QuantizeLinear", "DequantizeLinear"}
     for module, path in sources().items():
-        if room_of(module) not in READ_OPERATORS:
+        if room_of(module) not in READ_OPERATORS or module.startswith(OTHER_COMPILER):
             continue
         for node in nodes_of(path):
             if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
@@ -245,7 +247,9 @@ def words_of_the_command_line() -> Broken:
     either = "|".join(sorted(known - TRTEXEC))
     options = re.compile(rf"(?<![\w-])(?:{either})(?![\w-])")
     for module, path in sources().items():
-        if room_of(module) in ("commands", "cli", "demo", "render", "explain") or module.endswith(".options"):
+        speaks_of_commands = room_of(module) in ("commands", "cli", "render", "explain")
+        speaks_of_commands &= not module.startswith((LINT, "qdqtool.render.reporting"))
+        if speaks_of_commands or module.endswith(".options"):
             continue
         docs = {id(n.body[0].value) for n in nodes_of(path)
                 if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and n.body

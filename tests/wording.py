@@ -19,14 +19,14 @@ from qdqtool.render.build_text import render_comparison
 from qdqtool.trt.faults import DepthwiseAdd, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Refusal
-from tests.comparing.networks import float_network, network
-from tests.comparing.test_changes import listing
 from tests.explain.graphs import GRAPHS
+from tests.explain.lint import test_api as lint
+from tests.explain.lint.test_operators import conv3d
 from tests.explain.test_causes import residual
 from tests.explain.test_refusals import TARGETS
-from tests.lint import test_api as lint
-from tests.lint.test_operators import conv3d
 from tests.trt.builder import Graph
+from tests.verification.comparing.networks import float_network, network
+from tests.verification.comparing.test_changes import listing
 
 DATA = Path(__file__).parent / "data" / "wording.json"
 

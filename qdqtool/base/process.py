@@ -20,9 +20,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType, ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from qdqtool.errors import QdqtoolError
+
+if TYPE_CHECKING:
+    import tempfile
 
 _NAME = "onnx"
 
@@ -381,13 +384,19 @@ def descendants(process: int | str, thread: int | None = None) -> list[int]:
     return found
 
 
-_MARK, RUN = "QDQTOOL_STARTED_BY", "QDQTOOL_RUN"
+_MARK = "QDQTOOL_STARTED_BY"
 _ENDS = """
 import os, select, sys
 os.closerange(3, 1 << 16)
-parent, mark = int(sys.argv[1]), sys.argv[2].encode()
-while os.getppid() == parent and not select.select([0], [], [], 1)[0]:
-    pass
+parent, mark, told = int(sys.argv[1]), sys.argv[2].encode(), [b""]
+lives = True
+while lives:
+    lives = os.getppid() == parent
+    while select.select([0], [], [], lives)[0]:
+        told.append(os.read(0, 1 << 16))
+        if not told[-1]:
+            lives = False
+            break
 found = True
 while found:
     found = False
@@ -399,6 +408,17 @@ while found:
                     found = True
         except OSError:
             pass
+left = set(filter(os.path.lexists, b"".join(told).split(bytes(1))[:-1]))
+if left:
+    import shutil, time
+    end = time.monotonic() + 10
+    while left and time.monotonic() < end:
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+            if os.path.isfile(path):
+                os.unlink(path)
+        left = set(filter(os.path.lexists, left))
+        time.sleep(0.1)
 """
 
 
@@ -409,17 +429,34 @@ def marked(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     Args:
         environment: What else it holds; this process's own by default.
     """
-    return {**(os.environ if environment is None else environment), **_watched(os.getpid())}
+    return {**(os.environ if environment is None else environment), **_watched(os.getpid())[0]}
 
 
-def end_run(mark: str) -> None:
-    """Ends what carries the mark of one run in its environment, whatever sessions it is in; on Linux."""
-    wanted = f"{RUN}={mark}".encode()
-    with contextlib.suppress(OSError):
-        for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    os.kill(int(name), signal.SIGKILL)
+def unmarked() -> dict[str, str]:
+    """This process's environment without the mark."""
+    return {name: value for name, value in os.environ.items() if name != _MARK}
+
+
+def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:
+    """A new folder ``qdqtool-...``; on Linux it is removed with its content if this process is killed, too."""
+    import tempfile  # takes its time
+
+    folder = tempfile.TemporaryDirectory(prefix=f"qdqtool-{purpose}", ignore_cleanup_errors=True)
+    remove_at_end(folder.name)
+    return folder
+
+
+def remove_at_end(path: str, own: bool = False) -> None:
+    """Removes what is left of a temporary file or folder when this process has ended, however it does; on Linux.
+
+    Args:
+        path: The file or folder.
+        own: Only where the process is the command line's: no other is started for it in a user's process.
+    """
+    held = _watched(os.getpid())[1] if _own or not own else None
+    if held is not None:
+        with contextlib.suppress(OSError):
+            os.write(held, os.fsencode(os.path.abspath(path)) + b"\0")
 
 
 def mark_all() -> None:
@@ -429,23 +466,23 @@ def mark_all() -> None:
 
 
 @functools.cache
-def _watched(process: int) -> dict[str, str]:
-    """Starts what ends the marked processes when this one has ended, and returns the mark."""
+def _watched(process: int) -> tuple[dict[str, str], int | None]:
+    """Starts what ends the marked processes when this one has ended; the mark, and where it is told what to remove."""
     if sys.platform != "linux" or not sys.executable:
-        return {}
+        return {}, None
     mark = f"{process}-{os.urandom(8).hex()}"
-    read, _held = os.pipe()  # which is closed when this process ends, if only by being killed
+    read, held = os.pipe()  # which is closed when this process ends, if only by being killed
     nothing = ((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2))
     command = [sys.executable, "-I", "-S", "-c", _ENDS, str(process), f"{_MARK}={mark}"]
-    others = {name: value for name, value in os.environ.items() if name != _MARK}  # it ends after this one
     actions = [(os.POSIX_SPAWN_DUP2, read, 0), *nothing]
     try:
-        os.posix_spawn(sys.executable, command, others, file_actions=actions, setsid=True)
+        os.posix_spawn(sys.executable, command, unmarked(), file_actions=actions, setsid=True)  # it ends after this one
     except OSError:  # no such program, or no room for a process: then they go on
-        return {}
+        os.close(held)
+        return {}, None
     finally:
         os.close(read)
-    return {_MARK: mark}
+    return {_MARK: mark}, held
 
 
 # Progress on stderr: a bar on a terminal, else one line a minute, as logs expect -------------------------------------

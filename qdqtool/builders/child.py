@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qdqtool.base.outputs import write_text
 from qdqtool.base.process import marked
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.io.outputs import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {

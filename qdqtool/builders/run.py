@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
+import select
 import shutil
-import signal
 import subprocess
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base.process import RUN, descendants, end_run, marked
+from qdqtool.base.outputs import atomic_write
+from qdqtool.base.process import temporary_folder, unmarked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.io.outputs import atomic_write
 from qdqtool.model import modelfile
 from qdqtool.model.graph import Model
 
@@ -129,7 +128,7 @@ def run_one(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BuilderError(f"{folder}: cannot be made: {error.strerror or error}") from error
-    with tempfile.TemporaryDirectory(prefix="qdqtool-build-") as temporary:
+    with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
         result = compiled(with_log_names(model, names, work), work)
@@ -319,6 +318,59 @@ def version_of(log: bytes) -> str:
     return sections.version_of(match[1]) if match else ""
 
 
+# Runs a command, and ends all that it started: what loses its parent there becomes a child of this process, whatever
+# environment and session it has. Ends that early when its own parent has closed its stdin, if only by being killed.
+_RUNS = """
+import ctypes, os, select, signal, sys
+answer, parent, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+os.set_inheritable(answer, False)
+try:
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+except AttributeError:
+    pass  # no Linux
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.signal(signal.SIGCHLD, lambda number, frame: None)
+signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+child = os.fork()
+if not child:
+    try:
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(ignored, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvp(words[0], words)
+    except Exception as error:
+        os.write(answer, b"failed %d " % (getattr(error, "errno", 0) or 2))  # ENOENT
+    finally:
+        os._exit(127)
+code = None
+while code is None and os.getppid() == parent and 0 not in select.select([0, woken], [], [], 1)[0]:
+    ended = True
+    while ended:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+try:
+    os.killpg(child, 9)
+except OSError:
+    pass
+try:
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            for started in map(int, children.read().split()):
+                os.kill(started, 9)
+        os.waitpid(-1, 0)
+except OSError:
+    pass  # there is none any more
+if code is not None:
+    os.write(answer, b"ended %d" % code)
+"""
+
+
 def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
     """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
 
@@ -330,21 +382,24 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
     Raises:
         OSError: It cannot be started.
     """
-    mark = os.urandom(8).hex()
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        env={**marked(), RUN: mark},
-    )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        started = descendants(process.pid)  # `timeout`, setsid and job control make groups of their own
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it left running as well
-        for other in started:
-            with contextlib.suppress(OSError):
-                os.kill(other, signal.SIGKILL)
-        process.wait()
-        end_run(mark)  # what has a session of its own, and no parent any more
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as answer:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _RUNS, str(write), str(os.getpid()), *command],
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=unmarked(), pass_fds=[write],
+            )
+        finally:
+            os.close(write)
+        assert process.stdin is not None
+        try:
+            if not select.select([answer], [], [], timeout)[0]:
+                return None
+        finally:
+            process.stdin.close()  # ends what still runs
+            process.wait()
+        status, code = (*answer.read().decode().split(), "ended", str(process.returncode))[:2]
+    if status == "failed":
+        raise OSError(int(code), os.strerror(int(code)))
+    return int(code)

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from qdqtool.base.outputs import parse_json
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.types import (
@@ -33,7 +34,6 @@ from qdqtool.buildlog.types import (
     Shape,
 )
 from qdqtool.errors import BuildLogError
-from qdqtool.io.outputs import parse_json
 from qdqtool.types import Precision
 
 _TYPES = {p.lower(): p for p in Precision if p not in (Precision.FLOAT, Precision.UNKNOWN)} | {

@@ -7,19 +7,19 @@ import contextlib
 import gzip
 import itertools
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from typing import IO, BinaryIO, cast
 
-from qdqtool.base import budgets
+from qdqtool.base import budgets, packed
+from qdqtool.base.files import note_read, open_input
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
 from qdqtool.buildlog.summary import judge
 from qdqtool.buildlog.types import Build, BuiltLayer, Listing, ParseSection, Tactics
 from qdqtool.errors import BuildLogError
-from qdqtool.io import packed
-from qdqtool.io.files import note_read, open_input
 
 __all__ = ["LogSource", "read_build"]
 
@@ -62,9 +62,31 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
                     note_read(stream.fileno())
             else:
                 stream = cast(BinaryIO, stack.enter_context(open_input(source, error=BuildLogError)))
-            yield _recoded(_unpacked(stream, name))
+            unpacked = _unpacked(stream, name)
+            yield _recoded(_counted(unpacked, name) if _is_piped(stream) else unpacked)
     except OSError as error:
         raise BuildLogError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+def _is_piped(stream: BinaryIO) -> bool:
+    try:
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):  # bytes in memory
+        return False
+
+
+def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The same blocks, while they are no more than a pipe may give."""
+    size = lines = 0
+    for block in source:
+        size += len(block)
+        lines += block.count(b"\n")
+        if size > budgets.PIPED_LOG or lines > budgets.PIPED_LINES:
+            raise BuildLogError(
+                f"{name}: a pipe gives more than {budgets.amount(budgets.PIPED_LOG)} or {budgets.PIPED_LINES:,} lines, "
+                "the limit; write the log into a file, and give that"
+            )
+        yield block
 
 
 def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:

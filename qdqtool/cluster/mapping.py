@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from qdqtool.base.process import temporary_folder
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model.sessions import cores
 
@@ -122,8 +123,6 @@ def _processes(count: str | None) -> Iterator[Any]:
     Yields:
         The cluster, and what a client needs to connect to it.
     """
-    import tempfile
-
     import dask
     from distributed import LocalCluster, Security
     from distributed.gc import disable_gc_diagnosis
@@ -133,7 +132,7 @@ def _processes(count: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise ClusterError(f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})") from None
     wanted = int(count) if count else cores()
-    with tempfile.TemporaryDirectory(prefix="qdqtool-cluster-", ignore_cleanup_errors=True) as folder, \
+    with temporary_folder("cluster-") as folder, \
             dask.config.set(_LOCAL_CONFIG):
         cluster = None
         try:

@@ -12,7 +12,7 @@ from qdqtool.commands import inputs
 from qdqtool.options import Gpu, OnBuilds
 
 if TYPE_CHECKING:
-    from qdqtool.comparing.result import Comparison
+    from qdqtool.verification.comparing.result import Comparison
 
 _FAILING = ("lost-int8", "lost-int8-output", "conversions", "scales", "unmatched", "slower", "any")
 _SLOWER = 1.02
@@ -45,10 +45,10 @@ def command(
     Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
     cannot answer.
     """
-    from qdqtool.comparing.api import compare
-    from qdqtool.comparing.result import is_model
-    from qdqtool.io.files import claim
+    from qdqtool.base.files import claim
     from qdqtool.render.build_text import render_comparison
+    from qdqtool.verification.comparing.api import compare
+    from qdqtool.verification.comparing.result import is_model
 
     claim(answer.output, "-o")
     claim(page, "--report")
@@ -59,8 +59,8 @@ def command(
         raise click.UsageError("--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build")
     result = compare([a, *more_a], [b, *more_b], on=on, machine=machine)
     if page is not None:
-        from qdqtool.reporting.api import report
-        from qdqtool.reporting.page import require
+        from qdqtool.render.reporting.api import report
+        from qdqtool.render.reporting.page import require
 
         require()
         report(b, before=a, target=on.target, gpu=machine.gpu).save(page)

@@ -25,7 +25,7 @@ def command(output: str, size: int, images: int, activation: str, on: On) -> int
     from qdqtool.trt.targets import target_named
 
     chosen = target_named(on.target)
-    from qdqtool.demo.run import run
+    from qdqtool.commands.demo_run import run
 
     for line in run(Path(output), size, images, activation, chosen):
         click.echo(line)

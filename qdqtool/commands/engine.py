@@ -30,9 +30,9 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.engine.costs import EngineReport, analyze
-    from qdqtool.io.files import claim
-    from qdqtool.io.outputs import commit, write_visible
+    from qdqtool.base.files import claim
+    from qdqtool.base.outputs import commit, write_visible
+    from qdqtool.buildlog.costs import EngineReport, analyze
 
     for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
         claim(target, option)
@@ -57,7 +57,7 @@ def command(
 
     report = report_of([*files, *((profile,) if profile else ())])
     if dot or svg:
-        from qdqtool.engine import drawing
+        from qdqtool.buildlog import drawing
 
         drawn = drawing.drawing_of(report)
         if dot:
@@ -71,7 +71,7 @@ def command(
     from qdqtool.render.build_text import render, render_comparison
 
     if other:
-        from qdqtool.comparing.api import compare
+        from qdqtool.verification.comparing.api import compare
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None

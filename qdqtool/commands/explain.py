@@ -23,9 +23,9 @@ def command(what: tuple[str, ...], listing: bool, how: Way, answer: inputs.Writt
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
     line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
     """
+    from qdqtool.base.files import claim
     from qdqtool.explain import codes
     from qdqtool.explain.ways import way_named
-    from qdqtool.io.files import claim
     from qdqtool.render.log_text import code_json, code_text, error_text, list_text, way_text
 
     claim(answer.output, "-o")

@@ -40,10 +40,10 @@ def command(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
+    from qdqtool.base.files import claim
+    from qdqtool.base.outputs import write_text
     from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import read_verification
-    from qdqtool.io.files import claim
-    from qdqtool.io.outputs import write_text
     from qdqtool.model.modelfile import load, save
     from qdqtool.render.output import emit, terminal_width, to_json
 

@@ -23,8 +23,8 @@ def command(model: str, output: str, on: inputs.Typed, fixes: Fixes, answer: inp
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """
+    from qdqtool.base.files import claim
     from qdqtool.fixing.api import fix
-    from qdqtool.io.files import claim
     from qdqtool.render.insertion_text import render_fixed
 
     claim(output, "-o")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from qdqtool.base.files import stem
 from qdqtool.base.options import Images, Option, Preprocess, concern, option, options_of
 from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.io.files import stem
 from qdqtool.options import BUILDERS, On, Workers
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _assumed(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def _arrays(path: str) -> Any:
-    from qdqtool.io.packed import read_arrays
+    from qdqtool.base.packed import read_arrays
 
     return read_arrays(path)
 

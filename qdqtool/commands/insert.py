@@ -56,7 +56,7 @@ def command(
         from qdqtool.timing import gpus
 
         gpus.chosen(machine.gpu)  # an unknown one is refused before the work
-    from qdqtool.io.files import claim
+    from qdqtool.base.files import claim
 
     for written, option in ((path, "-o"), (write_table, "--write-table"), (kept.calib_cache, "--calib-cache")):
         claim(written, option)

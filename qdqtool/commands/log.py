@@ -23,12 +23,12 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
+    from qdqtool.base.files import claim
     from qdqtool.base.text import as_text
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import lines_of_pass, summarize
     from qdqtool.errors import BuildLogError
     from qdqtool.explain.errors import annotate
-    from qdqtool.io.files import claim
     from qdqtool.render.log_text import pass_lines, render
 
     claim(answer.output, "-o")

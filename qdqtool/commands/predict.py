@@ -67,8 +67,8 @@ def command(
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in required]
     wanted = [_code(text) for text in fail_on]
+    from qdqtool.base.files import claim, note_read
     from qdqtool.explain.ways import way_named
-    from qdqtool.io.files import claim, note_read
     from qdqtool.prediction import predict
     from qdqtool.render.output import as_options, emit, terminal_width, to_json
 

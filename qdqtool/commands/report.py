@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.base.files import claim, named_as_model, stem
 from qdqtool.base.records import replaced
 from qdqtool.commands import inputs
-from qdqtool.io.files import claim, named_as_model, stem
 from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 
 
@@ -33,8 +33,8 @@ def command(
     Exit codes: 0 done, 2 bad input.
     """
     from qdqtool.render.output import emit, to_json
-    from qdqtool.reporting.api import report
-    from qdqtool.reporting.page import require
+    from qdqtool.render.reporting.api import report
+    from qdqtool.render.reporting.page import require
 
     require()
     others = [f for f in files if named_as_model(f)]

@@ -50,7 +50,7 @@ def command(
     if machine.gpu is None and (machine.clock is not None or machine.power is not None or aim.budget_ms is not None):
         raise click.UsageError("--budget-ms, --clock and --power need --gpu")
     path = output or inputs.default_output(model)
-    from qdqtool.io.files import claim, is_stream
+    from qdqtool.base.files import claim, is_stream
 
     kept = None if no_state else effort.state or (None if is_stream(Path(path)) else f"{path}.tuning")
 

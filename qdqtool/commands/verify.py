@@ -35,7 +35,7 @@ def command(
 
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
-    from qdqtool.io.files import claim
+    from qdqtool.base.files import claim
     from qdqtool.render.build_text import render_verification
     from qdqtool.verification.api import exit_code
 

@@ -6,9 +6,9 @@ from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.view import View
-from qdqtool.rtx.operands import CompilerFault, Fault, IntegersLost, Why, ends_build
 from qdqtool.trt import faults as lint
 from qdqtool.trt import refusals as trt
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, IntegersLost, Why, ends_build
 from qdqtool.types import FindingCode, Prediction, Refusal
 
 _LOST: dict[Why, FindingCode] = {

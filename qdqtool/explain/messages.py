@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., "Words | str"])
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
     "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.trt.faults": "qdqtool.explain.messages_model",
-    "qdqtool.rtx.operands": "qdqtool.explain.messages_rtx", "qdqtool.explain.messages": "qdqtool.explain.messages",
+    "qdqtool.trt.rtx.operands": "qdqtool.explain.messages_rtx", "qdqtool.explain.messages": "qdqtool.explain.messages",
 }
 
 

@@ -105,9 +105,10 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
 def _outliers(finding: Finding, cause: Cause, r: lint.OutlierScales) -> Words | str:
     listed = "; ".join(f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst)
     more = f"; and {r.bad - len(r.worst)} more" if r.bad > len(r.worst) else ""
-    samples = "1 sample" if r.samples == 1 else f"{r.samples} samples"
+    where = ("By the gains of the normalizations in front" if not r.samples
+             else "On 1 sample" if r.samples == 1 else f"On {r.samples} samples")
     said = (f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
-            f"On {samples} the largest value held is many times the typical one: {listed}{more}.")
+            f"{where} the largest value held is many times the typical one: {listed}{more}.")
     if r.linear:
         return said
     return said, ("Leave them float (--exclude), and compare the accuracy. A method that clips (--method-for "
@@ -284,8 +285,17 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
     return fp16_words(finding.way)
 
 
+@words(lint.EinsumFloat)
+def _einsum(finding: Finding, cause: Cause, r: lint.EinsumFloat) -> str:
+    what = "operands are dequantized" if r.quantized else "operands are not all dequantized"
+    return f"{r.node} computes a matrix product as an Einsum ({r.equation}), in float; its {what}."
+
+
 @words(lint.NormInPieces)
 def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str:
+    if r.alone:
+        return (f"{r.node} ({r.alone}) squares what is summed then: in FP16 the square of 256 is infinite, that of "
+                "2e-4 zero."), "Keep these nodes FP32, or put a factor in front that FP16 holds the squares of."
     text = f"{r.node} squares in a normalization in pieces: in FP16 the square of 256 is infinite already."
     if r.exact:
         raised = f", raising opset {r.opset} to 17" if r.opset < 17 else ""

@@ -336,8 +336,12 @@ def _concat(finding: Finding, cause: Cause, r: trt.ConcatScales) -> Words:
     return _parts(r, "each part with another scale is converted", ())
 
 
+_PARTS = 12  # named in a sentence
+
+
 def _parts(r: trt.ConcatScales, consequence: str, own: Sequence[Scale]) -> Words:
-    listed = ", ".join("none" if p is None else scale_words(p) for p in r.parts)
+    parts = ["none" if p is None else scale_words(p) for p in r.parts]
+    listed = ", ".join(parts[:_PARTS]) + ", ..." * (len(parts) > _PARTS)
     return (
         f"{r.node} takes scales {listed} and is quantized with {scale_words(r.behind)} behind it; {consequence}.",
         unified([*r.parts, r.behind, *own]),
@@ -354,7 +358,7 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
             f"{consequence}: {names(reader_names(quantizers))} quantize it, and their scales are not available to "
             "compare.", "",
         )
-    listed = ", ".join(f"{scale_words(q.scale)} ({q.node})" for q in quantizers)
+    listed = names((f"{scale_words(q.scale)} ({q.node})" for q in quantizers), _PARTS)
     _, crossed = crossed_by(readers)
     where = f"scales {listed} on '{tensor}'" if crossed is None else (
         f"{crossed.node} ({crossed.op}) is between scales {listed}"

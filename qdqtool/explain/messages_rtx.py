@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
-from qdqtool.rtx.operands import CompilerFault, Fault, Form, IntegersLost, Why
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form, IntegersLost, Why
 from qdqtool.types import Cause, Finding
 
 _ACTIVATION = ("Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Protocol
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.process import temporary_folder
 from qdqtool.builders.child import Child
 from qdqtool.builders.run import build_with, exit_code, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
@@ -96,7 +96,7 @@ class BuilderCheck:
         self.loose = False
         self._builder = builder
         self._target = TARGETS["rtx1.7"].name if builder == "tensorrt-rtx" else target
-        self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
+        self._folder = temporary_folder("extract-")
         try:
             self._child = Child("tensorrt_rtx") if builder == "tensorrt-rtx" else None
             self.whole = self.behaviour(proto)
@@ -202,7 +202,7 @@ class CommandCheck:
             self._words.append("{}")
         self._timeout = timeout
         self._says = says.encode()
-        self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-extract-")
+        self._folder = temporary_folder("extract-")
         try:
             start = time.monotonic()
             code = self.code(proto)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.files import watch
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED, Stopped, track
@@ -30,7 +31,6 @@ from qdqtool.extraction.select import (
     same,
     trim,
 )
-from qdqtool.io.files import watch
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.options import On, Selection, Shrinking

@@ -9,14 +9,14 @@ from typing import Any
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.files import Guard, not_over, read_input
+from qdqtool.base.outputs import parse_json
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import as_line, as_text
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.private import Private
 from qdqtool.extraction.select import Shown
-from qdqtool.io.files import Guard, not_over, read_input
-from qdqtool.io.outputs import parse_json
 from qdqtool.model.modelfile import save
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome, Json, Precision, Prediction
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.files import Guard, not_over, watched
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
@@ -18,7 +19,6 @@ from qdqtool.explain import codes
 from qdqtool.explain.report import FIXES, fixed
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.site import Aim, Site, Step
-from qdqtool.io.files import Guard, not_over, watched
 from qdqtool.model.editor import Editor, float_model
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full, save

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
+from calibration.session import partial_model
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
@@ -77,17 +78,8 @@ def _cut(model: Model, lost: set[int]) -> onnx.ModelProto:
     ends = [t for n in model.nodes if n.index in lost for t in n.inputs
             if t and t not in made and not model.is_constant(t) and t not in model.inputs]
     ends += [t for t in model.outputs if t not in made]
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    copies = [onnx.NodeProto.FromString(n.proto.SerializeToString()) for n in model.nodes if n.index not in lost]
-    del proto.graph.node[:]
-    proto.graph.node.extend(copies)
-    del proto.graph.output[:]
     # Every reader in the rest still sees these tensors, quantized ones apart: those are compared behind their DQ.
-    proto.graph.output.extend(
-        onnx.ValueInfoProto(name=t) for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))
-    )
-    return proto
+    return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
 
 
 def _is_known(op: str, domain: str, opset: int) -> bool:
@@ -159,8 +151,8 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         if name not in given:
             raise DataError(f"the inputs have no array for the model's input '{name}'")
         dims = model.shape(name)
-        if dims is not None and len(dims) != given[name].ndim:
-            raise DataError(f"input '{name}' has {given[name].ndim} dimensions, the model wants {len(dims)}")
+        if dims is not None and len(dims) != np.ndim(given[name]):
+            raise DataError(f"input '{name}' has {np.ndim(given[name])} dimensions, the model wants {len(dims)}")
     return {name: np.asarray(given[name]) for name in model.inputs}
 
 
@@ -187,6 +179,7 @@ class Runs:
             TooMuch: It needs more than it may, or the work for all runs is used up.
             RunError: onnxruntime cannot load or run it.
         """
+        inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}  # a part may need fewer
         try:
             source = proto.SerializeToString()
         except (ValueError, EncodeError):

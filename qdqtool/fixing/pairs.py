@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.explain import messages
+from qdqtool.explain.lint.structure import quantized_gate, shared_residuals
 from qdqtool.explain.messages import number
 from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.fixing.weights import dequantized
-from qdqtool.lint.structure import quantized_gate, shared_residuals
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
@@ -198,7 +199,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
             continue
         smallest = min(known)
         bits = f", at most {np.log2(unified / smallest):.1f} bits lost" if smallest > 0 else ""
-        before = ", ".join(dict.fromkeys(number(v) for v in known))
+        before = messages.names(map(number, known), 12)
 
         def apply(editor: Editor, members: list[Node] = members, unified: float = unified) -> None:
             for q in members:
@@ -206,7 +207,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
                     shape = view.params(node).scale_shape or ()
                     editor.set_quantizer(node, np.full(shape, unified), np.zeros(shape, np.int8))
 
-        of_all = ", ".join(q.name for q in members[:_NAMED]) + ", ..." * (len(members) > _NAMED)
+        of_all = messages.names((q.name for q in members), _NAMED)
         what = f"one scale {number(unified)} instead of {before} for {len(members)} quantizers ({of_all}){bits}"
         sites.append(Site(members[0].name, what, apply, places))
     return sites

@@ -12,6 +12,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from qdqtool.errors import ModelError
+from qdqtool.explain import messages
 from qdqtool.fixing.site import Site, along, named, nodes_of
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
@@ -104,8 +105,8 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
             for conv, weights in found[1:]:
                 _copy(editor, conv, weights, value)
 
-        users_of = ", ".join(c.name for c, _ in found)
-        sites.append(Site(source, f"'{source}': weights copied for each of {users_of}", apply))
+        readers = messages.names(c.name for c, _ in found)
+        sites.append(Site(source, f"'{source}': weights copied for each of {readers}", apply))
     return sites
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
+from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain.lint.activation_scales import outliers, spread
+from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import (
@@ -28,12 +31,9 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite, rules_for
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
 from qdqtool.insertion.smoothing import Smoothed, smooth
-from qdqtool.io.files import watched
-from qdqtool.lint.activation_scales import outliers, spread
-from qdqtool.lint.operators import norms
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
-from qdqtool.model.layernorm import as_one, in_half, layer_norms
+from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
@@ -138,7 +138,8 @@ def insert(
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
     quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
     if statistics is not None:
-        warnings.extend(_said_of_outliers(work, found, quantized, statistics, chosen, made.smooth is None))
+        warnings.extend(_said_of_outliers(
+            work, found, quantized, statistics, chosen, made.smooth is None, {t for s in smoothed for t in s.tensors}))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -211,18 +212,19 @@ def _refused(prediction: Prediction) -> list[str]:
 
 def _said_of_outliers(
     model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
-    target: Target, advice: bool,
+    target: Target, advice: bool, smoothed: Set[str],
 ) -> list[str]:
     """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts.
 
-    ``advice`` is False where what it advises was done as far as it can be.
+    ``advice`` is False where what it advises was done as far as it can be; ``smoothed`` are tensors of which it was.
     """
     nodes = {q.tensor: q.node for q in quantized}
     spreads = []
     for scale in found:
         sources = [statistics[t] for t in scale.group.sources if statistics[t].absmax > 0.0]
         if sources and scale.group.largest is None:
-            ratio = min(spread(s, scale.scale) for s in sources)
+            by_channel = smoothed.isdisjoint(scale.group.quantized)
+            ratio = min(spread(s, scale.scale, by_channel=by_channel) for s in sources)
             spreads += [(nodes[t], scale.scale, ratio) for t in scale.group.quantized]
     report = Report(target.name)
     outliers(report, model, spreads, statistics.images)
@@ -277,13 +279,15 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
                      f"nears FP16's 65504: {named}")
     pieces = layer_norms(model)
     others = [p for p in pieces if as_one(model, p) is None]
-    left = [p for p in others if not in_half(model, p)]
+    left = [p for p in others if not in_half(model, (p.square, p.mean))]
     if len(pieces) > len(others):
         notes.append(f"{len(pieces) - len(others)} normalizations in pieces were written as LayerNormalization: FP16 "
                      "cannot hold their squares")
     if left:
         notes.append(f"{len(left)} normalizations in pieces stay FP32 ({left[0].square.name} first): FP16 cannot hold "
                      "their squares, and no LayerNormalization computes the same")
+    if loose := [nodes[0].name for nodes in sums_of_squares(model) if not in_half(model, nodes)]:
+        notes.append(f"{len(loose)} other sums of squares stay FP32 ({loose[0]} first)")
     return notes
 
 

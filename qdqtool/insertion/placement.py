@@ -39,14 +39,14 @@ from qdqtool.explain.left_float import (
     WeightsRank,
     WeightsType,
 )
+from qdqtool.explain.lint.operators import LARGE_KERNEL
 from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_behind, longest_path, weight_scale_axis
-from qdqtool.lint.operators import LARGE_KERNEL
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
-from qdqtool.model.operators import DOMAINS, WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
+from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
-from qdqtool.model.subgraphs import inner_graphs
+from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
@@ -141,7 +141,7 @@ def place(model: Model, rules: Rules) -> Placement:
     placement = Placement()
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two MatMuls of "
-                               "computed tensors (products that an Einsum computes are not quantized)")
+                               "computed tensors (an Einsum is quantized where one MatMul computes the same)")
     preset = float_nodes(model, rules.head)
     for node in model.ordered:
         if node.op in WEIGHTED:

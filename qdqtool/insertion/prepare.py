@@ -2,8 +2,9 @@
 
 * The model's own functions are inlined.
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
-* Weights computed from constants (Identity, Cast, Transpose, Reshape, ConstantOfShape) become constants, or TensorRT 8
-  ends with "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Weights computed from constants (moved, cast, standardized, normalized) become constants, or TensorRT 8 ends with
+  "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
+* Products that an Einsum computes become MatMuls, where these compute the same.
 * Nodes that share a name get names of their own; equations of Einsum get lower case.
 * Weights that several nodes share are copied, one for each ("copy the weight for the convs who share the weight").
 * BatchNormalization behind a convolution is folded into its weights, so that the weights that are quantized are those
@@ -20,15 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
+from calibration.session import open_session
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.insertion.structure import is_convolution
 from qdqtool.model.editor import Editor
-from qdqtool.model.external import array_of
 from qdqtool.model.graph import Model, Node, without_large_weights
-from qdqtool.model.operators import DOMAINS, LayerKind, of, output_axis
+from qdqtool.model.operators import LayerKind, of, output_axis, rearranges
+from qdqtool.model.qdq import is_qdq, precision_of
+from qdqtool.model.sizes import RANDOM, contraction
+from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.view import View
 
 _Floats = npt.NDArray[np.float64]
 _TEXTS = "OSU"  # kinds of numpy types
@@ -174,8 +179,8 @@ def _constants(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
 
 
 MIN_OPSET = 13
-_MAX_FILLED = 1 << 28  # elements of a ConstantOfShape, so that a small file cannot ask for any amount of memory
-_DEEPEST = 9  # nodes between a constant and the weights made from it
+_MAX_COMPUTED = 1 << 28  # elements on the way to a weight, so that a small file cannot ask for any amount of memory
+_MAX_NODES = 1000  # on the way to one weight
 _Array = npt.NDArray[Any]
 
 
@@ -217,6 +222,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     if sums:
         notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
     for step, what in (
+        (write_products, "products that an Einsum computed were written as MatMul, which can be INT8"),
         (fold_constant_weights, "weights computed from constants were folded"),
         (copy_shared_weights, "weights shared by several nodes were copied"),
         (fold_batch_normalization, "BatchNormalization nodes were folded into their convolutions"),
@@ -238,6 +244,54 @@ def _lower_letters(node: onnx.NodeProto) -> bool:
             attribute.s = equation.translate(changed).encode()
             return True
     return False
+
+
+def write_products(model: Model) -> int:
+    """Writes each Einsum that a MatMul between Transposes computes exactly as these, in place; returns how many.
+
+    The node stays, as the MatMul or the Transpose of its result. Weights become its second operand.
+    """
+    editor, count = Editor(model), 0
+    for node in model.nodes:
+        known = contraction(node)
+        if known is None or len(known.summed) > 1:
+            continue
+        shapes = [model.shape(t) for t in node.inputs]
+        sums = {s[axes.index(known.summed)] for s, axes in zip(shapes, known.operands, strict=True) if s is not None}
+        orders = [(0, 1), (1, 0)] if model.is_constant(node.input(1)) >= model.is_constant(node.input(0)) else [
+            (1, 0), (0, 1)]
+        order = next((o for o in orders if len(known.free[o[1]]) == 1
+                      and (len(known.free[o[0]]) == 1 or (known.free[o[0]] and not known.batch))), None)
+        if order is None or len(sums - {None}) > 1:
+            continue
+        rows, columns = (known.free[p] for p in order)
+        wanted = (known.batch + rows + known.summed, known.batch + known.summed + columns)
+        operands = [_turned(editor, node, node.input(p), known.operands[p], axes)
+                    for p, axes in zip(order, wanted, strict=True)]
+        made = known.batch + rows + columns
+        proto = editor.proto_of(node)
+        del proto.attribute[:]
+        if made == known.result:
+            proto.op_type, proto.input[:] = "MatMul", operands
+        else:
+            product = editor.insert(node, "MatMul", f"{node.name}/MatMul", operands)
+            proto.op_type, proto.input[:] = "Transpose", [product]
+            proto.attribute.append(helper.make_attribute("perm", [made.index(c) for c in known.result]))
+        count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _turned(editor: Editor, node: Node, tensor: str, axes: str, wanted: str) -> str:
+    """A tensor with its axes in another order; a constant is written so."""
+    perm = [axes.index(c) for c in wanted]
+    if perm == sorted(perm):
+        return tensor
+    value = editor.model.constant(tensor)
+    if value is not None:
+        return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value.transpose(perm)))
+    return editor.insert(node, "Transpose", f"{node.name}/Transpose", [tensor], {"perm": perm})
 
 
 def _inline(model: Model) -> None:
@@ -314,56 +368,52 @@ def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
 
 def fold_constant_weights(model: Model) -> int:
     """Replaces weights that are computed from constants by their value, in place; returns how many."""
-    editor = Editor(model)
-    count = 0
+    fixed = View(model).constants
+    places: list[tuple[Node, int]] = []
     for node in model.nodes:
         known = of(node)
         positions = (1, 2) if known.weights is not None else (1, 2, 3, 4) if known.kind == LayerKind.SCALE else ()
-        for position in positions:
-            name = node.input(position)
-            value = None if model.is_constant(name) else _computed(model, name)
-            if value is not None:
-                editor.set_input(node, position, editor.constant(f"{name}_folded", value))
-                count += 1
-    if count:
-        editor.finish()
+        if known.weights is None and node.output in fixed:  # of a node that goes itself
+            continue
+        places += [(node, p) for p in positions if node.input(p) in fixed and not model.is_constant(node.input(p))]
+    wanted = [t for t in dict.fromkeys(node.input(p) for node, p in places) if _is_computable(model, t)]
+    if not wanted:
+        return 0
+    try:
+        values = dict(zip(wanted, open_session(model, wanted, 1).run(wanted, {}), strict=True))
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise ModelError(f"{model.path or 'model'}: weights cannot be computed from constants "
+                         f"({reason_of(error.__cause__ or error, 200)}); export it again") from error
+    editor = Editor(model)
+    count = 0
+    for node, position in places:
+        name = node.input(position)
+        if name in values:
+            editor.set_input(node, position, editor.constant(f"{name}_folded", values[name]))
+            count += 1
+    editor.finish()
     return count
 
 
-def _computed(model: Model, tensor: str, depth: int = 0) -> _Array | None:
-    value = model.constant(tensor)
-    if value is not None:
-        return value
-    node = model.producer(tensor)
-    if node is None or depth == _DEEPEST or node.domain not in DOMAINS:
-        return None
-    source = _computed(model, node.input(0), depth + 1)
-    try:
-        return None if source is None else _result(model, node, source)
-    except (ValueError, IndexError, TypeError, OverflowError) as error:
-        raise ModelError(
-            f"{model.path or 'model'}: node '{node.name}' ({node.op}) does not fit the constant it reads ({error}); "
-            "the file is damaged, export it again"
-        ) from error
-
-
-def _result(model: Model, node: Node, source: _Array) -> _Array | None:
-    """What a node makes of a constant; None for an operator that is not looked through."""
-    if node.op == "Identity":
-        return source
-    if node.op == "ConstantOfShape":
-        return _filled(source, node.attributes.get("value"))
-    if node.op == "Cast":
-        return _cast(source, node.integer("to", 0))
-    if node.op == "Transpose":
-        return np.transpose(source, node.attributes.get("perm"))
-    if node.op == "Reshape":
-        shape = model.constant(node.input(1))
-        if shape is None or node.integer("allowzero", 0):
-            return None
-        wanted = [source.shape[i] if d == 0 else int(d) for i, d in enumerate(shape.reshape(-1))]
-        return source.reshape(wanted)
-    return None
+def _is_computable(model: Model, tensor: str) -> bool:
+    """Whether operators that onnxruntime has compute a tensor, always the same, of a size known before."""
+    found: dict[int, Node] = {}
+    stack = [tensor]
+    elements = 0
+    while stack:
+        node = model.producer(stack.pop())
+        if node is None or node.index in found:
+            continue
+        found[node.index] = node
+        shapes = [] if rearranges(node) else [model.shape(t) for t in node.outputs if t]  # no more than it reads
+        sizes = [math.prod(d for d in s if d is not None) for s in shapes if s is not None and None not in s]
+        elements += sum(sizes)
+        if len(sizes) < len(shapes) or elements > _MAX_COMPUTED or len(found) > _MAX_NODES or node.captured:
+            return False
+        if node.domain not in DOMAINS or node.op in RANDOM or is_qdq(node):
+            return False
+        stack.extend(node.inputs)
+    return precision_of(model.elem_type(tensor)).is_float
 
 
 def copy_shared_weights(model: Model) -> int:
@@ -385,19 +435,3 @@ def copy_shared_weights(model: Model) -> int:
     if count:
         editor.finish()
     return count
-
-
-def _filled(shape: _Array, value: onnx.TensorProto | None) -> _Array | None:
-    if value is not None and not isinstance(value, TensorProto):
-        raise ValueError("its value is not a tensor")
-    fill = np.zeros(1, np.float32) if value is None else array_of(value).reshape(-1)
-    dims = [int(d) for d in shape.reshape(-1)]
-    if any(d < 0 for d in dims) or math.prod(dims) > _MAX_FILLED or fill.size != 1:
-        return None
-    return np.full(dims, fill.item(), fill.dtype)
-
-
-def _cast(value: _Array, to: int) -> _Array | None:
-    if to in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
-        return value.astype(helper.tensor_dtype_to_np_dtype(to))
-    return None

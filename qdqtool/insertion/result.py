@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from qdqtool.base.files import Guard, not_over
 from qdqtool.base.parameters import typed
 from qdqtool.explain.left_float import SkippedNode
 from qdqtool.insertion.losses import Fidelity, Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import Smoothed
-from qdqtool.io.files import Guard, not_over
 from qdqtool.model.modelfile import save
 from qdqtool.options import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor

@@ -16,7 +16,7 @@ from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import holds_shares
-from qdqtool.model.operators import inputs_behind_q
+from qdqtool.model.operators import fills_below, inputs_behind_q
 from qdqtool.options import Ranges
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
         seen.add(tensor)
         find(tensor)
         node = model.producer(tensor)
-        inputs = inputs_behind_q(model, node)
+        inputs = node.inputs[:1] if node is not None and fills_below(model, node) else inputs_behind_q(model, node)
         above = [t for t in inputs if not model.is_constant(t)]
         if not above or len(above) < len(inputs):  # a constant that is joined in has a range as well
             sources[tensor] = None

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
@@ -30,8 +29,9 @@ from qdqtool.insertion.placement import Placement
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import constant_behind
-from qdqtool.model.operators import DOMAINS, LayerKind, of, rearranges, reduced_axes
-from qdqtool.model.sizes import MOVES, follow_from_sizes
+from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
+from qdqtool.model.sizes import FLOATS, MOVES, follow_from_sizes, is_linear
+from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
@@ -158,7 +158,6 @@ def least(places: Places) -> Places:
 
 SAMPLES = 32  # to find the channels' largest values on; the result is exact on all data whatever is found
 _SMALLEST = 1e-5  # of the largest channel: a channel of zeros is taken for this much
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _Array = npt.NDArray[Any]
 
 
@@ -174,6 +173,7 @@ class _Region:
         folds: For a constant (by node and input) the powers of s that it is multiplied with, by the places of s in it.
         makers: What takes the scales in above.
         reason: Why it cannot be done; empty where it can.
+        at: The node that is why.
     """
 
     channels: int
@@ -183,6 +183,7 @@ class _Region:
     folds: dict[tuple[int, int], list[tuple[Places, int]]] = field(default_factory=dict)
     makers: list[Node] = field(default_factory=list)
     reason: str = ""
+    at: str = ""
 
     def fold(self, node: Node, position: int, places: Places, power: int) -> None:
         """Multiplies a constant by a power of s, beside what was noted for it before."""
@@ -259,7 +260,9 @@ def smooth(
     found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
     fit = [region for region in found if not region.reason]
     left = Counter(region.reason for region in found if region.reason)
-    reasons = ", ".join(f"{count} {reason}" for reason, count in left.most_common())
+    first = {region.reason: region.at for region in reversed(found)}
+    reasons = ", ".join(f"{count} {reason}" + (f" ({'first ' * (count > 1)}{first[reason]})" if first[reason] else "")
+                        for reason, count in left.most_common())
     if left and sizes.open:
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not fit:
@@ -324,20 +327,12 @@ def _channels(model: Model, linear: Node) -> int:
     return shape[_channels_axis(linear)]
 
 
-def _is_linear(model: Model, node: Node) -> bool:
-    """Whether a node multiplies the last axis of its data with constant weights of two dimensions."""
-    if of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
-        return False
-    shape = model.constant_shape(node.input(1))
-    return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in _FLOATS
-
-
 def _regions(sizes: Sizes, readers: Iterable[Node]) -> Iterator[_Region]:
     """The regions of what Linears read, each once."""
     seen: set[str] = set()
     for linear in readers:
         tensor = linear.input(0)
-        if tensor in seen or not _is_linear(sizes.model, linear):
+        if tensor in seen or not is_linear(sizes.model, linear):
             continue
         channels = _channels(sizes.model, linear)
         region = _grown(sizes, tensor, channels, whole=True)
@@ -367,9 +362,11 @@ def _enter(sizes: Sizes, region: _Region, tensor: str) -> str:
         return "that are inputs of the network or constants"
     places = region.tensors[tensor]
     if not _takes_above(sizes, region, maker, tensor, places):
+        region.at = maker.name
         return f"made by {maker.op}"
     for reader in dict.fromkeys(model.readers(tensor)):
         if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
+            region.at = reader.name
             return f"read by {reader.op} too"
     return ""
 
@@ -377,7 +374,7 @@ def _enter(sizes: Sizes, region: _Region, tensor: str) -> str:
 def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
     """Whether a node that makes a tensor of a region can make it divided by s; notes what that takes."""
     model, known = sizes.model, node.domain in DOMAINS
-    if _is_linear(model, node):
+    if is_linear(model, node):
         if places.ndim > 1 or (node.input(2) and not _is_vector(model, node.input(2), places)):
             return False
         transposed = _channels_axis(node)
@@ -406,7 +403,7 @@ def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places:
 def _takes_below(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
     """Whether a node that reads a tensor of a region can make up for s, or hand it on; notes what that takes."""
     model, positions = sizes.model, [p for p, t in enumerate(node.inputs) if t == tensor]
-    if _is_linear(model, node):
+    if is_linear(model, node):
         if positions != [0] or places.ndim > 1:
             return False
         region.linears.append(node)
@@ -462,7 +459,7 @@ def _fixed(model: Model, node: Node) -> list[int]:
 def _is_vector(model: Model, tensor: str, places: Places) -> bool:
     """Whether a constant is one number, or has axes where those along which s changes are, as long as these."""
     shape = model.constant_shape(constant_behind(model, tensor))
-    if shape is None or model.elem_type(tensor) not in _FLOATS:
+    if shape is None or model.elem_type(tensor) not in FLOATS:
         return False
     return all(d == 1 for d in shape) or (len(shape) >= places.ndim and all(
         n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)))  # fmt: skip
@@ -481,7 +478,7 @@ def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
     last axis has one size before and after, as they go row by row."""
     model, last = sizes.model, places.ndim == 1
     if node.op == "Cast":
-        return node.integer("to", 0) in _FLOATS and model.elem_type(node.input(0)) in _FLOATS
+        return node.integer("to", 0) in FLOATS and model.elem_type(node.input(0)) in FLOATS
     if node.op == "Transpose":
         perm = node.attributes.get("perm")
         return last and isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1

@@ -18,8 +18,8 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from qdqtool.base import budgets
+from qdqtool.base.files import NO_NAME, note_read
 from qdqtool.errors import ModelError
-from qdqtool.io.files import NO_NAME, note_read
 from qdqtool.model.subgraphs import held
 
 _LARGE = 1 << 14  # elements

@@ -17,8 +17,9 @@ from onnx import TensorProto
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import feeding_weighted, find_head
-from qdqtool.model.layernorm import layer_norms
-from qdqtool.model.operators import DOMAINS, WEIGHTED, inputs_behind_q
+from qdqtool.model.layernorm import layer_norms, sums_of_squares
+from qdqtool.model.operators import WEIGHTED, inputs_behind_q
+from qdqtool.model.subgraphs import DOMAINS
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
 HALF_MAX = float(np.finfo(np.float16).max)
@@ -74,7 +75,8 @@ def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
     """
     tail = _tail(model)
     apart = {*wide, *out_of_range(model)}
-    kept = tail | {n.index for pieces in layer_norms(model) for n in pieces.wide}
+    squares = [*(p.wide for p in layer_norms(model)), *sums_of_squares(model)]
+    kept = tail | {n.index for nodes in squares for n in nodes}
     half = {
         n.index for n in model.nodes
         if n.index not in kept and apart.isdisjoint((*n.inputs, *n.outputs)) and _can_be_half(model, n)

@@ -17,7 +17,6 @@ import numpy as np
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import (
-    DOMAINS,
     WEIGHTED,
     LayerKind,
     inputs_behind_q,
@@ -29,6 +28,7 @@ from qdqtool.model.operators import (
 )
 from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region, run_time_inputs
 from qdqtool.model.qdq import is_qdq
+from qdqtool.model.subgraphs import DOMAINS
 
 _ABOVE_DFL = 9  # operators looked at above a convolution for the Softmax
 _BETWEEN_DFL = frozenset({LayerKind.SHUFFLE, LayerKind.IDENTITY, LayerKind.QUANTIZE, LayerKind.DEQUANTIZE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,17 @@ import onnx
 
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import DOMAINS, is_run_time, reduced_axes
+from qdqtool.model.operators import is_run_time, reduced_axes
+from qdqtool.model.qdq import is_dq, read_params
+from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.types import Precision
 
 NORM_OPSET = 17  # the first with LayerNormalization
 NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",
               "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")  # between the mean of squares and its root
+_MOST, _LEAST = 65504.0, 6e-8  # of FP16
 _DEEPEST = 4  # nodes of it, and Casts behind one another
 _Array = npt.NDArray[Any]
 
@@ -60,6 +65,59 @@ def layer_norms(model: Model) -> list[Pieces]:
     return [found for root in model.ordered if (found := _pieces(model, root)) is not None]
 
 
+def gains_of_last_axis(model: Model) -> dict[str, str]:
+    """The gains of normalizations over the last axis, also those in pieces, by what they make."""
+    found = {n.output: n.input(1) for n in model.nodes
+             if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1}
+    return found | {p.output: p.scale for p in layer_norms(model) if p.scale and p.axes == (-1,)}
+
+
+def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
+    """Other squares that are summed, as in F.normalize: the nodes to compute in FP32, what squares first.
+
+    Those are left out of which a scale or gain in front proves that FP16 holds them.
+    """
+    inside = {n.index for pieces in layer_norms(model) for n in pieces.nodes}
+    found: list[tuple[Node, ...]] = []
+    for node in model.ordered:
+        if node.index in inside:
+            continue
+        alone = _is(node, "ReduceL2", "ReduceSumSquare") or (_is(node, "LpNormalization") and node.integer("p", 2) == 2)
+        half = node.integer("stash_type", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT16
+        sums = [r for r in _readers(model, node) if _is(r, "ReduceMean", "ReduceSum")
+                ] if _power(model, node) == 2.0 else []
+        squares = alone or sums or (_is(node, "RMSNormalization") and half)
+        if squares and is_run_time(model, node.input(0)) and not _held(model, node, sums):
+            found.append((node, *sums, *(r for s in (node, *sums) for r in _readers(model, s) if _is(r, "Sqrt"))))
+    return found
+
+
+def _held(model: Model, square: Node, sums: list[Node]) -> bool:
+    """Whether neither the smallest nor the largest sum of squares is beyond FP16, by what the values are known to be:
+    steps of a scale, or gains of a LayerNormalization without bias (whose mean square is 1 before them, unless all
+    channels are alike)."""
+    tensor = _source(model, square.input(0))
+    maker, shape = model.producer(tensor), model.shape(tensor)
+    axes = {a for r in sums or [square] for a in reduced_axes(model, r) or ()}
+    if maker is None or shape is None or not axes:
+        return False
+    sizes = [shape[a] if -len(shape) <= a < len(shape) else None for a in axes]
+    if None in sizes:
+        return False
+    count = math.prod(d or 0 for d in sizes)
+    if is_dq(maker):
+        params = read_params(model, maker)
+        if params.scale is None or params.precision != Precision.INT8 or np.any(params.zero_point != 0):
+            return False
+        least, most = params.scale**2 / count, count * (128 * params.scale) ** 2
+        return bool((least > _LEAST).all() and (most < _MOST).all())
+    gain = _number(model, maker.input(1)) if _is(maker, "LayerNormalization") and not maker.input(2) else None
+    if gain is None or maker.integer("axis", -1) not in (-1, len(shape) - 1) or not axes <= {-1, len(shape) - 1}:
+        return False
+    squares = gain.astype(np.float64) ** 2
+    return bool((squares > _LEAST).all() and (count * squares < _MOST).all())
+
+
 def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | None:
     """What the LayerNormalization that computes the same reads, its scale and its bias; None where none does.
 
@@ -91,9 +149,9 @@ def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | 
     return tensor, values[0] if values[0] is not None else np.ones(sizes, dtype), values[1]
 
 
-def in_half(model: Model, pieces: Pieces) -> bool:
-    """Whether the file states FP16 for the squares or their mean."""
-    return onnx.TensorProto.FLOAT16 in {model.elem_type(n.output) for n in (pieces.square, pieces.mean)}
+def in_half(model: Model, nodes: Iterable[Node]) -> bool:
+    """Whether the file states FP16 for the squares or their sum."""
+    return any(model.elem_type(n.output) == onnx.TensorProto.FLOAT16 for n in nodes)
 
 
 def write_layer_norms(model: Model) -> int:

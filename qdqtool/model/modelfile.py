@@ -12,12 +12,11 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from qdqtool.base import budgets
+from qdqtool.base import budgets, files, packed
+from qdqtool.base.files import open_input, read_all, same_file
+from qdqtool.base.outputs import atomic_write, together
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
-from qdqtool.io import files, packed
-from qdqtool.io.files import open_input, read_all, same_file
-from qdqtool.io.outputs import atomic_write, together
 from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model, tensor_bytes, without_large_weights

@@ -1,12 +1,13 @@
 """One fact per operator: what TensorRT's network has for it, what a Q passes, what has weights, what is an activation.
 
 The importer, placement, scale groups, fixing and the explanations read this table and keep no list of operators of
-their own (TensorRT-RTX is another compiler and keeps its rules in ``qdqtool/rtx``). Facts are :class:`Case` objects, so
-that what rests on them says how well it is proven.
+their own (TensorRT-RTX is another compiler and keeps its rules in ``qdqtool/trt/rtx``). Facts are :class:`Case`
+objects, so that what rests on them says how well it is proven.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -14,6 +15,7 @@ from qdqtool.base.records import record
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import precision_of
+from qdqtool.model.subgraphs import DOMAINS
 
 
 class LayerKind(StrEnum):
@@ -123,8 +125,6 @@ class Operator:
     myelin: bool = False
 
 
-DOMAINS = ("", "ai.onnx", "com.microsoft")
-
 YOLO = "yolo-resnet18-orin-trt8502"
 RESNET = "resnet18-qat-rtx2000-trt8510"
 YOLOV8 = "yolov8-orin-trt8412-excerpts"
@@ -143,12 +143,30 @@ def _listed(name: str) -> QPassage:
     return QPassage(documented(f"q-past-{name.lower()}", f"A Q moves up past {name}.", _GUIDE))
 
 
-def _zero_pad(model: Model, node: Node) -> bool:
+def _fill(model: Model, node: Node) -> float | None:
+    """What a Pad fills in; None where it copies, or where that is not known."""
     if str(node.attributes.get("mode", "constant")) != "constant":
-        return False
-    value = model.constant(node.input(2)) if node.input(2) else None
-    known = value is not None or (not node.input(2) and not node.attributes.get("value"))
-    return known and (value is None or not value.any())
+        return None
+    if not node.input(2):
+        return None if node.attributes.get("value") else 0.0
+    value = model.constant(node.input(2))
+    return None if value is None else float(value.flat[0]) if value.size else 0.0
+
+
+def _zero_pad(model: Model, node: Node) -> bool:
+    return _fill(model, node) == 0
+
+
+def fills_below(model: Model, node: Node | None) -> bool:
+    """Whether a Pad fills in what no reader looks at: infinity, or a number below zero in front of maximum poolings.
+
+    What it fills in then has no part in a range: quantized it saturates, and is never the largest.
+    """
+    value = _fill(model, node) if node is not None and of(node).kind == LayerKind.PADDING else None
+    if value is None or value >= 0:
+        return value == math.inf
+    read = model.readers(node.output) if node is not None else []
+    return value == -math.inf or all(r.op == "MaxPool" for r in read)
 
 
 def _copying_pad(model: Model, node: Node) -> bool:

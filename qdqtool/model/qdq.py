@@ -18,11 +18,11 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
 
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
-DOMAINS = ("", "ai.onnx", "com.microsoft")
 INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 
 _INTEGER: dict[int, Precision] = {

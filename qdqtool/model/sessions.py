@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
+from qdqtool.base.process import temporary_folder
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
@@ -178,7 +178,7 @@ def open_proto(
     try:
         source = serialized(proto)
     except (ValueError, EncodeError):
-        with tempfile.TemporaryDirectory(prefix="qdqtool-") as temporary:
+        with temporary_folder() as temporary:
             path = Path(temporary) / "model.onnx"
             write_model(proto, path, at_once=True)
             proto.Clear()
@@ -207,7 +207,7 @@ def _apart(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> I
         path = None
         if os.name != "nt":  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
             with contextlib.suppress(OSError, QdqtoolError):
-                folder = tempfile.TemporaryDirectory(prefix="qdqtool-", ignore_cleanup_errors=True)
+                folder = temporary_folder()
                 written = Path(stack.enter_context(folder)) / "model.onnx"
                 write_apart(proto, weights, written, at_once=True)
                 path = written

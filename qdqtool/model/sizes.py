@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from onnx import TensorProto
 
-from qdqtool.model.graph import Model
-from qdqtool.model.operators import CUTS, DOMAINS, LayerKind, of
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import CUTS, LayerKind, of, rearranges
+from qdqtool.model.subgraphs import DOMAINS
 
 MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 _PICKS = ("Gather", "GatherElements", "GatherND")  # their sizes do not depend on the indices' values
 _BY_VALUE = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
 
 
@@ -40,3 +44,74 @@ def follow_from_sizes(model: Model) -> tuple[list[str], list[str]]:
     shapes = [t for t in computed if t not in known and None in (model.shape(t) or (None,))]
     read = {t for n in model.ordered if n.op in (*MOVES, *CUTS, "Pad") for t in n.inputs[1:]}
     return [t for t in known if t in read], shapes
+
+
+def is_linear(model: Model, node: Node) -> bool:
+    """Whether a node multiplies the last axis of its data with constant weights of two dimensions."""
+    if of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
+        return False
+    shape = model.constant_shape(node.input(1))
+    return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in FLOATS
+
+
+def with_last_axis(model: Model, tensor: str) -> list[str]:
+    """The tensors of which one only has other axes moved, joined or cut: its last axis is theirs.
+
+    A Reshape and its like keep the last axis where it is as long before and after, as they go row by row.
+    """
+    node, last = model.producer(tensor), (model.shape(tensor) or (None,))[-1]
+    if node is None or last is None or not (rearranges(node) or of(node).joins or of(node).cuts):
+        return []
+    perm = node.attributes.get("perm")
+    if node.op == "Transpose" and not (isinstance(perm, list) and perm and perm[-1] == len(perm) - 1):
+        return []
+    above = node.inputs if of(node).joins else node.inputs[:1]
+    return [t for t in above if (model.shape(t) or (None,))[-1] == last]
+
+
+def linear_inputs(model: Model) -> set[str]:
+    """Tensors whose last axis is the one that Linears sum over: what they read, and what that is moved from."""
+    found = {n.input(0): None for n in model.nodes if is_linear(model, n)}
+    pending = list(found)
+    for tensor in pending:
+        new = dict.fromkeys(t for t in with_last_axis(model, tensor) if t not in found)
+        found.update(new)
+        pending += new
+    return set(found)
+
+
+class Contraction(NamedTuple):
+    """An Einsum that is a matrix product: the letters of its two operands and its result, by what becomes of them.
+
+    Attributes:
+        operands: The axes of each operand, a letter for each.
+        result: Those of the result.
+        batch: Letters of all three.
+        summed: Letters of both operands alone.
+        free: Letters of the first operand and the result, and of the second and the result.
+    """
+
+    operands: tuple[str, str]
+    result: str
+    batch: str
+    summed: str
+    free: tuple[str, str]
+
+
+def contraction(node: Node) -> Contraction | None:
+    """What an Einsum of two operands multiplies and sums; None for another node, and where it does anything else."""
+    if node.op != "Einsum" or node.domain not in DOMAINS or len(node.inputs) != 2:
+        return None
+    terms, arrow, result = str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
+    left, comma, right = terms.partition(",")
+    if not arrow:
+        result = "".join(sorted(c for c in {*left, *right} if (left + right).count(c) == 1))
+    if not comma or any(len(set(t)) < len(t) or not (t + "a").isalpha() for t in (left, right, result)):
+        return None
+    batch = "".join(c for c in result if c in left and c in right)
+    summed = "".join(c for c in left if c in right and c not in result)
+    free = tuple("".join(c for c in result if (c in a) > (c in b)) for a, b in ((left, right), (right, left)))
+    kept = {*batch, *summed, *free[0], *free[1]}
+    if not summed or not set(result) <= kept or not {*left, *right} <= kept:
+        return None
+    return Contraction((left, right), result, batch, summed, (free[0], free[1]))

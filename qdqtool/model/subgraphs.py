@@ -9,6 +9,8 @@ import onnx
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 
+DOMAINS = ("", "ai.onnx", "com.microsoft")  # whose operators of one name mean the same
+
 
 def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
     """The graphs of one attribute."""

@@ -13,6 +13,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.model import qdq
@@ -76,8 +77,9 @@ class Export:
         return self.check.noise
 
 
+@typed
 def export(
-    model: nn.Module,
+    model: nn.Module | Any,
     path: str | os.PathLike[str],
     sample: Any = None,
     opset: int = 17,
@@ -116,6 +118,7 @@ def export(
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
         ModelError: torch cannot export it, or it does not compute what the network computes; nothing is written.
     """
+    _refuse_tolerance(tolerance)
     wrapper, call = model, _call_for(model, sample)
     model = unwrapped(model)
     plan = plan_of(model)
@@ -137,7 +140,7 @@ def export(
         except ModelError as error:
             if tolerance < ANYTHING:
                 raise ModelError(f"{os.fspath(path)}: {_first_line(error)}; nothing was written") from error
-            warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=2)
+            warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=3)
             found = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if is_yolo(wrapper):
         from qdqtool.qat import ultralytics
@@ -147,7 +150,10 @@ def export(
     return Export(os.fspath(path), predict(path, target or plan.target), found, plan)
 
 
-def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *, tolerance: float = FLOOR) -> Check:
+@typed
+def check(
+    model: nn.Module | Any, path: str | os.PathLike[str], sample: Any = None, *, tolerance: float = FLOOR
+) -> Check:
     """Whether a Q/DQ model (edited since, or from elsewhere) still computes what the prepared network computes.
 
     Args:
@@ -162,6 +168,7 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
     """
     from qdqtool.model.modelfile import load
 
+    _refuse_tolerance(tolerance)
     call = _call_for(model, sample)
     file = load(path).proto
     opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
@@ -170,6 +177,11 @@ def check(model: nn.Module, path: str | os.PathLike[str], sample: Any = None, *,
             return compared(file, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
+
+
+def _refuse_tolerance(tolerance: float) -> None:
+    if not tolerance >= 0.0:
+        raise QdqtoolError(f"`tolerance={tolerance:g}`: give 0 or more")
 
 
 def _call_for(model: nn.Module, sample: Any) -> Call:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from qdqtool.base.options import takes
+from qdqtool.base.parameters import typed
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
@@ -24,6 +25,7 @@ from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branche
 from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
+from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Refusal
 
@@ -136,7 +138,8 @@ def _place(site: Site) -> str:
 
 
 @takes(trained=Trained)
-def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
+@typed
+def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Plan:
     """Decides where quantizers go; the network is not changed.
 
     The float network, its head in export mode, is exported to ONNX in memory,
@@ -172,7 +175,7 @@ def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
         placing = Placing(head=trained.head, residual=trained.residual, exclude=_exactly(reasons),
                           include=_exactly(included), unify=trained.unify)
         placement = place(work, rewrite.rules_for(work, placing, chosen))
-        unreachable = _unreachable(traced, placement)
+        unreachable = _unreachable(traced, placement, dict(model.named_modules()))
         if not unreachable:
             break
         reasons.update(unreachable)
@@ -181,20 +184,23 @@ def plan(model: nn.Module, sample: Any = None, *, trained: Trained) -> Plan:
         raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
     decided = _as_plan(traced, work, placement, chosen, trained, reasons, names)
     call = as_call(sample)
-    _refuse_computed(decided, model)
+    _refuse_varied(decided, traced, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
     decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
     decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.described
     return decided
 
 
-def _refuse_computed(decided: Plan, model: nn.Module) -> None:
-    modules = dict(model.named_modules())
-    for weight in decided.weights:
-        if weight.call is None and "weight" not in modules[weight.module]._parameters:
+def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
+    """Quantizers inside a module are found by the number of the call: it has to be the same each time it runs."""
+    for (module, kind), counts in traced.varied.items():
+        if (module, kind) in decided.calls:
+            found = model.get_submodule(module)
+            why = " (self-attention and cross-attention)" if isinstance(found, nn.MultiheadAttention) else ""
             raise QdqtoolError(
-                f"'{weight.module}': its weights are computed (parametrization, pruning); make them a plain parameter "
-                "first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+                f"'{module or '(network)'}' ({type(found).__name__}) is called in several ways{why}: "
+                f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers cannot tell them "
+                f"apart. Give each way a module of its own, or leave this one float: exclude=['^{re.escape(module)}$']"
             )
 
 
@@ -247,9 +253,10 @@ def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dic
     return found
 
 
-def _unreachable(traced: Traced, placement: Placement) -> dict[str, Refusal]:
-    """Nodes that would be quantized where no module or call of the network can hold the quantizer."""
+def _unreachable(traced: Traced, placement: Placement, modules: Mapping[str, nn.Module]) -> dict[str, Refusal]:
+    """Nodes that would be quantized where no module or call of the network can hold the quantizer, or its weights."""
     found: dict[str, Hidden] = {}
+    computed: dict[str, Refusal] = {}  # weights of a parametrization or of pruning: constant once they are exported
     placed: dict[Site, set[str]] = defaultdict(set)
     for readers in placement.readers.values():
         for reader in readers:
@@ -258,13 +265,16 @@ def _unreachable(traced: Traced, placement: Placement) -> dict[str, Refusal]:
                 found[reader.node.name] = Hidden.WEIGHTED if reader.node.op in WEIGHTED else Hidden.CALL
             else:
                 placed[site].add(reader.node.name)
+                if site.kind == "input" and "weight" not in modules[site.module]._parameters:
+                    weight = reader.node.input(1)
+                    computed[reader.node.name] = WeightsNotConstant(PLACEMENT, reader.node.name, weight)
     everywhere: dict[Site, set[str]] = defaultdict(set)
     for (node, _), site in traced.sites.items():
         everywhere[site].add(node)
     for site, nodes in placed.items():
         if nodes < everywhere[site]:  # a module that runs several times has one quantizer for all of them
             found.update(dict.fromkeys(nodes, Hidden.OTHER_RUN))
-    return {node: Unreachable(PLACEMENT, node, what) for node, what in found.items()}
+    return {**computed, **{node: Unreachable(PLACEMENT, node, what) for node, what in found.items()}}
 
 
 def _as_plan(

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from qdqtool.base.options import takes
+from qdqtool.base.parameters import typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import Trained
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
@@ -18,8 +19,9 @@ PLAN = "qdqtool_plan"
 
 
 @takes(trained=Trained)
+@typed
 def prepare(
-    model: nn.Module, sample: Any = None, *, trained: Trained, report: Callable[[str], object] | None = print
+    model: nn.Module | Any, sample: Any = None, *, trained: Trained, report: Callable[[str], object] | None = print
 ) -> Plan:
     """Inserts quantizers into a float network, in place, where TensorRT uses them.
 
@@ -161,7 +163,8 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
 FORMAT = "qdqtool/qat/1"
 
 
-def checkpoint(model: nn.Module) -> dict[str, Any]:
+@typed
+def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     """A prepared network as plain data: ``format``, ``plan``, ``off`` (quantizers that are disabled), ``state``.
 
         torch.save(qat.checkpoint(model), "qat.pt")
@@ -176,7 +179,8 @@ def checkpoint(model: nn.Module) -> dict[str, Any]:
     return {"format": FORMAT, "plan": plan_data(plan), "off": off, "state": model.state_dict()}
 
 
-def restore(model: nn.Module, saved: Mapping[str, Any]) -> Plan:
+@typed
+def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     """Puts the quantizers, ranges and weights of a checkpoint into a network, in place; nothing is traced.
 
     Args:

@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.methods import DEFAULT_PERCENTILE
 from calibration.statistics import OCTAVES, merge_all, top_of
+from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
@@ -47,8 +48,9 @@ class Calibration:
     warnings: list[str] = field(default_factory=list)
 
 
+@typed
 def calibrate(
-    model: nn.Module,
+    model: nn.Module | Any,
     data: Iterable[Any],
     method: str = "mse",
     *,
@@ -122,7 +124,7 @@ def calibrate(
         warnings.warn(
             f"calibrated with {images} image{'s' * (images != 1)}: ranges of so few say little about others; give a "
             "hundred or more that look like those in use",
-            UserWarning, stacklevel=2,
+            UserWarning, stacklevel=3,
         )  # fmt: skip
     return result
 

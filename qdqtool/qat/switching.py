@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
@@ -19,7 +20,8 @@ from qdqtool.qat.ranges import batches_of, call_for
 from qdqtool.qat.trace import device_of, evaluating
 
 
-def disable(model: nn.Module, patterns: str | Sequence[str] = ()) -> list[str]:
+@typed
+def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
     """Lets values pass quantizers unchanged, in training, evaluation and the export (which then writes no Q/DQ there).
 
     Args:
@@ -35,7 +37,8 @@ def disable(model: nn.Module, patterns: str | Sequence[str] = ()) -> list[str]:
     return _switch(model, patterns, off=True)
 
 
-def enable(model: nn.Module, patterns: str | Sequence[str] = ()) -> list[str]:
+@typed
+def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
     """Switches quantizers on again; see :func:`disable`.
 
     Returns:
@@ -48,7 +51,8 @@ def enable(model: nn.Module, patterns: str | Sequence[str] = ()) -> list[str]:
 
 
 @contextmanager
-def disabled(model: nn.Module, patterns: str | Sequence[str] = ()) -> Iterator[None]:
+@typed
+def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iterator[None]:
     """:func:`disable` for a while: ``with qat.disabled(model): ...`` is the float network.
 
     Raises:
@@ -96,8 +100,9 @@ class Sensitivity:
     loss: float
 
 
+@typed
 def sensitivity(
-    model: nn.Module,
+    model: nn.Module | Any,
     data: Any,
     *,
     fn: Callable[[Any], Any] | None = None,

@@ -47,6 +47,7 @@ class Traced:
         norms: From a BatchNormalization's place to the convolution module that alone feeds it, where there is one.
         calls: How many Adds and pools ran inside each module that makes some, by module and kind.
         runs: How often each module with a site ran.
+        varied: Those of ``calls`` that are not the same each time their module runs, with their numbers.
     """
 
     proto: onnx.ModelProto
@@ -54,6 +55,7 @@ class Traced:
     norms: dict[str, str] = field(default_factory=dict)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
+    varied: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
 
 def mark(value: Tensor, number: int) -> Any:
@@ -85,7 +87,7 @@ class Call:
 
     @property
     def described(self) -> list[tuple[str, str, list[int]]]:
-        """Of each tensor how the sample holds it, ``floats``, ``integers`` or ``booleans``, and its dimensions."""
+        """Of each tensor how the sample holds it, ``floats``, ``integers``, ``booleans`` ..., and its dimensions."""
         places = [*((f"argument {i + 1}", v) for i, v in enumerate(self.args)),
                   *((f"'{k}'", v) for k, v in self.kwargs.items())]
         return [(p, _kind(v), list(v.shape)) for p, v in places if isinstance(v, Tensor)]
@@ -119,6 +121,8 @@ def shown(kind: str, shape: Sequence[int]) -> str:
 
 
 def _kind(tensor: Tensor) -> str:
+    if tensor.is_complex():
+        return "complex numbers"
     return "floats" if tensor.is_floating_point() else "booleans" if tensor.dtype == torch.bool else "integers"
 
 
@@ -236,6 +240,10 @@ def trace(model: nn.Module, sample: Any) -> Traced:
             custom_opsets={_DOMAIN: 1},
         )  # fmt: skip
     traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
+    for (module, kind), counts in recorder.calls.items():
+        each = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
+        if len(each) > 1:
+            traced.varied[module, kind] = sorted(each)
     _take_out_marks(traced, recorder.keys)
     return traced
 
@@ -248,7 +256,7 @@ class _Recorder:
         self.stack: list[tuple[nn.Module, Counter[str]]] = []
         self.keys: list[Site] = []
         self.runs: Counter[str] = Counter()
-        self.calls: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self.calls: dict[tuple[str, str], list[int]] = defaultdict(list)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -283,7 +291,7 @@ class _Recorder:
         name = self.names.get(id(module))
         if name is not None:
             for kind, count in counts.items():
-                self.calls[name, kind].add(count)
+                self.calls[name, kind].append(count)
 
     def _seen(self, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not self.stack:

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, layers_counted, middle
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
+from qdqtool.buildlog.costs import EngineReport, LayerCost, Totals, describe, title_of
 from qdqtool.buildlog.summary import IMPLICIT
-from qdqtool.engine.costs import EngineReport, LayerCost, Totals, describe, title_of
 from qdqtool.render.output import Page, as_options
 from qdqtool.trt.targets import target_named
 
 if TYPE_CHECKING:
-    from qdqtool.comparing.result import Comparison, NodeChange, Side
-    from qdqtool.engine.costs import Comparison as EngineComparison
-    from qdqtool.engine.costs import Pair
+    from qdqtool.buildlog.costs import Comparison as EngineComparison
+    from qdqtool.buildlog.costs import Pair
+    from qdqtool.verification.comparing.result import Comparison, NodeChange, Side
     from qdqtool.verification.lines import Verification
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
 _SHOWN_MS = 5e-5  # what four digits show
-# By qdqtool.comparing.result.Change, the gravest first.
+# By qdqtool.verification.comparing.result.Change, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but writing float",
@@ -112,7 +112,7 @@ def _totals(page: Page, key: str, totals: dict[str, Totals], *, timed: bool) -> 
 
 def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
     """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
-    from qdqtool.comparing import words
+    from qdqtool.verification.comparing import words
 
     page = Page(width, everything)
     page.fill(words.answer(comparison), 0)

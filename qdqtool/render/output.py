@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 
+from qdqtool.base.outputs import commit, write_text
 from qdqtool.base.process import columns, silence_stdout
 from qdqtool.base.text import as_line, as_text, visible
 from qdqtool.errors import QdqtoolError
-from qdqtool.io.outputs import commit, write_text
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 # What a line of an answer begins with, and how a terminal shows it: SGR codes of ECMA-48.
@@ -75,7 +75,7 @@ def _looks(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 def to_json(data: Any) -> str:
     """JSON text as all commands print it; control characters of any kind are escaped."""
-    from qdqtool.io.outputs import json_text
+    from qdqtool.base.outputs import json_text
 
     return visible(json_text(data))
 

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqtool.base.outputs import json_text, write_text
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.messages import GpuFact, GpuLacks
 from qdqtool.explain.report import worded
-from qdqtool.io.outputs import json_text, write_text
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
-from qdqtool.engine.costs import EngineReport, LayerCost
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu

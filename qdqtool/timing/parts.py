@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
+from qdqtool.base.files import read_input
+from qdqtool.base.outputs import parse_json
 from qdqtool.base.records import published
 from qdqtool.errors import QdqtoolError
-from qdqtool.io.files import read_input
-from qdqtool.io.outputs import parse_json
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import Constants, seconds

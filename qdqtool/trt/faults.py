@@ -165,7 +165,7 @@ class OutlierScales(Refusal):
         worst: The worst Qs with their scales and the largest value held over the typical one, the worst first.
         bad: How many there are.
         total: How many were looked at.
-        samples: On how many samples.
+        samples: On how many samples; 0 where the gains of normalizations in front tell it.
         linear: Whether a matrix product reads one of them: what ``--smooth`` can help.
     """
 
@@ -376,16 +376,30 @@ class FloatFlag(Refusal):
     """What is not quantized needs the builder's permission to run in FP16."""
 
 
+class EinsumFloat(Refusal):
+    """A matrix product that an Einsum computes.
+
+    Attributes:
+        equation: The Einsum's.
+        quantized: Whether both operands are dequantized in front of it.
+    """
+
+    equation: str
+    quantized: bool
+
+
 class NormInPieces(Refusal):
     """A layer normalization in pieces, whose squares FP16 may not hold; the node squares.
 
     Attributes:
         exact: Whether a LayerNormalization, which the target takes, computes the same.
         opset: The model's.
+        alone: The operator that squares, where no whole normalization was recognised.
     """
 
     exact: bool
     opset: int
+    alone: str = ""
 
 
 class ConstantsInHalf(Refusal):

@@ -13,6 +13,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import is_dq, is_qdq
+from qdqtool.model.sizes import contraction
 from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import constant_behind
@@ -83,7 +84,7 @@ class Outcome:
             for each Q and DQ at its edge and for each product, no reshapes; the rest as the passes leave it.
         convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT computes.
         conversion_nodes: Names of the Q and DQ that stay.
-        float_products: Names of the MatMuls of two computed tensors without Q/DQ.
+        float_products: Names of the MatMuls of two computed tensors without Q/DQ, and of products in an Einsum.
     """
 
     def __init__(self, model: Model, network: Network, target: Target) -> None:
@@ -109,7 +110,7 @@ class Outcome:
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         self.float_products: list[str] = []
-        found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED)
+        found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED or contraction(n) is not None)
         self.convolutions = [c for c in found if c is not None]
 
     # Precisions -----------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class Outcome:
         layer = self._by_node.get(node.name)
         if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
             return None  # dead: nothing reads it; or computed from constants alone, while building
-        if node.op == "MatMul" and not constant and not self._dequantized(node):
+        if node.op == "Einsum" or (node.op == "MatMul" and not constant and not self._dequantized(node)):
             self.float_products.append(node.name)
             return None
         weights = "constant" if constant else "computed"

@@ -15,6 +15,7 @@ from google.protobuf.message import EncodeError
 from calibration.dataset import Dataset
 from qdqtool import prediction
 from qdqtool.base import budgets
+from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
@@ -26,7 +27,6 @@ from qdqtool.insertion.placement import class_outputs, place
 from qdqtool.insertion.rewrite import rules_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
-from qdqtool.io.files import watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.options import Aim, Effort, On, Placing, Powered, Ranges, Remainder, Workers

@@ -24,12 +24,12 @@ from calibration.arrays import Preprocess, open_data
 from calibration.dataset import Dataset, Part, Source, spread
 from calibration.session import input_specs, metadata_size
 from qdqtool.base import budgets
+from qdqtool.base.files import check_output, open_input, same_file
 from qdqtool.base.options import Images
+from qdqtool.base.outputs import atomic_write, parse_json
+from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.base.process import track
 from qdqtool.errors import DataError
-from qdqtool.io.files import check_output, open_input, same_file
-from qdqtool.io.outputs import atomic_write, parse_json
-from qdqtool.io.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.options import Effort, Ranges
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.measure import Job, Mapper, Result, Row, Task

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
+from qdqtool.base.files import read_input
 from qdqtool.base.parameters import require
 from qdqtool.base.process import descendants, interrupt_loading, mark_all
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import class_outputs
-from qdqtool.io.files import read_input
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from qdqtool.base.files import Guard, not_over
+from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.insertion.result import largest_json
-from qdqtool.io.files import Guard, not_over
-from qdqtool.io.outputs import save_answer
 from qdqtool.model.modelfile import save
 from qdqtool.tuning.configuration import Configuration, Cost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from qdqtool.base.files import named_as_model, watched
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
@@ -17,7 +18,6 @@ from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, implicit_int8, listing_hole
 from qdqtool.buildlog.types import Build, Section
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
-from qdqtool.io.files import named_as_model, watched
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.qdq import quantizers
@@ -300,7 +300,7 @@ def verify_with_builder(
         ModelError: The model cannot be read.
     """
     from qdqtool.builders.child import print_once
-    from qdqtool.rtx.predict import status_of
+    from qdqtool.trt.rtx.predict import status_of
     from qdqtool.verification import api
     from qdqtool.verification.build_model import build_model, compare, status_agrees
     from qdqtool.verification.lines import of_pairs

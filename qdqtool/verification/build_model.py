@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qdqtool.verification.convolutions import BuiltNode
 
 
-from qdqtool.rtx.predict import status_of
+from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import ConvOutcome, Prediction
 from qdqtool.verification.convolutions import BuiltNode
 
@@ -75,7 +75,7 @@ def build_model(
 
     result = mapped(builders.build(model, builder, output, sm, timeout, keep_engine, shapes))
     if output is not None and result.build is not None and result.status == "built":
-        from qdqtool.io.outputs import write_text
+        from qdqtool.base.outputs import write_text
 
         result.layers_path = Path(output) / "layers.json"
         table: dict[str, Any] = {"builder": result.builder, "version": result.version}

@@ -16,6 +16,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_qdq
+from qdqtool.model.sizes import contraction
 from qdqtool.model.view import View
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction
 
@@ -30,9 +31,11 @@ _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_functio
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
 #: written out, a slice, a product and a sum for each.
 PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
+_OWN = ("correlation", "deconv", "gemm")  # layers of one product
+_LEFT_OUT = "Etc"  # in the name of a generated kernel of many steps
 _GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
-ATTENTION = "_gemm_mha"
+ATTENTION = "_mha_v"  # _gemm_mha_v2; _gemv_mha_v1 of one query
 
 
 def trt_name(node: Node) -> str:
@@ -241,13 +244,15 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
         names: Node index to the name that the node had in the build.
     """
     mapper = Mapper(model, layers, names)
-    products = [n for n in model.nodes if n.op in WEIGHTED]
-    inside = Counter(id(layer) for n in products for layer in {id(x): x for x, _ in mapper.places(n)}.values())
-    # A generated kernel that computes several small products does not say which of them is in which type.
+    products = [n for n in model.nodes if n.op in WEIGHTED or contraction(n) is not None]
+    placed = [{id(x): x for x, _ in mapper.places(n)}.values() for n in products]
+    # A generated kernel that computes several small products does not say which of them is in which type. One with a
+    # layer of its own is not computed there: the kernel takes in what stands behind it, or gives it its integers.
+    inside = Counter(id(x) for at in placed if all(x.type not in _OWN for x in at) for x in at)
     crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name}
     return [
-        _row(n.index, n.name, n.op, [layer for layer, _ in mapper.places(n) if id(layer) not in crowded])
-        for n in products
+        _row(n.index, n.name, n.op, [layer for layer in at if id(layer) not in crowded])
+        for n, at in zip(products, placed, strict=True)
     ]
 
 
@@ -272,19 +277,20 @@ def _widened(layer: BuiltLayer) -> bool:
 
 
 def _choose(layers: list[BuiltLayer]) -> BuiltLayer | None:
-    """The layer that multiplies; the first of the most certain kind."""
+    """The layer that multiplies; the first of the most certain kind, else the one whose name leaves steps out."""
     multiplying = [x for x in layers if product_rank(x) is not None]
-    return min(multiplying, key=lambda x: product_rank(x) or 0, default=None)
+    unsaid = [x for x in layers if x.type == "kgen" and _LEFT_OUT in x.name]
+    return min(multiplying, key=lambda x: product_rank(x) or 0, default=unsaid[0] if len(unsaid) == 1 else None)
 
 
 def computes_in(layer: BuiltLayer) -> Precision:
     """The type in which a layer multiplies; of a classic layer that of its data input."""
     tensors = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in tensors if p.is_float]
-    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (behind masks) have one type
-        kinds = {t.precision for t in layer.inputs[-3:]}
+    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (masks aside) have one type
+        kinds = {t.precision for t in [t for t in layer.inputs if t.precision != Precision.BOOL][-3:]}
         return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
-    if layer.type in ("correlation", "deconv", "gemm"):
+    if layer.type in _OWN:
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.
         others = [t.precision for t in (*layer.inputs[1:2], *layer.constants[:1])]
         if not layer.inputs:
@@ -294,6 +300,8 @@ def computes_in(layer: BuiltLayer) -> Precision:
         return next((p for p in tensors[:2] if p.is_float), layer.output_precision)
     if layer.type in ("runtime_fusion", "runtime_function", "kgen"):
         stored = [p for p in tensors if p in (Precision.INT8, Precision.FP8)]
+        if stored and _LEFT_OUT in layer.name and PRODUCT.search(layer.name) is None:
+            return Precision.UNKNOWN
         if stored and _integers_arrive(layer.name, (tensors or [FLOAT])[0]):
             return stored[0]
         if _widened(layer) and Precision.FP16 in floats:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from qdqtool.base.files import Guard
+from qdqtool.base.outputs import Saved
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import (
     BuildFacts,
@@ -22,8 +24,6 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
-from qdqtool.io.files import Guard
-from qdqtool.io.outputs import Saved
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace

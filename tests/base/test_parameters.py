@@ -16,7 +16,7 @@ import qdqtool
 import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
 from qdqtool.errors import DataError, QdqtoolError
-from tests.comparing.networks import float_network, network
+from tests.verification.comparing.networks import float_network, network
 
 _VALUES = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
 _STATS = TensorStatistics.of(_VALUES)

@@ -18,7 +18,7 @@ from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.model.modelfile import load
-from qdqtool.rtx.predict import predict_rtx
+from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions

@@ -5,10 +5,12 @@ import io
 import json
 import lzma
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from qdqtool.base import budgets
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
@@ -322,3 +324,19 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_build(tmp_path / "none.log")
     with pytest.raises(BuildLogError, match="is a folder"):
         read_build(tmp_path)
+
+
+@pytest.mark.parametrize(("size", "lines"), [(10_000, 10**6), (10**6, 50)])
+def test_what_comes_from_a_pipe_without_end_is_read_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, lines: int
+) -> None:
+    """A file of the same content may be longer."""
+    monkeypatch.setattr(budgets, "PIPED_LOG", size)
+    monkeypatch.setattr(budgets, "PIPED_LINES", lines)
+    text = b"[TRT] Trace of TensorRT version: 8.5.2\n" + b"[TRT] x\n" * 5000
+    (tmp_path / "log").write_bytes(text)
+    assert read_build(str(tmp_path / "log")).lines.total == 5001
+    with subprocess.Popen(["yes", "[TRT] x"], stdout=subprocess.PIPE) as endless:
+        with pytest.raises(BuildLogError, match="a pipe gives more than"):
+            read_build(endless.stdout)
+        endless.kill()

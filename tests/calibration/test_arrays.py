@@ -1,7 +1,7 @@
 import io
 import resource
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from calibration.arrays import SampleFilesSource, StackedArray, StackedSource, o
 from calibration.dataset import Dataset, InputSpec
 from calibration.listing import file_digest
 from qdqtool.base import budgets
+from qdqtool.base.packed import Archive
 from qdqtool.errors import DataError
-from qdqtool.io.packed import Archive
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
 TWO = [SPEC, InputSpec("size", (1, 2), "int64")]
@@ -59,6 +59,42 @@ def test_npy_files(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         StackedSource(path, [ONE])
     assert str(caught.value) == f"{path}: its samples have no values (shape [3, 0])"
+
+
+class Failing(Sequence[dict[str, npt.NDArray[Any]]]):
+    """A list whose third sample raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 2:
+            raise self.error
+        return {"images": STACK[index]}
+
+
+def failing(error: BaseException) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    yield from ({"images": row} for row in STACK[:2])
+    raise error
+
+
+@pytest.mark.parametrize("source", [Failing, failing])
+@pytest.mark.parametrize("error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")])
+def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Exception) -> None:
+    """An IndexError is not taken for the end of the data."""
+    with pytest.raises(DataError, match="^calibration sample 2 cannot be had: " + type(error).__name__) as caught:
+        list(open_data(source(error), [SPEC]))
+    assert isinstance(caught.value.__cause__, type(error)) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [Failing, failing])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_what_ends_a_process_passes_through_calibration_data(source: Any, error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        list(open_data(source(error()), [SPEC]))
 
 
 class Reader:

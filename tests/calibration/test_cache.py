@@ -24,9 +24,8 @@ from calibration.cache import (
 from calibration.dataset import Looks
 from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
-from qdqtool.base import budgets
+from qdqtool.base import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.io import files
 from tests.calibration.nets import conv_net, write_pictures
 from tests.tables import cases
 
@@ -39,6 +38,7 @@ def same(a: Statistics, b: Statistics) -> bool:
         == (b[n].count, b[n].nonfinite, b[n].minimum, b[n].maximum, b[n].counter.top)
         and np.array_equal(a[n].counter.counts, b[n].counter.counts)
         and sorted(map(bytes, a[n].spots)) == sorted(map(bytes, b[n].spots))
+        and np.array_equal(a[n].channels, b[n].channels)
         for n in {*a, *b}
     )
 
@@ -247,6 +247,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one.focus = TensorStatistics.of(rng.normal(0, 3, 50))
     one.spots = [rng.normal(0, 1, (3, 2)).astype(np.float32)]
     two.spots = [rng.normal(0, 1, (3, 2)).astype(np.float32)]
+    two.channels = np.array([[-1, 0, 1], [0, 0, 2]], np.float32)
     path = tmp_path_factory.mktemp("cache") / "good.npz"
     save_statistics(Statistics({"a": one, "b": two}, images=2, fingerprint="f"), path)
     return path
@@ -313,6 +314,12 @@ CHANGES = {
     "spots of too many positions": (at("spots", (0, 1), POSITIONS + 1), OF_NO),
     "spots of no channel": (at("spots", (0, 2), 0), OF_NO),
     "spots of too many channels": (at("spots", (0, 2), CHANNELS + 1), OF_NO),
+    "channels of another type": (array("channels", lambda a: a.astype(np.float64)), TOGETHER),
+    "a channel too many": (array("channels", lambda a: np.repeat(a, 2, axis=1)), TOGETHER),
+    "widths of one tensor": (array("widths", lambda a: a[:1]), TOGETHER),
+    "a negative width": (array("widths", lambda a: np.array([-1, 4], np.int64)), TOGETHER),
+    "an infinite channel": (at("channels", (1, 1), np.inf), "channels without a range"),
+    "a channel upside down": (at("channels", (0, 1), 1.0), "channels without a range"),
     "another format": (field("format", cache.FORMAT + "0"), "was written by another version of qdqtool"),
     "other octaves": (field("octaves", cache.OCTAVES + 1), "was written by another version of qdqtool"),
     "tensors no list": (field("tensors", "ab"), '"ab" is no list'),

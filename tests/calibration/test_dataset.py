@@ -17,10 +17,9 @@ from calibration import listing
 from calibration.arrays import DEFAULT_MAX_IMAGES, open_data
 from calibration.dataset import Dataset, InputSpec, Looks, Sample, Source, fit_all, printable, spread
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
-from qdqtool.base import budgets
+from qdqtool.base import budgets, files
+from qdqtool.base.files import NO_NAME
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.io import files
-from qdqtool.io.files import NO_NAME
 from tests.calibration.nets import write_pictures
 from tests.tables import cases
 

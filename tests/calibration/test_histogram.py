@@ -219,7 +219,7 @@ def test_portions_at_the_same_time(
 ) -> None:
     made: list[int] = []
     opened: list[int] = []
-    monkeypatch.setattr(clustered, "Tally", lambda session, names, bins, focus, count: made.append(count))
+    monkeypatch.setattr(clustered, "Tally", lambda *given: made.append(given[4]))
     monkeypatch.setattr(clustered, "open_packed", lambda model, count, name: opened.append(count))
     engine = Engine(assignment(b"model", fetched=fetched), threads)
     assert made == [counters] * tallies and opened == [counters]

@@ -24,6 +24,7 @@ from calibration.statistics import (
 )
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
+from tests.trt.builder import Graph
 
 
 def test_one_tensors_statistics() -> None:
@@ -92,6 +93,49 @@ def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[
     fresh = of(1.0)
     fresh.add(np.array([2.0], np.float32), looked_at=True)
     assert fresh.focus is not None and fresh.focus.count == 1
+
+
+def test_ranges_of_channels_are_those_of_the_values() -> None:
+    """Of any shape, in parts, merged in any order; a part that is not finite is left out."""
+    values = RNG.normal(0, 1, (5, 7, 3)).astype(np.float32)
+    one, other = TensorStatistics(), TensorStatistics()
+    one.add_channels(values[:2])
+    other.add_channels(values[2:].reshape(1, 3, 7, 3))
+    other.add_channels(np.full((2, 3), np.nan, np.float32))
+    other.add_channels(np.full((0, 3), 9.0, np.float32))
+    wanted = [values.min(axis=(0, 1)), values.max(axis=(0, 1))]
+    empty = TensorStatistics()
+    for both in (one.merge(other), other.merge(one), one.merge(other).copy(), empty.merge(one).merge(other)):
+        np.testing.assert_array_equal(both.channels, wanted)
+    copy = one.copy()
+    one.add_channels(values[2:])
+    np.testing.assert_array_equal(one.channels, wanted)
+    assert copy.channels is not None and (copy.channels[0] != wanted[0]).any()
+    wide = TensorStatistics()
+    wide.add_channels(np.zeros((2, 4), np.float32))
+    with pytest.raises(DataError, match=r"^statistics of 3 and 4 channels cannot be merged; collect them again$"):
+        one.merge(wide)
+
+
+def test_channels_are_counted_of_what_linears_read(tmp_path: Path) -> None:
+    """Also where a Reshape moves other axes alone; not of maps, and not where a Transpose brings another axis last."""
+    g = Graph(17)
+    x = g.input(1, 4, 6, 8)
+    w = g.const("w", RNG.normal(0, 1, (8, 5)), np.float32)
+    relu, signs = g.op("Relu", x, "relu"), g.op("Sigmoid", x, "map")
+    windows = g.op("Reshape", [relu, g.const("to", np.asarray([2, 12, 8]))], "windows")
+    first = g.op("MatMul", [windows, w], "fc")
+    turned = g.op("Transpose", signs, "turned", perm=[0, 1, 3, 2])
+    second = g.op("MatMul", [turned, g.const("v", RNG.normal(0, 1, (6, 5)), np.float32)], "turned_fc")
+    made = (relu, windows, signs, turned)
+    samples = [{"x": RNG.normal(0, 1, (1, 4, 6, 8)).astype(np.float32)} for _ in range(3)]
+    cache = tmp_path / "cache.npz"
+    found = collect(g.model(first, second), samples, ["x", *made], cache=cache, progress=False)
+    widths = [None if (c := found[n].channels) is None else c.shape[1] for n in ("x", *made)]
+    assert widths == [None, 8, 8, None, 6]
+    values = np.maximum(np.concatenate([s["x"] for s in samples]), 0.0)
+    np.testing.assert_array_equal(found[relu].channels, [values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))])
+    np.testing.assert_array_equal(load_statistics(cache)[relu].channels, found[relu].channels)
 
 
 def test_merging_and_copying_keep_their_own() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from qdqtool.cli import run
-from tests.comparing.networks import float_network, network
-from tests.comparing.test_changes import listing
 from tests.tables import cases
+from tests.verification.comparing.networks import float_network, network
+from tests.verification.comparing.test_changes import listing
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(child, "is_installed", lambda _package: False)  # what is built: tests/demo/test_recording.py
+    monkeypatch.setattr(child, "is_installed", lambda _package: False)  # what is built: test_demo_recording.py
     folder = tmp_path / "demo"
     assert run(["demo", "-o", str(folder), "--size", "64", "--images", "5"]) == 0
     assert sorted(p.name for p in (folder / "images").iterdir()) == [f"demo-{i:03d}.png" for i in range(5)]

@@ -7,7 +7,7 @@ import pytest
 
 from qdqtool.cli import run
 from tests.buildlog import samples
-from tests.engine.test_engine import CONV, FP16, FP32, INT8, layer, tensor
+from tests.buildlog.test_engine import CONV, FP16, FP32, INT8, layer, tensor
 
 
 @pytest.fixture

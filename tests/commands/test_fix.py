@@ -8,8 +8,8 @@ import pytest
 
 from qdqtool.cli import run
 from tests.explain.graphs import GRAPHS
+from tests.explain.lint.test_api import simple
 from tests.explain.test_causes import residual
-from tests.lint.test_api import simple
 from tests.tables import cases
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from qdqtool.cli import run
-from qdqtool.demo.run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images, yolov8n
 from tests.insertion.nets import Net, check
 from tests.tables import cases
 
@@ -146,7 +146,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqtool.io.files.os.replace", interrupted)
+    monkeypatch.setattr("qdqtool.base.files.os.replace", interrupted)
     args = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
     assert run([*args, "--method", "max"]) == 130
     assert "interrupted" in line(capsys)

@@ -5,8 +5,8 @@ import pytest
 
 from qdqtool.cli import run
 from tests import contract
-from tests.reporting.conftest import Made
-from tests.reporting.test_collect import result
+from tests.render.reporting.conftest import Made
+from tests.render.reporting.test_collect import result
 from tests.tables import cases
 
 

@@ -16,13 +16,13 @@ from qdqtool.explain import codes, compiler
 from qdqtool.explain.inputs import FAULTS
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
-from qdqtool.rtx.operands import IntegersLost
 from qdqtool.trt.pipeline import cases
+from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Evidence, FindingCode, Severity
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
-from tests.rtx.record import models as experiments
 from tests.trt.builder import Graph
+from tests.trt.rtx.record import models as experiments
 from tests.trt.test_cases import GRAPHS as OF_CASES
 from tests.trt.test_cases import model_of
 
@@ -62,13 +62,13 @@ def test_each_code_has_one_producer(target: str) -> None:
     for name, made in producers().items():
         if name in OF_SIMULATION[not is_rtx]:
             continue
-        left_out = compiler.CODES if is_rtx and name.startswith("lint/") else frozenset()
+        left_out = compiler.CODES if is_rtx and name.startswith("explain/lint/") else frozenset()
         for code in made - left_out:
             if codes.get(code).on(target) is not None:
                 found[code].append(name)
     assert {code: names for code, names in found.items() if len(names) > 1} == {}
     assert set(found) == {c.code for c in codes.CODES.values() if c.on(target) is not None}
-    assert found["W-AXIS"] == ["explain/compiler.py" if is_rtx else "lint/weights.py"]
+    assert found["W-AXIS"] == ["explain/compiler.py" if is_rtx else "explain/lint/weights.py"]
 
 
 def test_every_code_is_made() -> None:

@@ -175,6 +175,7 @@ def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
 @pytest.mark.parametrize("words", [
     "sh -c 'timeout 900 sleep {}; exit 3'", "bash -c 'set -m; sleep {} & wait'", "sh -c 'setsid sleep {} & sleep 900'",
+    "sh -c '(env -i setsid sleep {} &); exec sleep 900'",
 ])
 def test_what_leaves_the_group_is_ended_too(words: str) -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
@@ -187,7 +188,7 @@ def test_what_leaves_the_group_is_ended_too(words: str) -> None:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
 def test_what_a_command_leaves_behind_is_ended_with_it() -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    CommandCheck(residual(1), f"sh -c 'setsid sleep {mark} & exit 0'").close()
+    CommandCheck(residual(1), f"sh -c 'setsid sleep {mark} & (env -i setsid sleep {mark} &) ; exit 0'").close()
     assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
 
 

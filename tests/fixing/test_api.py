@@ -21,12 +21,12 @@ from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Refusal
 from tests.explain.graphs import GRAPHS
+from tests.explain.lint.test_api import shared_model
 from tests.explain.test_causes import concat, residual, split
 from tests.explain.test_producers import models
 from tests.fixing.steps import sites
 from tests.growth import FAMILIES
 from tests.insertion import nets
-from tests.lint.test_api import shared_model
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
 

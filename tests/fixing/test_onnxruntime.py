@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.fixing.api import fix
 from tests.slow import slow_after
 

@@ -5,13 +5,13 @@ import io
 import json
 import time
 
+from qdqtool.buildlog import drawing
+from qdqtool.buildlog.costs import analyze, compare
 from qdqtool.buildlog.names import parts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import lines_of_pass, summarize
 from qdqtool.buildlog.types import Build
-from qdqtool.engine import drawing
-from qdqtool.engine.costs import analyze, compare
 from qdqtool.errors import QdqtoolError
 from qdqtool.render import build_text, log_text
 from qdqtool.render.output import Page

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from tests.buildlog import samples
-from tests.engine.test_engine import CONV
+from tests.buildlog.test_engine import CONV
 
 Mutation = Callable[[bytes, random.Random], bytes]
 

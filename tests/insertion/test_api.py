@@ -9,7 +9,7 @@ import pytest
 import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
-from qdqtool.demo.run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
 from qdqtool.insertion.inputs import write_table

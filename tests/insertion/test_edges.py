@@ -12,8 +12,8 @@ from onnx import TensorProto
 
 import qdqtool
 from calibration import Preprocess
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.commands.insert import command
-from qdqtool.demo.run import yolov8n
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import to_half

@@ -3,7 +3,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half

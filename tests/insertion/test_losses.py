@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rewrite
 from qdqtool.insertion.placement import Placement, Rules, class_outputs, place

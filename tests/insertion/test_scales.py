@@ -9,7 +9,7 @@ import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import TensorStatistics
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion import scales
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
@@ -277,6 +277,19 @@ def test_groups_of_a_concat(net: Net) -> None:
     net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
     groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
     assert [(g.quantized, g.sources) for g in groups] == [(("cat.out",), ("cat.out",)), (("a.out",), ("a.out",))]
+
+
+@pytest.mark.parametrize(("fill", "op", "below"), [
+    (-np.inf, "MaxPool", True), (np.inf, "MaxPool", True), (-1e38, "MaxPool", True),
+    (-1e38, "AveragePool", False), (1.0, "MaxPool", False),
+])  # fmt: skip
+def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(net: Net, fill: float, op: str, below: bool) -> None:
+    a = net.op("Relu", "a", net.conv("ca", "x"))
+    pads = net.const("pads", [0, 0, 0, 0, 0, 0, 1, 1], np.int64)
+    padded = net.op("Pad", "p", a, pads, net.const("fill", fill))
+    net.output(net.conv("d", net.op(op, "m", padded, kernel_shape=[3, 3])))
+    (group,) = scale_groups(net.index(), ["m.out"])
+    assert group.sources == ("a.out" if below else ("m.out" if op == "AveragePool" else "p.out"),)
 
 
 @pytest.mark.parametrize(*cases("insertion/scales-whatever-a-q-passes-ties"))

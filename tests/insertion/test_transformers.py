@@ -81,7 +81,7 @@ def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str
 
 
 def test_networks_without_attention() -> None:
-    from qdqtool.demo.run import yolov8n
+    from qdqtool.commands.demo_run import yolov8n
 
     for target in ("trt8.6", "trt10", "rtx1.7"):
         prediction = predict(yolov8n(64, classes=2), target)
@@ -354,3 +354,47 @@ def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch:
 def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> None:
     notes = quantized(residual=residual).notes
     assert any(f"residual='{residual}'" in note for note in notes) is (residual in ("both", "skip"))
+
+
+EINSUMS = {"b0.attn.qk": "bhid,bhdj->bhij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "bij,jk->bik"}
+
+
+def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same, where Einsums compute some of the products."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for node in changed.graph.node:
+        if node.name in EINSUMS:
+            node.op_type = "Einsum"
+            node.attribute.append(onnx.helper.make_attribute("equation", EINSUMS[node.name]))
+    return changed
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_in_einsums_are_counted_and_insert_writes_matmuls(target: str) -> None:
+    """In a Q/DQ model TensorRT computes them in float, TensorRT-RTX in INT8; without Q/DQ all do in float."""
+    plain, int8 = quantized().model, quantized(attention="int8").model
+    (expected,), (found,) = (run(m, samples(vit(), 1)[0]) for m in (int8, with_einsums(int8)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    rtx = target_named(target).is_rtx
+    for model, counts, warned in ((plain, (17, 13 - (not rtx), 4 + (not rtx)), {"b1.fc1"}),
+                                  (int8, (17, 17 - 3 * (not rtx), 3 * (not rtx)), set(EINSUMS))):
+        prediction = predict(with_einsums(model), target)
+        summary = prediction.summary()
+        assert tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
+        assert f"17 matrix products: {counts[1]} INT8" in verdict(prediction)
+        told = {f.node for f in prediction.findings if f.code == "EINSUM-FLOAT"}
+        assert told == (set() if rtx else warned)
+        assert taken(prediction).int8 == taken(prediction).products - counts[2]
+    again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False)
+    assert predict(again.model, target).summary()["matrix_products_int8"] == 17
+
+
+@needs_compiler
+def test_tensorrt_rtx_computes_products_in_einsums_as_predicted() -> None:
+    """One kernel of the attention, or two products: each is compared."""
+    from tests.fuzz.driver import Lab
+
+    with Lab() as lab:
+        answer = lab.answer(with_einsums(quantized(attention="int8", target="rtx1.7").model))
+    assert (answer.convolutions + answer.absent, answer.wrong) == (18, []) and answer.absent <= 2

@@ -13,15 +13,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.base.parameters import fits, require
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.fixing.api import fix
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
 from tests.calibration.nets import conv_net
-from tests.comparing.networks import float_network, network
 from tests.tables import cases
 from tests.trt.builder import Graph
+from tests.verification.comparing.networks import float_network, network
 
 
 def typed() -> onnx.ModelProto:

@@ -208,14 +208,14 @@ def test_batches_of_other_kinds() -> None:
         ([{"a": 1, "b": 2}], "a batch is a dict with a, b; say with fn="),
         ([3], "a batch is a int; say with fn="),
         ([("a", "b")], "no tensor for the network"),
-        (3, "the data is a int"),
-        ("images", "the data is a str"),
+        (3, "`data=3`: is int; give a list"),
+        ("images", "`data='images'`: is str; give a list"),
         (torch.rand(3), r"a tensor of shape \(3,\)"),
         ([], "gave no batch"),
     ],
 )
 def test_what_fits_not(data: object, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(QdqtoolError, match=said):
         qat.calibrate(_prepared(), data)  # type: ignore[arg-type]
 
 

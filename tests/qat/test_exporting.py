@@ -1,5 +1,7 @@
+import contextlib
 import copy
 import functools
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -425,3 +427,49 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
     message = str(caught.value)
     assert "10 conversions stay, 1 allowed" in message
     assert "SKIP-FLOAT" in message and "fix:" in message
+
+
+# Arguments of other types -------------------------------------------------------------------------------------------
+
+
+FUNCTIONS = [n for n in qat.__all__ if inspect.isfunction(getattr(qat, n))]
+ARGUMENTS = [(n, p) for n in FUNCTIONS for p in inspect.signature(getattr(qat, n)).parameters
+             if p not in ("model", "sample", "data")]
+
+
+class Strange:
+    """What no parameter takes."""
+
+
+@pytest.mark.parametrize(("name", "parameter"), ARGUMENTS)
+def test_an_argument_of_another_type_is_refused_by_name(name: str, parameter: str, tmp_path: Path) -> None:
+    """Of every parameter of every public function; nothing is written."""
+    given: dict[str, object] = {"model": nn.Linear(3, 3), "sample": X, "data": [X], "path": tmp_path / "m.onnx",
+                                "saved": {}}
+    function = getattr(qat, name)
+    arguments = {n: v for n, v in given.items() if n in inspect.signature(function).parameters}
+    arguments[parameter] = Strange()
+
+    def called() -> None:
+        with contextlib.nullcontext() if name != "disabled" else function(**arguments):
+            function(**arguments)
+
+    with pytest.raises(QdqtoolError) as error:
+        called()
+    assert f"`{parameter}=" in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_samples_and_numbers_that_no_export_takes(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    sample = torch.rand(1, 3, 8, 8)
+    qat.calibrate(_ready(model, sample), [sample])
+    path = tmp_path / "m.onnx"
+    for wrong in (sample.to(torch.complex64), torch.quantize_per_tensor(sample, 0.1, 0, torch.qint8), sample > 0.5,
+                  {"input": sample.to(torch.complex64)}, [sample.to_sparse()], "x"):
+        for call in (lambda s: qat.export(model, path, s), lambda s: qat.check(model, path, s)):
+            with pytest.raises(QdqtoolError, match=r"^sample[:,]"):
+                call(wrong)
+    for tolerance in (float("nan"), -1.0):
+        with pytest.raises(QdqtoolError, match=r"^`tolerance=.*give 0 or more$"):
+            qat.export(model, path, sample, tolerance=tolerance)
+    assert not path.exists()

@@ -162,18 +162,17 @@ def test_what_is_told_before_anything_changes() -> None:
         model.train()(X)
 
 
-def test_computed_weights_are_refused_before_anything_changes() -> None:
+def test_computed_weights_stay_float() -> None:
     class Turned(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.transpose(2, 3)
 
     model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
     nn.utils.parametrize.register_parametrization(model[2], "weight", Turned())
-    with pytest.raises(QdqtoolError, match=r"'2': its weights are computed \(parametrization, pruning\)"):
-        qat.prepare(model, X, report=None)
-    assert not list(quantizers_of(model))
+    plan = qat.plan(model, X)
+    assert plan.convolutions == ["0"] and plan.skipped == [("2", "its weights are computed, not constant")]
     nn.utils.parametrize.remove_parametrizations(model[2], "weight")
-    qat.prepare(model, X, report=None)
+    assert qat.plan(model, X).convolutions == ["0", "2"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

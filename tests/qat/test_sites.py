@@ -294,6 +294,30 @@ class Projected(nn.Module):
         return self.down(x + self.attention(*given, need_weights=False)[0])
 
 
+@pytest.mark.parametrize("cross_first", [False, True])
+def test_one_attention_called_in_two_ways_is_refused_when_the_network_is_prepared(cross_first: bool) -> None:
+    """By name; one for each way, and the module left float, are taken."""
+    class Both(nn.Module):
+        def __init__(self, apart: bool) -> None:
+            super().__init__()
+            self.up, self.own = nn.Linear(16, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+            self.other = nn.MultiheadAttention(16, 2, batch_first=True) if apart else self.own
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            x = self.up(x)
+            for cross in (cross_first, not cross_first):
+                y = memory if cross else x
+                x = x + (self.other if cross else self.own)(x, y, y, need_weights=False)[0]
+            return x
+
+    sample = (torch.randn(1, 5, 16), torch.randn(1, 7, 16))
+    for call in (lambda m: plan(m, sample), lambda m: qat.prepare(m, sample, report=None)):
+        with pytest.raises(QdqtoolError, match=r"^'own' \(MultiheadAttention\).*2 or 3 calls.*exclude=\['\^own\$'\]$"):
+            call(Both(False))
+    assert plan(Both(False), sample, exclude=["^own$"]).convolutions == ["up"]
+    assert plan(Both(True), sample).convolutions == (["up", "other", "own"] if cross_first else ["up", "own", "other"])
+
+
 TOKENS = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(3))
 
 

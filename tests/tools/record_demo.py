@@ -9,7 +9,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from qdqtool.demo.run import RECORDING, structure, write_images, yolov8n
+from qdqtool.commands.demo_run import RECORDING, structure, write_images, yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.model.modelfile import load, save
 from qdqtool.types import Precision

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.demo.run import yolov8n
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.insertion.api import insert
 from qdqtool.prediction import predict
 from qdqtool.types import Evidence, Precision, Prediction
-from tests.rtx.test_patterns import FOLDER, patterns  # noqa: F401
 from tests.slow import slow_after
 from tests.trt.builder import Graph
+from tests.trt.rtx.test_patterns import FOLDER, patterns  # noqa: F401
 
 INT8, FLOAT = Precision.INT8, Precision.FLOAT
 Outcome = tuple[list[Precision], Precision]

@@ -262,7 +262,7 @@ def test_precision_of_a_layer(
     assert precision_of(row_of(name, kind, inputs, constants, output, "first")) == expected
 
 
-def test_kernels_of_several_nodes() -> None:
+def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
     model = load(two_convolutions())
     names = {n.index: n.name for n in model.nodes}
     layers = [
@@ -275,10 +275,6 @@ def test_kernels_of_several_nodes() -> None:
     assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
         Precision.INT8, Precision.FP32, "first_myl0_1")
     assert rows["second"].precision == Precision.FP32
-    model = load(two_convolutions())
-    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
-    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
-    assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -292,6 +288,28 @@ def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> Non
     first = next(r for r in rows if r.name == "first")
     assert (first.inputs, first.output) == (told, Precision.FP32)
     assert first.as_json()["inputs"] == [str(p) for p in told]
+
+
+@pytest.mark.parametrize(("constants", "precision"), [("Half Half", "FP16"), ("Half Int8", "UNKNOWN")])
+def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str, precision: str) -> None:
+    model = load(two_convolutions())
+    one = row_of("__myl_SlicReshAddMulReshSlicReshMulEtc_myl0_5", "kgen", "Half Half", constants, "Half Int8", "first")
+    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+    assert [str(r.precision) for r in rows] == [precision, "UNKNOWN"]
+
+
+def test_a_kernel_of_two_products_tells_nothing() -> None:
+    model = load(two_convolutions())
+    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
+    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
+    assert {r.precision for r in rows} == {Precision.UNKNOWN}
+    # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
+    own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
+    name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
+    behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
+    rows = built_nodes(model, [own, behind], {n.index: n.name for n in model.nodes})
+    assert [(r.name, r.precision, r.layer) for r in rows] == [
+        ("first", Precision.INT8, own.name), ("second", Precision.INT8, name)]
 
 
 @pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
@@ -310,13 +328,14 @@ def test_products_with_casts_behind_and_products_written_out(
 
 @pytest.mark.parametrize(("inputs", "precision"), [
     ("Int8 Int8 Int8", "INT8"), ("Half Half Half", "FP16"), ("Int8 Int8 Half", "UNKNOWN"),
-    ("Half Half Int8 Int8 Int8", "INT8"),
+    ("Half Half Int8 Int8 Int8", "INT8"), ("Half Half Bool Bool Half", "FP16"),
 ])  # fmt: skip
 def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
     model = load(two_convolutions())
-    one = row_of("_gemm_mha_v2_myl0_5", "kgen", inputs, "", "Int8", "first", "second")
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {Precision.UNKNOWN}
+    for name in ("_gemm_mha_v2_myl0_5", "_gemv_mha_v1_myl0_62"):
+        one = row_of(name, "kgen", inputs, "", "Int8", "first", "second")
+        rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+        assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {Precision.UNKNOWN}
 
 
 def test_inspector_json() -> None:

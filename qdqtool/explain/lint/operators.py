@@ -1,0 +1,185 @@
+"""Operators that a target does not take or quantize, and what FP16 would spoil where the builder may use it."""
+
+from collections import defaultdict
+
+import numpy as np
+import onnx
+
+from qdqtool.explain.lint.structure import is_quantized
+from qdqtool.explain.report import Report
+from qdqtool.model import operators, qdq
+from qdqtool.model.graph import Node
+from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
+from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.sizes import contraction
+from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.view import View
+from qdqtool.trt.faults import (
+    CHECK,
+    ConstantsInHalf,
+    Convolution3D,
+    EinsumFloat,
+    IntegerOperator,
+    LargeKernel,
+    NormalizationFloat,
+    NormInPieces,
+    NothingQuantized,
+    OtherTypes,
+    UnknownOperator,
+)
+from qdqtool.trt.refusals import Deconvolution3D
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Precision
+
+_OTHER_TYPES = (Precision.FP8, Precision.INT4)
+LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
+_TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
+
+
+def run(view: View, report: Report) -> None:
+    """Adds findings about operators."""
+    outside: dict[str, list[Node]] = defaultdict(list)
+    unknown: dict[str, list[Node]] = defaultdict(list)
+    for node in view.model.nodes:
+        if _computes_integers(node):
+            report.add("QOPERATOR", IntegerOperator(CHECK, node.name, node.op))
+        elif precision := _other_type(view, node):
+            outside[precision].append(node)
+        elif operators.of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
+            unknown[node.op].append(node)
+        elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
+            report.add("NORM-FLOAT", NormalizationFloat(CHECK, node.name, node.op), values=view.values(node.input(0)))
+        elif contraction(node) is not None and not target_named(report.target).is_rtx:
+            _einsum(view, report, node)
+        elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
+            _convolution(view, report, node)
+    _outside(view, report, outside)
+    for op, nodes in unknown.items():
+        report.add("PLUGIN-OUTSIDE", UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+    if not outside and not qdq.is_quantized(view.model):
+        floats = [n for n in view.weighted if view.weights(n).folded]
+        if floats and not any(_computes_integers(n) for n in view.model.nodes):
+            report.add("NO-QDQ", NothingQuantized(CHECK, "", len(floats)))
+
+
+def _einsum(view: View, report: Report, node: Node) -> None:
+    """A product that would be INT8 as a MatMul: behind a DQ, or of weights in a model with Q/DQ."""
+    read = [qdq.source_of_dq(view.model, t) is not None for t in node.inputs]
+    weights = any(t in view.constants for t in node.inputs)
+    if any(read) or (weights and qdq.is_quantized(view.model)):
+        report.add("EINSUM-FLOAT", EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
+
+
+def _computes_integers(node: Node) -> bool:
+    """Operators of onnxruntime's integer formats."""
+    return node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm"
+
+
+def _normalizes(node: Node) -> bool:
+    return operators.of(node).kind == LayerKind.SOFTMAX or (
+        node.op.endswith("Normalization") and node.op != "BatchNormalization"
+    )
+
+
+def _other_type(view: View, node: Node) -> str:
+    """``FP8`` for a quantizer of a type other than 8-bit integers, ``""`` for everything else."""
+    if qdq.is_qdq(node):
+        precision = view.params(node).precision
+        return str(precision) if precision in _OTHER_TYPES else ""
+    if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
+        return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
+    return ""
+
+
+def _outside(view: View, report: Report, found: dict[str, list[Node]]) -> None:
+    if not found:
+        return
+    nodes = [n for same in found.values() for n in same]
+    kinds = tuple((kind, len(same)) for kind, same in found.items())
+    report.add(
+        "FP8-OUTSIDE", OtherTypes(CHECK, nodes[0].name, kinds), "",
+        [c for n in nodes for c in view.convolutions_behind(n)],
+    )
+
+
+def _kernel(view: View, conv: Node) -> tuple[int, ...]:
+    """Extent of a convolution's kernel, one number for each spatial dimension; empty where it is not known."""
+    shape = view.weight_shape(conv)
+    kernel = conv.attributes.get("kernel_shape")
+    return tuple(shape[2:]) if shape is not None else tuple(kernel) if isinstance(kernel, (list, tuple)) else ()
+
+
+def _convolution(view: View, report: Report, conv: Node) -> None:
+    """Quantized convolutions of forms that users' builds did not take, or left float."""
+    kernel = _kernel(view, conv)
+    deconvolution = operators.of(conv).kind == LayerKind.DECONVOLUTION
+    concerned = [conv.name]
+    if len(kernel) == 3 and deconvolution:
+        report.add("CT3D-FLOAT", Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
+    elif len(kernel) == 3:
+        report.add("CONV3D-INT8", Convolution3D(CHECK, conv.name), convolutions=concerned)
+    if kernel and min(kernel) >= LARGE_KERNEL and not deconvolution:
+        report.add("KERNEL-LARGE", LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)
+
+
+# What FP16 would spoil where the builder may use it ------------------------------------------------------------------
+
+
+_LARGEST = 65504.0
+_SMALLEST = 6e-8  # of FP16's denormal numbers
+_NORMAL = 2.0**-14
+_VALUES = 1 << 20  # of a constant that is looked at; masks are smaller
+_NAMED = 3
+
+
+def half(view: View, report: Report) -> None:
+    """Adds findings for a Q/DQ model; where types are those of the file, only for what is FP16 in it."""
+    if not qdq.is_quantized(view.model):
+        return
+    norms(view, report)
+    if not target_named(report.target).strongly_typed:
+        _constants(view, report)
+
+
+def norms(view: View, report: Report) -> None:
+    """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
+    target = target_named(report.target)
+    for pieces in layer_norms(view.model):
+        if not target.strongly_typed or in_half(view.model, (pieces.square, pieces.mean)):
+            exact = target.layer_normalization and as_one(view.model, pieces) is not None
+            report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
+    for square, *others in sums_of_squares(view.model):
+        if not target.strongly_typed or in_half(view.model, (square, *others)):
+            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op))
+
+
+def _constants(view: View, report: Report) -> None:
+    """Operands of arithmetic; bounds of a Clip, Min or Max may be infinite, and weights are TensorRT's to report."""
+    found: list[tuple[str, float]] = []
+    held: list[tuple[str, float]] = []  # with fewer digits
+    large = small = denormal = 0
+    for node in view.model.nodes:
+        for tensor in _operands(node):
+            value = view.model.constant(tensor)
+            if value is None or value.dtype != np.float32 or not 0 < value.size <= _VALUES:
+                continue
+            sizes = np.abs(value[np.isfinite(value) & (value != 0)])
+            above = 0 if of(node).operation in ("MIN", "MAX") else int((sizes > _LARGEST).any())
+            below = tiny = 0
+            if value.size == 1:  # an epsilon; in a vector, a bias, small values do no harm
+                below, tiny = int((sizes < _SMALLEST).any()), int(((sizes >= _SMALLEST) & (sizes < _NORMAL)).any())
+            large, small, denormal = large + above, small + below, denormal + tiny
+            if above or below or tiny:
+                (held if tiny else found).append((node.name, float(sizes.max() if above else sizes.min())))
+    values = found or held
+    if values:
+        report.add("CONST-FP16", ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal),
+                   gains=bool(found))
+
+
+def _operands(node: Node) -> tuple[str, ...]:
+    if node.domain not in DOMAINS or qdq.is_qdq(node):
+        return ()
+    if node.op == "Where":
+        return tuple(node.inputs[1:3])
+    return tuple(node.inputs) if of(node).kind == LayerKind.ELEMENTWISE else ()

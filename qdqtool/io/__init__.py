@@ -1,1 +1,0 @@
-"""Reading and writing of files that may be damaged, packed, huge or hostile."""

@@ -1,0 +1,188 @@
+"""``qdqtool.report``: one HTML page about a model."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+from qdqtool.base import budgets, parameters
+from qdqtool.base.files import Guard, not_over, watched
+from qdqtool.base.options import takes
+from qdqtool.base.outputs import write_text
+from qdqtool.base.parameters import typed
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import ModelSource
+from qdqtool.model.operators import WEIGHTED
+from qdqtool.options import Assumed, Beside, Machine, OnBuilds
+from qdqtool.render.reporting import data, sections
+from qdqtool.render.reporting.graphs import draw
+from qdqtool.render.reporting.nodes import Collector, Subject, gpu_for, look_at
+from qdqtool.render.reporting.page import render, require
+from qdqtool.trt.targets import Target
+from qdqtool.types import TOOL_VERSION, Json, Severity
+from qdqtool.verification.api import build_of
+
+REPORT_SCHEMA = "qdqtool/report/1"
+
+
+@dataclass(slots=True)
+class Report:
+    """A finished page.
+
+    Attributes:
+        page: What it shows.
+        html: The page, one file without any reference to another one.
+        output: Where :meth:`save` wrote it; empty before.
+        read: The files that were read, none of which :meth:`save` overwrites.
+    """
+
+    page: data.Page
+    html: str
+    output: str = ""
+    read: Guard | None = None
+
+    def __repr__(self) -> str:
+        return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it shows nothing to look at: no error or warning, and a build, where given, that agrees."""
+        quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
+        return quiet and (self.page.agreement is None or self.page.agreement.ok)
+
+    @typed
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
+        """
+        with not_over(self.read):
+            write_text(path, self.html)
+        self.output = os.fspath(path)
+
+    def as_json(self) -> Json:
+        page = self.page
+        return {
+            "schema": REPORT_SCHEMA, "tool": TOOL_VERSION, "output": self.output,
+            "bytes": len(self.html.encode()), "model": page.model.path,
+            "before": page.before.path if page.before else None, "target": page.model.target,
+            "summary": page.model.counts, "verdict": page.model.verdict,
+            "drawn": {"onnx": len(page.model.onnx.boxes), "engine": len(page.model.engine.boxes)},
+            "histograms": len(page.histograms), "tuning": page.tuning is not None,
+            "agreement": page.agreement.verdict if page.agreement else None,
+            "gpu": page.model.time.gpu if page.model.time else None,
+        }
+
+
+@takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
+@watched
+@typed
+def report(
+    model: ModelSource | Model,
+    *builds: str | os.PathLike[str] | Build,
+    beside: Beside,
+    on: OnBuilds,
+    machine: Machine,
+    assumed: Assumed,
+) -> Report:
+    """Makes one HTML page of what TensorRT makes of a model: the verdict, the network as a graph, tables and plots.
+
+    Args:
+        model: The Q/DQ model (a float one is shown as well).
+        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is compared with them, for
+            their version.
+        {options}
+
+    Raises:
+        DataError: ``before``, ``calib_cache`` or ``tuning`` is of another network.
+        QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
+    """
+    parameters.require("before", beside.before, ModelSource | Model | None, __name__)
+    parameters.require("target", on.target, str | Target | None, __name__)
+    require()
+    page = collect(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
+    html = render(page)
+    size = len(html.encode())
+    budgets.require(size, budgets.REPORT, f"{page.model.path or 'the model'}: its report takes")
+    return Report(page, html)
+
+
+@takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
+def collect(
+    model: ModelSource | Model,
+    *builds: str | os.PathLike[str] | Build,
+    beside: Beside,
+    on: OnBuilds,
+    machine: Machine,
+    assumed: Assumed,
+) -> data.Page:
+    """What the page shows; arguments and errors as for :func:`report`."""
+    before, gpu, clock, assume = beside.before, machine.gpu, machine.clock, dict(assumed.assume or {})
+    if clock is not None and gpu is None and not builds:
+        raise QdqtoolError("`clock` needs `gpu`")
+    build = build_of(builds) if builds else None
+    chosen = gpu_for(build, gpu, clock)
+    subject = look_at(model, on.target, chosen, build, assume, named=gpu, clock=clock)
+    collector = Collector(subject, "after" if before is not None else "model")
+    page = data.Page(TOOL_VERSION, collector.run())
+    page.model.time = sections.time_of(subject)
+    draw(collector)
+    sections.add_weights(collector)
+    other = None
+    if before is not None:
+        other = look_at(before, subject.prediction.target, chosen, None, assume)
+        _require_same_network(other, subject)
+        earlier = Collector(other, "before")
+        page.before = earlier.run()
+        page.before.time = sections.time_of(other)
+        draw(earlier)
+        _compare(page.model, page.before)
+    page.groups = sections.groups_of(collector, other)
+    page.parts = sections.parts_of(subject, other)
+    page.parts_note = sections.parts_note(subject, page.parts)
+    page.unlisted = sections.unlisted_of(subject)
+    page.roof = sections.roof_of(subject)
+    page.agreement = sections.agreement_of(collector)
+    if beside.calib_cache is not None:
+        page.histograms, page.calibration = sections.histograms_of(beside.calib_cache, collector)
+    if beside.tuning is not None:
+        page.tuning = sections.tuning_of(beside.tuning, subject.model)
+    return page
+
+
+def _require_same_network(before: Subject, after: Subject) -> None:
+    """Compares the shapes of both models' weights, whatever their nodes are called.
+
+    Raises:
+        DataError: Fewer than half of the larger model's layers with weights have their like in the other.
+    """
+    mine, other = _weight_shapes(after), _weight_shapes(before)
+    common, larger = (mine & other).total(), max(mine.total(), other.total())
+    if 2 * common < larger:
+        raise DataError(
+            f"{before.model.path or 'the model before'}: it is another network: {common} of {larger} convolutions have "
+            f"weights of a shape that is also in {after.model.path or 'the model'}; give the model before Q/DQ"
+        )
+
+
+def _weight_shapes(subject: Subject) -> Counter[tuple[int, ...]]:
+    shapes = (subject.model.constant_shape(subject.view.weights(n).source) for n in subject.model.nodes
+              if n.op in WEIGHTED)
+    return Counter(tuple(sorted(shape)) for shape in shapes if shape)
+
+
+def _compare(model: data.Model, before: data.Model) -> None:
+    """Writes into convolutions and layers what they were before, by the ONNX node's name."""
+    convs = {c.name: c for c in before.convs}
+    for conv in model.convs:
+        earlier = convs.get(conv.name)
+        if earlier is None:
+            conv.before = "not there"
+            continue
+        conv.before = f"{earlier.precision} → {earlier.output}"
+        if conv.layer >= 0 and earlier.layer >= 0:
+            model.layers[conv.layer].before_ms = before.layers[earlier.layer].ms

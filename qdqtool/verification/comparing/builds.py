@@ -1,0 +1,181 @@
+"""What a build made of each convolution, by the ONNX nodes of its model or by its own layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from qdqtool.buildlog.costs import NUMBERED, EngineReport, align, node_of
+from qdqtool.buildlog.costs import Comparison as EngineComparison
+from qdqtool.buildlog.reconstruct import graph_from_log
+from qdqtool.buildlog.summary import holes
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.errors import BuildLogError
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.operators import output_axis
+from qdqtool.model.view import View
+from qdqtool.types import Precision, Prediction
+from qdqtool.verification.api import FEW, all_in_myelin
+from qdqtool.verification.comparing.matching import ALIKE, match
+from qdqtool.verification.comparing.result import Change, NodeChange, NodeSide, Side
+from qdqtool.verification.convolutions import (
+    Mapper,
+    built_convolution,
+    built_nodes,
+    common_names,
+    computes_in,
+    contradicted_names,
+    in_myelin,
+    multiplies,
+    pass_lines,
+    trt_name,
+    writes,
+)
+
+
+def side_of(report: EngineReport, name: str) -> Side:
+    """A build as a whole, by its own layers; ``name`` is what to call its files."""
+    build = report.build
+    layers = [x for x in build.layers if multiplies(x)]
+    int8 = [x for x in layers if computes_in(x) in (Precision.INT8, Precision.UINT8)]
+    listed = bool(build.layers) and not build.names_only
+    title = f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
+    side = Side(
+        "build", title, bool(int8), len(layers), len(int8) if listed else None,
+        sum(writes(x) == Precision.INT8 for x in int8) if listed else None,
+        len(build.conversions) if listed else None, gpu=build.device or "",
+    )
+    side.plain = sum(x.is_convolution for x in layers)
+    side.products = len(layers) - side.plain
+    side.ms = _measured_ms(report)
+    side.measured = side.ms is not None
+    side.gaps = holes(build)
+    return side
+
+
+def with_profile_rows(build: Build) -> Build:
+    """A profile alone names its layers: they are compared by their names and times, of data types it says nothing."""
+    if build.layers or not build.profile_rows:
+        return build
+    return replace(build, layers=[BuiltLayer(row.name) for row in build.profile_rows], names_only=True)
+
+
+def _measured_ms(report: EngineReport) -> float | None:
+    """Time of one execution: as trtexec prints it, otherwise the sum of the profile."""
+    if report.build.gpu_ms is not None:
+        return report.build.gpu_ms
+    return report.total_ms if report.timed else sum(row.ms for row in report.build.profile_rows) or None
+
+
+def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
+    """What an engine made of a model's nodes; nodes of which the build says nothing are left out.
+
+    Returns:
+        Node index to what became of it, and how the nodes were matched: ``names``, ``structure`` or ``shapes``.
+
+    Raises:
+        BuildLogError: The build is of another network.
+    """
+    model, ms = view.model, build.profile
+    names, by = None, "names"
+    mapper = Mapper(model, build.layers)
+    if not _names_hold(view, build, mapper):
+        names, by = _names_by_structure(view, build), "structure"
+        if names is None:
+            return _by_shapes(view, build), "shapes"
+    ops = {n.name: n.op for n in model.nodes}
+    found: dict[int, NodeSide] = {}
+    if build.is_rtx:
+        for row in built_nodes(model, build.layers, names or {n.index: trt_name(n) for n in model.nodes}):
+            if row.precision != Precision.UNKNOWN:
+                output = row.output if row.output != Precision.UNKNOWN else None
+                found[row.index] = NodeSide(row.name, row.op, row.precision, list(row.inputs), output, layer=row.layer,
+                                            ms=ms.get(row.layer or ""))
+        return found, by
+    if names is not None:
+        mapper = Mapper(model, build.layers, names)
+    lines = pass_lines(build, mapper)
+    for conv in prediction.convolutions:
+        built = built_convolution(model.node(conv.name), conv, build, mapper, lines)
+        if built.precision is None:
+            continue
+        found[conv.index] = NodeSide(
+            conv.name, conv.op, built.precision, list(built.inputs or ()), built.output,
+            fused=[ops.get(name, name) for name in built.fused or ()], layer=built.layer or None,
+            ms=ms.get(built.layer),
+        )
+    return found, by
+
+
+def _names_hold(view: View, build: Build, mapper: Mapper) -> bool:
+    """Whether the build's names are those of the model: they contradict nothing, and if numbered none is missing."""
+    if contradicted_names(view, build, mapper):
+        return False
+    found, wanted = common_names(view.model, build)
+    numbered = any(NUMBERED.search(n.name) for n in view.weighted)
+    return found == wanted or all_in_myelin(build) or (found >= FEW * wanted and not numbered)
+
+
+def _names_by_structure(view: View, build: Build) -> dict[int, str] | None:
+    """Node index to its name in the graph that the log prints; None where it prints none."""
+    if not any(node.outputs for node in build.parse.nodes):
+        return None
+    found = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
+    if found.likeness < ALIKE:
+        raise _other_network(view, build)
+    return {n.index: trt_name(found.pairs[n.index]) if n.index in found.pairs else f"({n.index})"
+            for n in view.model.nodes}
+
+
+def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
+    """What became of the nodes: by the layers that have their weights, or in the same order kernel and channels."""
+    layers = [x for x in build.layers if multiplies(x)]
+    nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
+    known = frozenset(view.model.initializers)
+    named = {name: layer for layer in layers if " || " not in layer.name for name in layer.fused(known).bases}
+    weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share identify neither
+    pairs = [(n, named[s]) for n in nodes if weights[s := view.weights(n).source] == 1 and s in named]
+
+    def likeness(node: Node, layer: BuiltLayer) -> int:
+        shape = view.model.constant_shape(view.weights(node).source) or ()
+        out, axis = layer.outputs[0].shape if layer.outputs else None, output_axis(node, len(shape))
+        if out is None or axis is None or axis >= len(shape) or shape[axis] not in out:
+            return 0
+        kernel = layer.extras.get("Kernel")
+        return 0 if kernel and len(shape) > 2 and list(shape[2:]) != kernel else 2
+
+    done = {id(x) for pair in pairs for x in pair}
+    left, right = [n for n in nodes if id(n) not in done], [x for x in layers if id(x) not in done]
+    pairs += align(left, right, likeness)
+    if len(pairs) < ALIKE * max(len(nodes), len(layers)):
+        raise _other_network(view, build)
+    return {node.index: _of_layer(layer, node.name, node.op, build.profile.get(layer.name)) for node, layer in pairs}
+
+
+def _other_network(view: View, build: Build) -> BuildLogError:
+    found, wanted = common_names(view.model, build)
+    return BuildLogError(f"{', '.join(build.files) or 'build'}: a build of another network than "
+                         f"{view.model.path or 'the model given'}: it names {found} of its {wanted} convolutions, "
+                         "and shapes and order do not fit either")
+
+
+def changes_of(engines: EngineComparison) -> list[NodeChange]:
+    """The convolutions of two engines, side by side."""
+    found = []
+    for pair in engines.pairs:
+        costs = [c for c in (pair.first, pair.second) if c is not None]
+        if not any(multiplies(c.layer) for c in costs):
+            continue
+        a, b = (_of_layer(c.layer, node_of(c), c.layer.type, c.ms) if c else None for c in (pair.first, pair.second))
+        change = () if a and b else (Change.ONLY_IN_B if a is None else Change.ONLY_IN_A,)
+        found.append(NodeChange(a, b, change))
+    return found
+
+
+def _of_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
+    output = writes(layer)
+    residual = [] if in_myelin(layer) else [t.precision for t in layer.inputs[1:2]]
+    return NodeSide(
+        name, op, computes_in(layer) if layer.type else None, [*(t.precision for t in layer.inputs[:1]), *residual],
+        output if output != Precision.UNKNOWN else None, layer=layer.name, ms=ms,
+    )

@@ -1,0 +1,200 @@
+"""A comparison in sentences: the answer in one line, and what happened at a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from qdqtool.base.text import counted, layers_counted
+from qdqtool.verification.comparing.result import NO_LISTING, Change, Comparison, Lost, NodeChange, Scales
+
+PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
+FLOAT_BUILD = "the build has no Q/DQ: it was made from a float model"
+_LOST = {
+    Lost.PAIRS: "{} Q/DQ are gone",
+    Lost.WEIGHTS: "the Q/DQ of {} weights are gone",
+    Lost.DATA: "the Q/DQ of {} input are gone",
+    Lost.FLOAT_BUILD: FLOAT_BUILD,
+    Lost.UNEXPLAINED: "predicted INT8; this build does not say why",
+}
+
+_TENTH = 0.1
+_LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of ranges
+
+
+def answer(comparison: Comparison) -> str:
+    """One line: what B lost and gained against A."""
+    makers = (_partial, _realized, _lost, _gained, _outputs, _conversions, _scales)
+    parts = [part for make in makers for part in make(comparison)]
+    for change, side in ((Change.ONLY_IN_A, "A"), (Change.ONLY_IN_B, "B")):
+        if found := comparison.where(change):
+            parts.append(f"{_layers(found)} only in {side}")
+    if not parts:
+        parts.append(f"{len(comparison.changed)} nodes differ" if comparison.changed else
+                     "no difference" if comparison.nodes and not comparison.unknown else "data types are not known")
+    parts += _times(comparison)
+    return "; ".join(parts)
+
+
+def _partial(comparison: Comparison) -> list[str]:
+    """What has to be known before anything else: a build that is cut off, a model that TensorRT does not take."""
+    sides = (("A", comparison.a), ("B", comparison.b))
+    cut = [f"{label} is incomplete ({', '.join(side.missing)})" for label, side in sides if side.missing]
+    return cut + [f"{label} has {side.obstacle}" for label, side in sides if side.obstacle]
+
+
+def _realized(comparison: Comparison) -> list[str]:
+    """Of a model and its build: how many of the convolutions that the model quantizes run in INT8."""
+    asked, built = comparison.a, comparison.b
+    if {asked.kind, built.kind} != {"model", "build"}:
+        return []
+    first = asked.kind == "model"
+    asked_for = [n for n in comparison.nodes if n.a and n.b and (n.a if first else n.b).is_int8]
+    run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
+    open_ = sum(n.is_unknown for n in asked_for)
+    alone = " by the optimizer's lines alone" if NO_LISTING in built.gaps + asked.gaps else ""
+    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8{alone}"
+            + (f", {open_} unknown: the build does not show their data types" if open_ else "")]
+
+
+def _layers(nodes: Sequence[NodeChange]) -> str:
+    products = sum(n.op in PRODUCTS for n in nodes)
+    return layers_counted(len(nodes) - products, products)
+
+
+def _lost(comparison: Comparison) -> list[str]:
+    lost = [n for n in comparison.nodes if Change.LOST_INT8 in n.changes]
+    parts = []
+    if lost:
+        reasons = Counter((n.lost, n.finding) for n in lost)
+        if len(reasons) == 1:
+            reason = _reason(lost[0], many=len(lost) > 1)
+            parts.append(f"{_layers(lost)} lost INT8{f': {reason}' if reason else ''}")
+        else:
+            some = {(n.lost, n.finding): n for n in lost}
+            each = "; ".join(
+                f"{number}: {_reason(some[key], many=number > 1) or 'unknown'}" for key, number in reasons.most_common()
+            )
+            parts.append(f"{_layers(lost)} lost INT8 ({each})")
+    return parts
+
+
+def _reason(node: NodeChange, *, many: bool) -> str:
+    if node.lost in _LOST:
+        return _LOST[node.lost].format("their" if many else "its")
+    return node.finding
+
+
+def _gained(comparison: Comparison) -> list[str]:
+    found = comparison.where(Change.GAINED_INT8)
+    return [f"{_layers(found)} gained INT8"] if found else []
+
+
+def _outputs(comparison: Comparison) -> list[str]:
+    said = ["still in INT8 but writing float now", "in INT8 as before and writing INT8 now"]
+    if comparison.a.kind != comparison.b.kind:
+        said = ["write float where INT8 is predicted", "write INT8 where float is predicted"]
+        if comparison.a.kind == "build":
+            said.reverse()
+    changes = (Change.LOST_INT8_OUTPUT, Change.GAINED_INT8_OUTPUT)
+    return [f"{_layers(found)} {what}" for change, what in zip(changes, said, strict=True)
+            if (found := comparison.where(change))]
+
+
+def _conversions(comparison: Comparison) -> list[str]:
+    more = comparison.more_conversions
+    if not more:
+        return []
+    predicted = "" if comparison.a.kind == comparison.b.kind else " than predicted"
+    if predicted and comparison.a.kind == "build":
+        more = -more
+    return [f"{counted(abs(more), 'conversion')} {'more' if more > 0 else 'fewer'}{predicted}"]
+
+
+def _scales(comparison: Comparison) -> list[str]:
+    parts = []
+    for change, what in ((Change.SCALE, "activations"), (Change.WEIGHTS_SCALE, "weights")):
+        number = comparison.count(change)
+        if number:
+            factors = [n.factor if change == Change.SCALE else n.weights_factor for n in comparison.nodes
+                       if change in n.changes]
+            little = all(f is not None and abs(f - 1.0) < _LITTLE for f in factors)
+            known = [f for f in factors if f is not None]
+            one = len(known) == number and max(known) - min(known) <= _LITTLE * max(known)
+            how = (f", by less than {_LITTLE:.1%}" if little else
+                   f", all by one factor ({_times_or_percent(known[0])})" if one and number > 1 else
+                   f" ({_times_or_percent(known[0])})" if one else "")
+            parts.append(f"scales of {what} differ at {counted(number, 'node')}{how}")
+    return parts
+
+
+def _times(comparison: Comparison) -> list[str]:
+    times = comparison.times_as_long
+    if times is None:
+        return []
+    measured = comparison.a.measured and comparison.b.measured
+    place = comparison.b.gpu or comparison.a.gpu
+    where = f" on {place}" if place and not measured else ""
+    return [f"{times:.2f} times as long{where}{'' if measured else ', estimated'}"]
+
+
+def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "writes")) -> str:
+    """What happened at one node.
+
+    Args:
+        node: The node.
+        finding: Message of the finding that explains a lost INT8.
+        said: How what A and B write is told.
+    """
+    a, b = node.a, node.b
+    parts: list[str] = []
+    for change in node.changes:
+        if change == Change.LOST_INT8:
+            parts.append(f"lost INT8: {_reason(node, many=False)}" if node.lost in _LOST else
+                         f"lost INT8: {finding}" if finding else "lost INT8")
+        elif change == Change.GAINED_INT8:
+            parts.append("gained INT8")
+        elif change == Change.LOST_INT8_OUTPUT:
+            parts.append(f"{said[0]} INT8, {said[1]} {b.output if b else ''}{f': {finding}' if finding else ''}")
+        elif change == Change.GAINED_INT8_OUTPUT:
+            parts.append(f"{said[0]} {a.output if a else ''}, {said[1]} INT8")
+        elif change == Change.RESIDUAL and a is not None and b is not None:
+            parts.append(f"reads the residual as {b.inputs[1]} instead of {a.inputs[1]}")
+        elif change == Change.LOST_QDQ:
+            parts.append("Q/DQ removed")
+        elif change == Change.GAINED_QDQ:
+            parts.append("Q/DQ added")
+        elif change == Change.SCALE and node.scales is not None:
+            parts.append(_changed("scale", *node.scales, node.factor))
+        elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
+            parts.append(_changed("weights' scale", a.weights_scale, b.weights_scale, node.weights_factor))
+        elif change == Change.FUSION and a is not None and b is not None:
+            before, after = (f"fused with {', '.join(s.fused)}" if s.fused else "fused with nothing" for s in (a, b))
+            parts.append(f"{before} in A, {after.removeprefix('fused ') if a.fused and b.fused else after} in B")
+        elif change in (Change.ONLY_IN_A, Change.ONLY_IN_B):
+            parts.append(f"only in {'A' if change == Change.ONLY_IN_A else 'B'}")
+    return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])
+
+
+def _changed(what: str, a: Scales | None, b: Scales | None, factor: float | None) -> str:
+    """``scale 0.1 -> 0.2 (times 2)``, and what else differs."""
+    changes = [] if factor is None or factor == 1.0 else [_times_or_percent(factor)]
+    if a is not None and b is not None:
+        changes += [f"{part} {getattr(a, part)} -> {getattr(b, part)}" for part in ("axis", "type")
+                 if a.count == b.count and getattr(a, part) != getattr(b, part)]
+        changes += ["zero points differ"] * (a.zero != b.zero)
+    changes += [f"{side} is not a valid scale" for side, s in (("A", a), ("B", b)) if s is not None and not s.valid]
+    return f"{what} {scale(a)} -> {scale(b)}" + (f" ({', '.join(changes)})" if changes else "")
+
+
+def _times_or_percent(factor: float) -> str:
+    """``times 2``, and below a tenth ``+0.79%``, in which small factors are told apart."""
+    return f"times {factor:.3g}" if abs(factor - 1.0) >= _TENTH else f"{100.0 * (factor - 1.0):+.2g}%"
+
+
+def scale(scales: Scales | None) -> str:
+    """A scale, or the ends of several."""
+    if scales is None:
+        return "unknown"
+    least, greatest = scales.ends
+    return f"{least:.4g}" if scales.count == 1 else f"{least:.4g} to {greatest:.4g} ({scales.count} channels)"

@@ -1,0 +1,424 @@
+"""Reports in a real browser: no complaint, and what one clicks, types and presses does what it says.
+
+Bounds on time are generous here, for a busy machine; docs/report.md has what was measured.
+"""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import qdqtool
+from tests.render.reporting.browser import Page
+from tests.render.reporting.conftest import Made
+from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.render.reporting.test_collect import result, write
+from tests.render.reporting.test_page import hostile
+from tests.trt.evidence import CASES, HOME, truth
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def full(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every section."""
+    folder = tmp_path_factory.mktemp("full")
+    tuning = write(folder, result())
+    out = folder / "full.html"
+    qdqtool.report(made.model, before=made.float, gpu="T4", calib_cache=made.cache, tuning=tuning).save(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("large") / "yolov8x.html"
+    qdqtool.report(yolov8x_qdq(), gpu="T4").save(out)
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_evidence_builds_open_without_a_complaint(chromium: Page, case: str, tmp_path: Path) -> None:
+    report = qdqtool.report(HOME / case / "model.onnx.gz", target=truth(case)["target"])
+    report.save(tmp_path / "r.html")
+    chromium.open(tmp_path / "r.html")
+    chromium.ready_ms()
+    count = "return document.querySelectorAll('.stage .box').length"
+    assert chromium.run(count) == len(report.page.model.onnx.boxes)
+    chromium.run("document.querySelector('input[value=engine]').click()")
+    assert chromium.run(count) == len(report.page.model.engine.boxes)
+    assert chromium.run("return document.querySelectorAll('#convolution-table tbody tr').length") == len(
+        truth(case)["convolutions"])
+    assert chromium.errors() == []
+
+
+def test_a_click_shows_the_node(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    chromium.run("""document.querySelector('.stage[data-side=after] .row.conv')
+        .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
+    text = details(chromium)
+    for words in ("first", "INT8", "Scales", "weights", "What decided it", "Estimated", "Evidence"):
+        assert words in text, words
+    assert chromium.run("return location.hash") == "#node-0"
+    assert chromium.run("return document.querySelectorAll('.stage[data-side=before] .box.selected').length") == 1
+    assert chromium.errors() == []
+
+
+def test_on_a_narrow_screen_a_click_brings_the_details_into_sight(chromium: Page, full: Path) -> None:
+    chromium.size(390, 844)
+    try:
+        chromium.open(full)
+        chromium.ready_ms()
+        chromium.run("""document.querySelector('.stage[data-side=after]').scrollIntoView({ block: 'end' });
+            document.querySelector('.stage[data-side=before] .row.conv')
+            .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
+        wait(chromium, "return document.getElementById('details').getBoundingClientRect().top < innerHeight - 90")
+        assert "first" in details(chromium)
+    finally:
+        chromium.size(1280)
+
+
+def test_what_is_chosen_stays_chosen_in_the_other_view(chromium: Page, full: Path) -> None:
+    chromium.open(full, "#node-0")
+    chromium.ready_ms()
+    text = details(chromium)
+    for view in ("engine", "onnx"):
+        chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", view)
+        marked = chromium.run("return document.querySelector('.stage[data-side=after] .box.selected').textContent")
+        assert "first" in marked
+        assert details(chromium) == text
+    assert chromium.errors() == []
+
+
+def details(page: Page) -> str:
+    return str(page.run("return document.getElementById('details').textContent"))
+
+
+def test_findings_and_nodes_link_to_each_other(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    chromium.run("document.querySelectorAll('details.group').forEach((group) => { group.open = true; })")
+    chromium.run("document.querySelector('#findings a[href^=\"#node-\"]').click()")
+    wait(chromium, "return document.querySelectorAll('#details article.finding').length > 0")
+    assert chromium.run("return document.querySelectorAll('.box.selected').length") >= 1
+    chromium.run("document.querySelector('#details a[href^=\"#finding-\"]').click()")
+    wait(chromium, "return document.querySelector('.flash') !== null")
+    assert chromium.errors() == []
+
+
+def wait(page: Page, condition: str) -> None:
+    page.driver.set_script_timeout(20)
+    page.driver.execute_async_script(
+        f"const done = arguments[0]; const look = () => (() => {{ {condition} }})() ? done() : setTimeout(look, 20);"
+        "look();"
+    )
+
+
+def test_search_lights_and_goes(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    type_into(chromium, "search", "model.9/cv1 conv")
+    lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")
+    assert len(lit) == 1 and "model.9/cv1/conv" in lit[0]
+    press(chromium, "search", "Enter")
+    assert "/model.9/cv1/conv/Conv" in details(chromium)
+    type_into(chromium, "search", "no such node anywhere")
+    assert chromium.run("return document.getElementById('search-count').textContent") == "0 found"
+    press(chromium, "search", "Escape")
+    assert chromium.run("return document.querySelectorAll('.searching').length") == 0
+    assert chromium.errors() == []
+
+
+def type_into(page: Page, name: str, text: str) -> None:
+    page.run("""const input = document.getElementById(arguments[0]); input.value = arguments[1];
+        input.dispatchEvent(new Event('input', { bubbles: true }));""", name, text)
+
+
+def press(page: Page, name: str, key: str) -> None:
+    page.run("""document.getElementById(arguments[0])
+        .dispatchEvent(new KeyboardEvent('keydown', { key: arguments[1], bubbles: true }));""", name, key)
+
+
+def column(page: Page, table: str, number: int) -> list[Any]:
+    found: list[Any] = page.run(
+        "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].filter((row) => !row.hidden)"
+        ".map((row) => row.cells[arguments[1]].dataset.v ?? row.cells[arguments[1]].textContent.trim())", table, number)
+    return found
+
+
+def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    chromium.run("document.getElementById('zoom-fit').click()")
+    found = chromium.run("""return [...document.querySelectorAll('.box.module .name')].map((name) => {
+        const [text, all] = [name.getBoundingClientRect(), document.querySelector('.graph').getBoundingClientRect()];
+        return [name.textContent, text.height, text.top >= all.top && text.bottom <= all.bottom]; })""")
+    assert len(found) > 20 and all(height > 7 and inside for _, height, inside in found)
+    for _ in range(2):  # walking past modules opens none
+        chromium.run("""document.querySelector('.graph').dispatchEvent(
+            new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true, cancelable: true }))""")
+    assert "model.1" in chromium.run("return document.querySelector('.box.module.selected').textContent")
+    chromium.run("""[...document.querySelectorAll('.box.module')].find((box) => box.textContent.includes('model.9'))
+        .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
+    lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")
+    assert len(lit) >= 5 and all("model.9" in text for text in lit)
+    assert chromium.run("return document.querySelector('input[name=view]:checked').value") == "onnx"
+    assert "/model.9/cv1/conv/Conv" in details(chromium) and "Convolutions" in details(chromium)
+    assert chromium.errors() == []
+
+
+def test_the_wheel_zooms_and_time_colours(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    width = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
+    chromium.run("""document.querySelector('.graph').dispatchEvent(
+        new WheelEvent('wheel', { deltaY: -200, bubbles: true, cancelable: true, clientX: 300, clientY: 400 }))""")
+    wait(chromium, f"return document.querySelector('.world').getBoundingClientRect().width > 1.3 * {width}")
+    chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
+        paint.dispatchEvent(new Event('change'));""")
+    fills = chromium.run("""return [...document.querySelectorAll('.world .box')].map((box) => [
+        parseFloat(box.style.getPropertyValue('--share')), getComputedStyle(box.querySelector('.body')).fill])""")
+    assert max(share for share, _ in fills) == 70 and len({fill for _, fill in fills}) > 4
+    assert "estimated" in chromium.run("return document.getElementById('heat-legend').textContent")
+    assert chromium.errors() == []
+
+
+def test_graphs_and_tables_are_saved(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    chromium.run("""window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return 'blob:none'; };
+        window.names = []; HTMLAnchorElement.prototype.click = function () { window.names.push(this.download); };
+        for (const name of ['export-svg', 'export-png']) document.getElementById(name).click();
+        document.querySelector('#convolution-table .csv').click();""")
+    wait(chromium, "return window.saved.length === 3")
+    texts = chromium.driver.execute_async_script(
+        "const done = arguments[0]; Promise.all(window.saved.map((blob) => blob.type === 'image/png'"
+        "? blob.arrayBuffer().then((b) => String(new DataView(b).getUint32(0))) : blob.text()))"
+        ".then((all) => done([window.names, all]));")
+    saved = dict(zip(*texts, strict=True))
+    root = ElementTree.fromstring(saved["model_qdq-onnx.svg"])
+    words = "".join(root.itertext())
+    assert "first" in words and "1x16x16x16" in words and "INT8 → " in words
+    assert not any(a in ("class", "style") or "var(" in v for e in root.iter() for a, v in e.attrib.items())
+    assert saved["model_qdq-onnx.png"] == str(0x89504E47)
+    rows = list(csv.reader(io.StringIO(saved["model_qdq-convolutions.csv"])))
+    assert [row[1] for row in rows] == ["Convolution", "first", "second", "third"]
+    assert len({len(row) for row in rows}) == 1 and float(rows[1][rows[0].index("Est. ms")]) > 0
+    assert chromium.errors() == []
+
+
+_CLASHES = """
+const seen = [...document.querySelectorAll('.stage[data-side=after] .world text, #roofline text, #histogram text')]
+  .map((one) => [one, one.getBoundingClientRect()]).filter(([, box]) => box.width);
+const found = [];
+for (const [i, [a, p]] of seen.entries()) for (const [b, q] of seen.slice(i + 1)) {
+  if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1.5
+      && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3.5) found.push(`${a.textContent} / ${b.textContent}`);
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_text_stands_on_text(chromium: Page, full: Path, width: int) -> None:
+    chromium.size(width)
+    try:
+        chromium.open(full)
+        chromium.ready_ms()
+        chromium.run("document.querySelectorAll('main > section').forEach((one) => "
+                     "{ one.style.contentVisibility = 'visible'; })")
+        wait(chromium, "return document.querySelectorAll('#roofline .plot, #histogram .plot').length === 2")
+        assert chromium.run(_CLASHES) == []
+        chromium.run("document.getElementById('zoom-fit').click()")
+        assert chromium.run(_CLASHES) == []
+    finally:
+        chromium.size(1280)
+
+
+def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    head = "return [...document.querySelectorAll('#layer-table th')].findIndex((h) => /Est. ms/.test(h.textContent))"
+    at = chromium.run(head)
+    click = "document.querySelectorAll('#layer-table th button')[arguments[0]].click()"
+    chromium.run(click, at)
+    times = [float(v) for v in column(chromium, "layer-table", at) if v]
+    assert len(times) > 100 and times == sorted(times, reverse=True)
+    order = "return document.querySelectorAll('#layer-table th')[arguments[0]].ariaSort"
+    assert chromium.run(order, at) == "descending"
+    chromium.run(click, at)
+    assert [float(v) for v in column(chromium, "layer-table", at) if v] == times[::-1]
+    assert len(column(chromium, "convolution-table", 1)) == CONVOLUTIONS
+    chromium.run("""const input = document.querySelector('#convolution-table input'); input.value = 'model.22 float';
+        input.dispatchEvent(new Event('input'));""")
+    shown = column(chromium, "convolution-table", 1)
+    assert 0 < len(shown) < CONVOLUTIONS and all("model.22" in name for name in shown)
+    assert f"of {CONVOLUTIONS} rows" in chromium.run(
+        "return document.querySelector('#convolution-table .count').textContent")
+    assert chromium.errors() == []
+
+
+def test_the_keyboard_walks_through_the_network(chromium: Page, large: Path) -> None:
+    chromium.open(large)
+    chromium.ready_ms()
+    key = """const graph = document.querySelector('.graph'); graph.focus();
+        graph.dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0], bubbles: true, cancelable: true }));"""
+    chromium.run(key, "ArrowDown")
+    assert "model.0" in details(chromium)
+    chromium.run(key, "ArrowDown")
+    assert "model.1" in details(chromium)
+    chromium.run(key, "ArrowUp")
+    assert "model.0" in details(chromium)
+    before = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
+    for pressed, wider in (("+", True), ("0", False)):
+        chromium.run(key, pressed)
+        wait(chromium, "return document.querySelector('.world').getBoundingClientRect().width "
+                       f"{'>' if wider else '<'} {before}")
+    assert chromium.errors() == []
+
+
+def test_a_large_network_is_ready_soon_and_moves_smoothly(chromium: Page, large: Path) -> None:
+    """Under 2 s and no long task over 100 ms on a quiet machine; here only that nothing is slower by far."""
+    chromium.open(large)
+    assert chromium.ready_ms() < 20_000
+    chromium.pan()
+    panned = chromium.pan()
+    assert len(panned["frames"]) == 60
+    assert sorted(panned["frames"])[30] < 100
+
+
+def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) -> None:
+    report = qdqtool.report(hostile(tmp_path / "m.onnx"), gpu="T4")
+    report.save(tmp_path / "r.html")
+    chromium.open(tmp_path / "r.html")
+    chromium.ready_ms()
+    assert chromium.run("return document.querySelectorAll('img, [onclick]').length") == 0
+    number = len(report.page.model.nodes)
+    for node in range(number):
+        chromium.run("location.hash = `#node-${arguments[0]}`", node)
+    type_into(chromium, "search", "<script>")
+    press(chromium, "search", "Enter")
+    wait(chromium, "return document.getElementById('details').textContent.includes('<script>alert(1)')")
+    assert chromium.run("return document.querySelectorAll('#details script, #search-list script').length") == 0
+    assert chromium.run("return document.querySelectorAll('script').length") == 2
+    assert chromium.errors() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
+    chromium: Page, full: Path, width: int, dark: bool
+) -> None:
+    chromium.size(width, dark=dark)
+    try:
+        chromium.open(full, "#node-0")
+        chromium.ready_ms()
+        chromium.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        chromium.run("document.querySelectorAll('main > section').forEach((one) => "
+                     "{ one.style.contentVisibility = 'visible'; })")
+        wait(chromium, "return document.querySelectorAll('.plot').length >= 5")
+        assert chromium.run("return document.documentElement.scrollWidth") <= width
+        assert chromium.run(_CONTRAST) == []
+        chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
+            paint.dispatchEvent(new Event('change'));""")
+        for view in ("onnx", "engine", "modules"):
+            chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", view)
+            assert chromium.run(_CONTRAST) == []
+        assert chromium.run("return document.documentElement.scrollWidth") <= width
+        assert chromium.errors() == []
+    finally:
+        chromium.size(1280)
+
+
+# WCAG 2: contrast of at least 4.5 between text and the nearest painted ground behind it (3 for large text).
+_CONTRAST = """
+const parse = (text) => {
+  const mixed = /color\\(srgb ([\\d.]+) ([\\d.]+) ([\\d.]+)/.exec(text);
+  if (mixed) return mixed.slice(1).map((part) => 255 * part);
+  const found = /rgba?\\(([^)]+)\\)/.exec(text);
+  return found ? found[1].split(/[ ,\\/]+/).map(Number) : null;
+};
+const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+  .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+const ground = (node) => {
+  const inBox = node.closest('.row, .flag, .mark, .box, .part');
+  const painted = node instanceof SVGElement && inBox && inBox.querySelector('rect.cell, rect.body, rect');
+  if (painted) {
+    const fill = parse(getComputedStyle(painted).fill);
+    if (fill && fill[3] !== 0) return fill;
+  }
+  for (let one = node; one; one = one.parentElement) {
+    const colour = parse(getComputedStyle(one).backgroundColor);
+    if (colour && (colour.length < 4 || colour[3] > 0.9)) return colour;
+  }
+  return [255, 255, 255];
+};
+const bad = new Set();
+for (const node of document.querySelectorAll('body *')) {
+  const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+  if (!own || !node.getClientRects().length || node.closest('script, style, option, title')) continue;
+  const style = getComputedStyle(node);
+  const colour = parse(node instanceof SVGElement ? style.fill : style.color);
+  if (!colour) continue;
+  const [a, b] = [light(colour), light(ground(node))].sort((x, y) => y - x);
+  const ratio = (a + 0.05) / (b + 0.05);
+  const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.7 && style.fontWeight >= 700);
+  if (ratio < (large ? 3 : 4.5)) {
+    const text = node.textContent.trim().slice(0, 30);
+    bad.add(`${node.tagName}.${node.getAttribute('class')} "${text}" ${ratio.toFixed(2)}`);
+  }
+}
+return [...bad].slice(0, 20);
+"""
+
+
+def test_plots_follow_what_is_chosen(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    for section, choice in (("histograms", "histogram-choice"), ("weights", "weights-choice")):
+        chromium.run("document.getElementById(arguments[0]).scrollIntoView()", section)
+        wait(chromium, f"return document.querySelectorAll('#{section} .bin').length > 0")
+        before = chromium.run("return document.getElementById(arguments[0]).textContent", section)
+        chromium.run("""const choice = document.getElementById(arguments[0]); choice.value = '1';
+            choice.dispatchEvent(new Event('change'));""", choice)
+        assert chromium.run("return document.getElementById(arguments[0]).textContent", section) != before
+    chromium.run("document.getElementById('time').scrollIntoView()")
+    wait(chromium, "return document.querySelectorAll('#roofline circle.int8').length > 0")
+    chromium.run("""document.querySelector('#roofline circle.int8')
+        .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
+    assert "INT8" in details(chromium)
+    chromium.run("document.getElementById('tuning').scrollIntoView()")
+    wait(chromium, "return document.querySelectorAll('#tuning-plot .pick').length === 1")
+    assert chromium.errors() == []
+
+
+def test_it_prints(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    printed = chromium.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert len(printed["data"]) > 20_000
+    assert chromium.errors() == []
+
+
+def test_paper_is_white_and_shows_the_whole_network(chromium: Page, full: Path) -> None:
+    chromium.open(full)
+    chromium.ready_ms()
+    media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        paper, fill, inside = chromium.driver.execute_script("""
+            const style = getComputedStyle(document.documentElement);
+            const inside = [...document.querySelectorAll('.stage')].every((stage) => {
+              const outer = stage.getBoundingClientRect();
+              const all = stage.querySelector('svg.world').getBoundingClientRect();
+              return all.width > 0 && all.left >= outer.left - 1 && all.right <= outer.right + 1
+                && all.top >= outer.top - 1 && all.bottom <= outer.bottom + 1;
+            });
+            return [style.getPropertyValue('--surface').trim(), style.getPropertyValue('--int8-fill').trim(), inside];
+        """)
+    finally:
+        chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    assert paper in ("#fff", "#ffffff") and fill == "#e0f2e5" and inside

@@ -1,0 +1,52 @@
+"""`python -m tests.trt.rtx.record`: builds every experiment with TensorRT-RTX and writes the table of answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from qdqtool.base.outputs import write_text
+from qdqtool.types import Precision
+from tests.fuzz.driver import Lab
+from tests.fuzz.grammar import network
+from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
+from tests.trt.rtx.experiments_scales import HALVES, OLD, SCALES
+
+TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
+SEEDS = range(300)
+
+
+def models() -> dict[str, onnx.ModelProto]:
+    """Every experiment's model, by its question."""
+    made = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
+    for name, make in OLD.items():
+        made[name] = finish(make, 13)
+        made[name].opset_import[0].version = 12  # where onnx takes no axis, and files have one all the same
+    made.update({name: finish(make, 19) for name, make in FORMS.items()})
+    made.update({name: finish(make, 19, True) for name, make in HALVES.items()})
+    return made
+
+
+def answer(lab: Lab, model: onnx.ModelProto) -> dict[str, Any]:
+    """What the compiler makes of a model: its status, and the type of each convolution that has a layer."""
+    result = lab.build(model)
+    types = {n.name: str(n.precision) for n in result.nodes if n.precision != Precision.UNKNOWN}
+    return {"status": result.status, **({"types": types} if types else {})}
+
+
+def main() -> None:
+    with Lab() as lab:
+        experiments = {name: answer(lab, model) for name, model in models().items()}
+        networks = {str(seed): answer(lab, network(seed)) for seed in SEEDS}
+        version = lab.build(models()["through relu"]).version
+    lines = [f'"compiler": "TensorRT-RTX {version}, SM86"']
+    for title, table in (("experiments", experiments), ("networks", networks)):
+        rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())
+        lines.append(f'"{title}": {{\n{rows}\n }}')
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    write_text(TABLE, "{" + ",\n ".join(lines) + "}\n")
+
+
+if __name__ == "__main__":
+    main()
