@@ -151,7 +151,7 @@ def test_a_shared_dq_in_front_of_matrix_products(g, own):
     assert all("p.DQ" in names(f) for f in told)
 
 
-def test_conversions_and_reasons(g):
+def test_conversions_ids_and_reasons(g):
     prediction, codes = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))
     found = codes["INPUT-CONVERSION"]
     assert found.values == 3 * 16 * 16 and cause(found).tensor == "x"
@@ -160,9 +160,6 @@ def test_conversions_and_reasons(g):
         prediction = predict(proto, "trt8.5")
         for conv in prediction.convolutions:
             assert conv.int8_in_int8_out or conv.findings
-
-
-def test_ids_and_codes_of_targets():
     prediction = predict(residual("float"), "trt8.5")
     assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
