@@ -105,7 +105,7 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
 
     settle(network, lambda: losses_of(name, network, pictures(4)))
     plan = qat.prepare(made, pictures(1), report=None)
-    planned = runs(network, plan.convolutions, lambda: call(network, pictures(1)))
+    planned = runs(network, [w.module for w in plan.weights], lambda: call(network, pictures(1)))
     qat.calibrate(made, [pictures(2), pictures(2)])
     network.train()
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], 1e-6)

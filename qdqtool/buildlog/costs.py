@@ -18,7 +18,7 @@ from qdqtool.base.records import published
 from qdqtool.base.text import ending
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.summary import implicit_int8
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LayerKind, ParsedNode, Shape, whole
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, Role, Shape, whole
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 
@@ -521,7 +521,7 @@ def _alone(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCos
 
 def _works(row: LayerCost) -> bool:
     """Whether a layer computes something: those that move data only have no counterpart."""
-    return row.layer.kind not in (LayerKind.CONVERSION, LayerKind.REFORMAT) and row.layer.type != "NoOp"
+    return row.layer.kind not in (Role.CONVERSION, Role.REFORMAT) and row.layer.type != "NoOp"
 
 
 def _likeness(one: LayerCost, two: LayerCost) -> int:

@@ -291,7 +291,7 @@ REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at
 _MAX_ELEMENTS = 1 << 50
 
 
-class LayerKind(StrEnum):
+class Role(StrEnum):
     """What an engine layer does: change the data type only, the layout only, convolve, or something else."""
 
     CONVERSION = "conversion"
@@ -416,15 +416,15 @@ class BuiltLayer:
             "uantizeLinear" in part for part in fused.components)
 
     @property
-    def kind(self) -> LayerKind:
+    def kind(self) -> Role:
         """``conversion`` (changes the data type only), ``reformat`` (the layout only), ``convolution`` or ``other``."""
         if self.is_qdq:
-            return LayerKind.CONVERSION
+            return Role.CONVERSION
         if self.type in REFORMAT_TYPES or (not self.type and self.fused().is_copy):
             pair = (self.input_precision, self.output_precision)
             changed = Precision.UNKNOWN not in pair and pair[0] != pair[1]
-            return LayerKind.CONVERSION if changed else LayerKind.REFORMAT
-        return LayerKind.CONVOLUTION if self.is_convolution else LayerKind.OTHER
+            return Role.CONVERSION if changed else Role.REFORMAT
+        return Role.CONVOLUTION if self.is_convolution else Role.OTHER
 
     def as_json(self) -> dict[str, Any]:
         first = published(self, "name", "type", "kind", "inputs", "outputs", "tactic")
@@ -566,12 +566,12 @@ class Build:
     @property
     def conversions(self) -> list[BuiltLayer]:
         """Layers that change a data type: Q and DQ that stayed, and reformats between types."""
-        return [layer for layer in self.layers if layer.kind == LayerKind.CONVERSION]
+        return [layer for layer in self.layers if layer.kind == Role.CONVERSION]
 
     @property
     def layout_reformats(self) -> list[BuiltLayer]:
         """Layers that change a memory layout and nothing else."""
-        return [layer for layer in self.layers if layer.kind == LayerKind.REFORMAT]
+        return [layer for layer in self.layers if layer.kind == Role.REFORMAT]
 
     @property
     def facts(self) -> BuildFacts:

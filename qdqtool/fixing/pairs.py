@@ -17,6 +17,7 @@ from qdqtool.explain.lint.structure import quantized_gate, shared_residuals
 from qdqtool.explain.messages import number
 from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.fixing.weights import dequantized
+from qdqtool.insertion.scales import Ties
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
@@ -183,10 +184,9 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
     Tied are the tensors on both sides of an operator that a Q passes and of a Q/DQ pair: what TensorRT may merge into
     one. A chain of Concats is one group.
     """
-    groups = _Groups(view)
     names = named(reported)
     sites: list[Site] = []
-    for members, crossed in groups.found():
+    for members, crossed in _groups(view):
         values = [_scalar(view.params(q)) for q in members]
         known = [v for v in values if v is not None]
         if len(known) != len(values) or len(set(known)) < 2:
@@ -223,39 +223,23 @@ def _shifted(view: View, q: Node) -> bool:
     return zero is None or bool(np.any(zero != 0))
 
 
-class _Groups:
-    """Union-find over tensors."""
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-        self.parent: dict[str, str] = {}
-        self.crossed: list[Node] = []
-        for node in view.model.ordered:
-            sources = inputs_behind_q(view.model, node)
-            if sources and sources[0] not in view.constants:
-                for tensor in (*sources, *(o for o in node.outputs if o)):
-                    self._join(sources[0], tensor)
-                self.crossed.append(node)
-        for q, dqs in view.pairs():
-            for dq in dqs:
-                self._join(q.input(0), dq.output)
-
-    def _find(self, tensor: str) -> str:
-        self.parent.setdefault(tensor, tensor)
-        while self.parent[tensor] != tensor:
-            self.parent[tensor] = self.parent[self.parent[tensor]]
-            tensor = self.parent[tensor]
-        return tensor
-
-    def _join(self, a: str, b: str) -> None:
-        self.parent[self._find(b)] = self._find(a)
-
-    def found(self) -> list[tuple[list[Node], list[Node]]]:
-        """Quantizers of each group, with the nodes in it that a Q passes."""
-        members: dict[str, list[Node]] = defaultdict(list)
-        crossed: dict[str, list[Node]] = defaultdict(list)
-        for q in self.view.activation_qs:
-            members[self._find(q.input(0))].append(q)
-        for node in self.crossed:
-            crossed[self._find(node.input(0))].append(node)
-        return [(qs, crossed[key]) for key, qs in members.items() if len(qs) > 1]
+def _groups(view: View) -> list[tuple[list[Node], list[Node]]]:
+    """Quantizers that share a scale, with the nodes among them that a Q passes."""
+    ties = Ties()
+    between: list[Node] = []
+    for node in view.model.ordered:
+        sources = inputs_behind_q(view.model, node)
+        if sources and sources[0] not in view.constants:
+            for tensor in (*sources, *(o for o in node.outputs if o)):
+                ties.tie(sources[0], tensor)
+            between.append(node)
+    for q, dqs in view.pairs():
+        for dq in dqs:
+            ties.tie(q.input(0), dq.output)
+    members: dict[str, list[Node]] = defaultdict(list)
+    crossed: dict[str, list[Node]] = defaultdict(list)
+    for q in view.activation_qs:
+        members[ties.group(q.input(0))].append(q)
+    for node in between:
+        crossed[ties.group(node.input(0))].append(node)
+    return [(qs, crossed[key]) for key, qs in members.items() if len(qs) > 1]

@@ -45,8 +45,27 @@ class ScaleGroup:
         return len(self.sources) > 1
 
 
+class Ties:
+    """Which tensors have to share a scale: groups that grow together (union-find)."""
+
+    def __init__(self) -> None:
+        self.parent: dict[str, str] = {}
+
+    def group(self, tensor: str) -> str:
+        """A tensor that stands for its group."""
+        self.parent.setdefault(tensor, tensor)
+        while self.parent[tensor] != tensor:
+            self.parent[tensor] = self.parent[self.parent[tensor]]
+            tensor = self.parent[tensor]
+        return tensor
+
+    def tie(self, one: str, other: str) -> None:
+        """Makes one group of two; the first's stands for it."""
+        self.parent[self.group(other)] = self.group(one)
+
+
 def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> list[ScaleGroup]:
-    """Groups the quantized tensors by union-find over the operators that a Q passes.
+    """Groups the quantized tensors over the operators that a Q passes.
 
     Args:
         model: The float model.
@@ -59,15 +78,7 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
     names = list(dict.fromkeys(quantized))
     if not unify:
         return [ScaleGroup((t,), (t,), (t,), _largest(model, (t,))) for t in names]
-    parent: dict[str, str] = {}
-
-    def find(tensor: str) -> str:
-        parent.setdefault(tensor, tensor)
-        while parent[tensor] != tensor:
-            parent[tensor] = parent[parent[tensor]]
-            tensor = parent[tensor]
-        return tensor
-
+    ties = Ties()
     sources: dict[str, None] = {}
     stack = names[::-1]
     seen: set[str] = set()
@@ -76,22 +87,22 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> 
         if tensor in seen:
             continue
         seen.add(tensor)
-        find(tensor)
+        ties.group(tensor)
         node = model.producer(tensor)
         inputs = node.inputs[:1] if node is not None and fills_below(model, node) else inputs_behind_q(model, node)
         above = [t for t in inputs if not model.is_constant(t)]
         if not above or len(above) < len(inputs):  # a constant that is joined in has a range as well
             sources[tensor] = None
         for name in above:
-            parent[find(name)] = find(tensor)
+            ties.tie(tensor, name)
             stack.append(name)
     groups: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for tensor in names:
-        groups.setdefault(find(tensor), ([], [], []))[0].append(tensor)
-    for tensor in parent:
-        groups[find(tensor)][1].append(tensor)
+        groups.setdefault(ties.group(tensor), ([], [], []))[0].append(tensor)
+    for tensor in ties.parent:
+        groups[ties.group(tensor)][1].append(tensor)
     for tensor in sources:
-        groups[find(tensor)][2].append(tensor)
+        groups[ties.group(tensor)][2].append(tensor)
     return [ScaleGroup(tuple(q), tuple(t), tuple(s), _largest(model, q)) for q, t, s in groups.values()]
 
 
