@@ -252,7 +252,7 @@ def test_what_placement_decides_about(
     assert can_be_quantized(model, model.node("n")) is possible
 
 
-def test_exclusions_are_obeyed_and_told() -> None:
+def test_transposed_and_excluded_convolutions(net: Net) -> None:
     result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
     assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
     assert reasons(result) == {"c1": (left.Excluded, "exclude", "^c1$"), "add": (left.Excluded, "exclude", "add")}
@@ -263,6 +263,14 @@ def test_exclusions_are_obeyed_and_told() -> None:
     first = placed(residual_net(), Rules(exclude=["c", "c1"]))
     assert set(reasons(first).values()) == {(left.Excluded, "exclude", "c")} and len(first.skipped) == 4
     assert not first.readers
+    w = net.const("w", np.ones((16, 16, 2, 2)))
+    net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
+    assert {w.node.name for w in placed(net).weights} == {"c", "t"}
+    rtx = placed(net, Rules(transposed=False))
+    assert {w.node.name for w in rtx.weights} == {"c"}
+    assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
+    assert [w.axis for w in placed(net).weights] == [0, None]
+    assert [w.axis for w in placed(net, Rules(transposed_per_channel=True)).weights] == [0, 1]
 
 
 def test_what_stays_float_with_its_reason(net: Net) -> None:
@@ -316,17 +324,6 @@ def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
     result = placed(net)
     assert [w.node.name for w in result.weights] == ["c"]
     assert reasons(result) == {"if": (left.InBody, 3)}
-
-
-def test_convtranspose_is_left_float_where_the_target_never_runs_it_in_int8(net: Net) -> None:
-    w = net.const("w", np.ones((16, 16, 2, 2)))
-    net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
-    assert {w.node.name for w in placed(net).weights} == {"c", "t"}
-    rtx = placed(net, Rules(transposed=False))
-    assert {w.node.name for w in rtx.weights} == {"c"}
-    assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
-    assert [w.axis for w in placed(net).weights] == [0, None]
-    assert [w.axis for w in placed(net, Rules(transposed_per_channel=True)).weights] == [0, 1]
 
 
 # Placement round the convolutions: which sums are residuals, and which poolings have quantized neighbours.

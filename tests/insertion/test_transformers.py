@@ -294,7 +294,7 @@ def test_places_in_int8_are_warned_of(kind: str, target: str) -> None:
     assert "HEAD-QUANT" not in predict(inserted(kind).model, target).findings_by_code()
 
 
-def test_boxes_of_a_detector_without_grids() -> None:
+def test_ends_of_detectors_and_flows() -> None:
     """As DETR ends: an MLP of four columns beside one Linear of scores; a classifier of four classes is none."""
     from tests.insertion.transformers import Detr
 
@@ -307,10 +307,7 @@ def test_boxes_of_a_detector_without_grids() -> None:
     net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
     skipped = {s.node for s in qdqtool.insert(net.model(), samples(net.model()), predict=False).skipped}
     assert skipped == {"b.attn.qk", "b.attn.av"}
-
-
-def test_a_flow_by_convolutions_stays_float_at_its_end() -> None:
-    """What moves a picture: the last convolution makes the grid, those in front of it are as any other."""
+    # What moves a picture: the last convolution makes the grid, those in front of it are as any other
     net = Net(3, 16)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 32))
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)

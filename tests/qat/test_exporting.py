@@ -356,7 +356,7 @@ def _if(captured: str) -> onnx.NodeProto:
     return helper.make_node("If", ["yes"], [f"if_{captured}"], f"if_{captured}", **branches)
 
 
-def test_what_a_subgraph_reads_stays() -> None:
+def test_subgraphs() -> None:
     constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "yes": np.array(True)}
     nodes = [
         helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.float32([1, 2, 3, 4]))),
@@ -370,9 +370,6 @@ def test_what_a_subgraph_reads_stays() -> None:
     for tidied in (fold_constants(copies[0]), merge_pairs(copies[1]), merge_pairs(fold_constants(copies[2]))):
         onnx.checker.check_model(tidied.proto)
         np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(tidied.proto)[0])
-
-
-def test_a_subgraph_reads_what_stood_in_front_of_a_mark() -> None:
     mark = helper.make_node("Mark", ["x"], ["marked"], domain="qdqtool.qat", key=b"0")
     adding = helper.make_node("Add", ["if_marked", "marked"], ["y"])
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy")
