@@ -260,7 +260,7 @@ def test_tensorrt_rtx_takes_scales_along_the_rows_of_a_product(axis: int, precis
 
 # Heads of DETRs -------------------------------------------------------------------------------------------------------
 
-KINDS = ("rt-detr", "rf-detr", "d-fine", "d-fine column")
+KINDS = ("rt-detr", "dab-detr", "rf-detr", "d-fine", "d-fine column")
 
 
 def expected_places(kind: str) -> set[str]:
