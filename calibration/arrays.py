@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable
+from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable, spread
 from calibration.listing import file_digest, files_under
 from calibration.pictures import (
     IMAGE_SUFFIXES,
@@ -340,7 +340,7 @@ def open_data(
             path.exists()
         except (OSError, ValueError) as error:  # too long, or with a NUL
             raise DataError(f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}") from None
-        return Dataset(_path_source(path, inputs, preprocess, size), inputs, max_images)
+        return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):
@@ -351,7 +351,7 @@ def open_data(
 
 
 def _path_source(
-    path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+    path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None, wanted: int
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
@@ -375,24 +375,32 @@ def _path_source(
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in (".txt", ".lst", ".list"):
-        return ImageSource(_listed(path), path.parent, inputs, preprocess, size)
+        return ImageSource(_listed(path, wanted), path.parent, inputs, preprocess, size)
     raise DataError(f"{path}: not a folder, a list of images (.txt), an image, .npz or .npy")
 
 
-def _listed(path: Path) -> list[Path]:
-    """The paths in a text file; relative ones count from the file's folder, else from the current one."""
+def _listed(path: Path, wanted: int) -> list[Path]:
+    """The paths in a text file; relative ones count from the file's folder, else from the current one.
+
+    Of a long list they are those alone that are used for ``wanted`` samples: a million files take long to look for.
+    """
     try:
         lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
-    result = []
+    texts = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if "\0" in text:
             raise DataError(f"{path}: line {number}: {NO_NAME}")
         if text and not text.startswith("#"):
-            beside = path.parent / text
-            result.append(beside if beside.exists() or not Path(text).exists() else Path(text))
-    if not result:
+            texts.append(text)
+    if not texts:
         raise DataError(f"{path}: lists no images")
-    return result
+    if len(texts) > budgets.LISTED:
+        texts = [texts[i] for i in spread(len(texts), wanted)]
+    found = []
+    for text in texts:
+        beside = path.parent / text
+        found.append(beside if beside.exists() or not Path(text).exists() else Path(text))
+    return found
