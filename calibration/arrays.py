@@ -32,7 +32,7 @@ from qdqtool.base import budgets
 from qdqtool.base.files import NO_NAME, open_input, read_input
 from qdqtool.base.options import Preprocess
 from qdqtool.base.packed import Archive, Header, read_values
-from qdqtool.base.parameters import typed
+from qdqtool.base.parameters import shown, typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 
@@ -201,7 +201,7 @@ _BLOCKS = 16
 def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
     with _users("an array of the calibration data"):
-        named = {name: np.asarray(array) for name, array in arrays.items()}
+        named = {name: np.asarray(array) for name, array in _named(arrays, "the calibration data").items()}
     by_input = {i.name: named[i.name] for i in inputs if i.name in named}
     lengths = {len(a) for a in by_input.values() if a.ndim}
     stacked = len(by_input) == len(inputs) and all(
@@ -229,6 +229,20 @@ def _users(what: str) -> Iterator[None]:
     except Exception as error:
         kind, reason = type(error).__name__, reason_of(error)
         raise DataError(f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind)) from error
+
+
+def _named(sample: object, what: str) -> Mapping[str, Any]:
+    """A sample of the user's, which has an array for each name.
+
+    Raises:
+        DataError: It is something else.
+    """
+    if not isinstance(sample, Mapping):
+        raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
+    wrong = next((key for key in sample if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise DataError(f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array")
+    return sample
 
 
 class MemorySource(Source):
@@ -264,9 +278,7 @@ class MemorySource(Source):
                 assert self.iterator is not None
                 sample = next(self.iterator, _END)
             if sample is not _END:
-                if not isinstance(sample, Mapping):
-                    raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
-                return fit_all(sample, self.inputs, what)
+                return fit_all(_named(sample, what), self.inputs, what)
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
@@ -280,10 +292,10 @@ class MemorySource(Source):
     def digest(self, index: int) -> bytes:
         if self.samples is None:
             return b""
-        with _users(f"calibration sample {index}"):
-            sample = self.samples[index]
-            arrays = ({name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
-                      if isinstance(sample, Mapping) else {})
+        what = f"calibration sample {index}"
+        with _users(what):
+            sample = _named(self.samples[index], what)
+            arrays = {name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
         digest = hashlib.blake2b(digest_size=16)
         for name, value in arrays.items():
             digest.update(f"{name}{value.dtype}{value.shape}".encode())
