@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable
+from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable, spread
 from calibration.listing import file_digest, files_under
 from calibration.pictures import (
     IMAGE_SUFFIXES,
@@ -32,7 +32,7 @@ from qdqtool.base import budgets
 from qdqtool.base.files import NO_NAME, open_input, read_input
 from qdqtool.base.options import Preprocess
 from qdqtool.base.packed import Archive, Header, read_values
-from qdqtool.base.parameters import typed
+from qdqtool.base.parameters import shown, typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 
@@ -201,7 +201,7 @@ _BLOCKS = 16
 def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
     with _users("an array of the calibration data"):
-        named = {name: np.asarray(array) for name, array in arrays.items()}
+        named = {name: np.asarray(array) for name, array in _named(arrays, "the calibration data").items()}
     by_input = {i.name: named[i.name] for i in inputs if i.name in named}
     lengths = {len(a) for a in by_input.values() if a.ndim}
     stacked = len(by_input) == len(inputs) and all(
@@ -229,6 +229,20 @@ def _users(what: str) -> Iterator[None]:
     except Exception as error:
         kind, reason = type(error).__name__, reason_of(error)
         raise DataError(f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind)) from error
+
+
+def _named(sample: object, what: str) -> Mapping[str, Any]:
+    """A sample of the user's, which has an array for each name.
+
+    Raises:
+        DataError: It is something else.
+    """
+    if not isinstance(sample, Mapping):
+        raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
+    wrong = next((key for key in sample if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise DataError(f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array")
+    return sample
 
 
 class MemorySource(Source):
@@ -264,9 +278,7 @@ class MemorySource(Source):
                 assert self.iterator is not None
                 sample = next(self.iterator, _END)
             if sample is not _END:
-                if not isinstance(sample, Mapping):
-                    raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
-                return fit_all(sample, self.inputs, what)
+                return fit_all(_named(sample, what), self.inputs, what)
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
@@ -280,10 +292,10 @@ class MemorySource(Source):
     def digest(self, index: int) -> bytes:
         if self.samples is None:
             return b""
-        with _users(f"calibration sample {index}"):
-            sample = self.samples[index]
-            arrays = ({name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
-                      if isinstance(sample, Mapping) else {})
+        what = f"calibration sample {index}"
+        with _users(what):
+            sample = _named(self.samples[index], what)
+            arrays = {name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
         digest = hashlib.blake2b(digest_size=16)
         for name, value in arrays.items():
             digest.update(f"{name}{value.dtype}{value.shape}".encode())
@@ -340,7 +352,7 @@ def open_data(
             path.exists()
         except (OSError, ValueError) as error:  # too long, or with a NUL
             raise DataError(f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}") from None
-        return Dataset(_path_source(path, inputs, preprocess, size), inputs, max_images)
+        return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):
@@ -351,7 +363,7 @@ def open_data(
 
 
 def _path_source(
-    path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+    path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None, wanted: int
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
@@ -375,24 +387,32 @@ def _path_source(
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in (".txt", ".lst", ".list"):
-        return ImageSource(_listed(path), path.parent, inputs, preprocess, size)
+        return ImageSource(_listed(path, wanted), path.parent, inputs, preprocess, size)
     raise DataError(f"{path}: not a folder, a list of images (.txt), an image, .npz or .npy")
 
 
-def _listed(path: Path) -> list[Path]:
-    """The paths in a text file; relative ones count from the file's folder, else from the current one."""
+def _listed(path: Path, wanted: int) -> list[Path]:
+    """The paths in a text file; relative ones count from the file's folder, else from the current one.
+
+    Of a long list they are those alone that are used for ``wanted`` samples: a million files take long to look for.
+    """
     try:
         lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
-    result = []
+    texts = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if "\0" in text:
             raise DataError(f"{path}: line {number}: {NO_NAME}")
         if text and not text.startswith("#"):
-            beside = path.parent / text
-            result.append(beside if beside.exists() or not Path(text).exists() else Path(text))
-    if not result:
+            texts.append(text)
+    if not texts:
         raise DataError(f"{path}: lists no images")
-    return result
+    if len(texts) > budgets.LISTED:
+        texts = [texts[i] for i in spread(len(texts), wanted)]
+    found = []
+    for text in texts:
+        beside = path.parent / text
+        found.append(beside if beside.exists() or not Path(text).exists() else Path(text))
+    return found

@@ -146,6 +146,15 @@ def doubled(size: int) -> onnx.ModelProto:
     return net.done(net.pair(last))
 
 
+def unlike_pairs(size: int) -> onnx.ModelProto:
+    """Each Concat joins the one before it and its pair, with a scale unlike the one before."""
+    net = Net()
+    last = net.conv("x")
+    for i in range(size // 3):
+        last = net.add("Concat", net.pair(last, 0.5 + i % 3), last, axis=3)
+    return net.done(net.pair(last))
+
+
 def with_root(size: int) -> onnx.ModelProto:
     net = Net()
     root = last = net.conv("x")
@@ -206,7 +215,8 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
     "Softmax": chain("Softmax"), "pairs": pairs, "convolutions": convolutions, "partly quantized": partly_quantized,
     "SiLU": silu, "residual": residual, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice,
-    "diamonds": diamonds, "Concat of itself": doubled, "Concat with the root": with_root, "DenseNet": conv_concat,
-    "fan-out": fan_out, "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
+    "diamonds": diamonds, "Concat of itself": doubled, "Concat with the root": with_root,
+    "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
+    "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
     "wide Split": wide_split, "If": branches,
 }

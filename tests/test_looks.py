@@ -21,7 +21,7 @@ from qdqtool.base import process
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
-from qdqtool.render.output import all_as_options, as_options, coloured, in_colour
+from qdqtool.render.output import as_options, coloured, in_colour, worded, wrap
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.tables import cases
@@ -111,8 +111,9 @@ def test_colours_and_texts() -> None:
              for line in (x.lstrip() for x in shown.splitlines()) if line.startswith("\x1b")}
     assert codes == {"4 convolutions": "1", "ERROR A: b": "1;31", "c": "1;31", "> e": "32", "f": "32", "Heading": "1",
                      "warning B: g": "1;33", "note C": "1;36", "[1m": "1;36"}
-    given = {"a": ["`exclude`", 1, None], "b": {"c": "`unify=False`"}}
-    assert all_as_options(given) == {"a": ["--exclude", 1, None], "b": {"c": "--no-unify"}}
+    given = {"notes": ["`exclude`", 1, None], "refused": [{"c": "`unify=False`"}], "model": "`exclude`"}
+    assert worded(given) == {"notes": ["--exclude", 1, None], "refused": [{"c": "--no-unify"}], "model": "`exclude`"}
+    assert wrap("leave it out with `exclude`", 2, 16, "- ") == ["- leave it out", "  with --exclude"]
 
 
 def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

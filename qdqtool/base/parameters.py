@@ -71,19 +71,25 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     hint = _evaluated(annotation, module) if isinstance(annotation, str) else annotation
     if type(value) is hint:
         return value
+    said = ""
     try:
         right = _sound(value) and fits(value, hint)
-    except Exception:  # of a class of the user's, which has a length or elements and does not give them
-        right = False
+    except Exception as error:  # of a class of the user's, which has a length or elements and does not give them
+        right, said = False, f", which raises {type(error).__name__} when it is asked for what it holds"
     if not right:
-        try:
-            shown = " ".join(repr(value).split())
-        except Exception:  # of a class of the user's
-            shown = object.__repr__(value)
-        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-        raise QdqtoolError(f"`{name}={shown}`: is {_class(value)}; give {_words(hint)}")
+        wanted = "" if said and hint in (Any, object) else f"; give {_words(hint)}"
+        raise QdqtoolError(f"`{name}={shown(value)}`: is {_class(value)}{said}{wanted}")
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return _plain(value, typing.get_args(hint) if either else (hint,))
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: its beginning, on one line."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a class of the user's
+        text = object.__repr__(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _plain(value: Any, hints: tuple[Any, ...]) -> Any:

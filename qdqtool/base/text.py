@@ -51,7 +51,10 @@ def one_line(text: str) -> str:
 
 def reason_of(error: BaseException, length: int = 200, *, first_line: bool = False) -> str:
     """What an exception of somebody else's code says, on one line; the name of its class where it says nothing."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # of a class of the user's
+        text = ""
     if first_line:
         text = next(iter(text.strip().splitlines()), "")
     return " ".join(text.split())[:length] or type(error).__name__

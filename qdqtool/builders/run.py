@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 import onnx
 
 from qdqtool.base.outputs import atomic_write
-from qdqtool.base.process import temporary_folder, unmarked
+from qdqtool.base.process import descendants, end_marked, marked, temporary_folder, unmarked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.model import modelfile
@@ -320,9 +322,10 @@ def version_of(log: bytes) -> str:
 
 # Runs a command, and ends all that it started: what loses its parent there becomes a child of this process, whatever
 # environment and session it has. Ends that early when its own parent has closed its stdin, if only by being killed.
+# The command is marked, so that it is found where it has killed this process, which is not.
 _RUNS = """
 import ctypes, os, select, signal, sys
-answer, parent, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+answer, parent, marks, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(), sys.argv[4:]
 os.set_inheritable(answer, False)
 try:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
@@ -339,7 +342,7 @@ if not child:
             signal.signal(ignored, signal.SIG_DFL)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execvp(words[0], words)
+        os.execvpe(words[0], words, {**os.environ, **dict(mark.split("=") for mark in marks)})
     except Exception as error:
         os.write(answer, b"failed %d " % (getattr(error, "errno", 0) or 2))  # ENOENT
     finally:
@@ -371,8 +374,13 @@ if code is not None:
 """
 
 
+_ENDING = 5  # seconds that ending a command may take
+
+
 def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
     """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
+
+    Nothing that it started runs on.
 
     Args:
         command: The words; no shell reads them.
@@ -381,25 +389,46 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
 
     Raises:
         OSError: It cannot be started.
+        BuilderError: What waits for it was killed.
     """
+    mark = f"QDQTOOL_COMMAND={os.urandom(8).hex()}"
+    marks = " ".join((mark, *(f"{name}={value}" for name, value in marked({}).items())))
     read, write = os.pipe()
     with os.fdopen(read, "rb") as answer:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _RUNS, str(write), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", "-c", _RUNS, str(write), str(os.getpid()), marks, *command],
                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=unmarked(), pass_fds=[write],
             )
         finally:
             os.close(write)
-        assert process.stdin is not None
         try:
-            if not select.select([answer], [], [], timeout)[0]:
-                return None
+            in_time = bool(select.select([answer], [], [], timeout)[0])
         finally:
-            process.stdin.close()  # ends what still runs
-            process.wait()
-        status, code = (*answer.read().decode().split(), "ended", str(process.returncode))[:2]
-    if status == "failed":
-        raise OSError(int(code), os.strerror(int(code)))
-    return int(code)
+            _end(process, mark)
+        if not in_time:
+            return None
+        words = answer.read().decode().split()
+    if not words:
+        raise BuilderError(f"{command[0]}: its exit code is not known: what waits for it was killed (signal "
+                           f"{-process.returncode}), by the command itself or for want of memory")
+    if words[0] == "failed":
+        raise OSError(int(words[1]), os.strerror(int(words[1])))
+    return int(words[1])
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Ends what waits for a command, and all that the command started, even where the command has stopped it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.send_signal(signal.SIGCONT)
+    try:
+        process.wait(_ENDING)
+    except subprocess.TimeoutExpired:
+        for started in (*descendants(process.pid), process.pid):
+            with contextlib.suppress(OSError):
+                os.kill(started, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        end_marked(mark)

@@ -63,10 +63,9 @@ def command(
     if report is not None and issue is not None:
         write_text(report, issue)
     if answer.form == "json":
-        from qdqtool.render.output import all_as_options
+        from qdqtool.render.output import worded
 
-        fields = result.as_json()
-        emit(to_json({**fields, "notes": all_as_options(fields["notes"]), "output": output, "report": report}), None)
+        emit(to_json({**worded(result.as_json()), "output": output, "report": report}), None)
     else:
         emit(_text(result, output, report, terminal_width()), None)
     return INTERRUPTED if result.interrupted else 0
@@ -110,10 +109,10 @@ def _command_line(name: Callable[[str], str]) -> str:
 
 def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
     from qdqtool.model.modelfile import MAX_PROTO_BYTES, byte_size
-    from qdqtool.render.output import as_options, wrap
+    from qdqtool.render.output import wrap
 
     lines = wrap(f"{result.kept}.", 2, width, "")
-    lines += [line for note in result.notes for line in wrap(as_options(note), 4, width, "  - ")]
+    lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]
     size = byte_size(result.proto)
     written = f"{size / 1024:.0f} kB" if size < 2**20 else f"{size / 2**20:.1f} MB"
     if size > MAX_PROTO_BYTES:

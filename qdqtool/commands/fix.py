@@ -26,9 +26,10 @@ def command(model: str, output: str, on: inputs.Typed, fixes: Fixes, answer: inp
     from qdqtool.base.files import claim
     from qdqtool.fixing.api import fix
     from qdqtool.render.insertion_text import render_fixed
+    from qdqtool.render.output import worded
 
     claim(output, "-o")
     fixed = fix(model, on.chosen(), fixes=fixes)
     fixed.save(output)
-    answer.give(lambda: {**fixed.as_json(), "output": output}, lambda width: render_fixed(fixed, output, width))
+    answer.give(lambda: {**worded(fixed.as_json()), "output": output}, lambda width: render_fixed(fixed, output, width))
     return 0 if fixed.ok else 1

@@ -63,7 +63,7 @@ def command(
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render
-    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.output import emit, terminal_width, to_json, worded
 
     wanted = on.chosen()
     result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
@@ -73,7 +73,7 @@ def command(
         save_table(result, write_table)
     paying, time = _paying(result.model, machine, result.target, terminal_width()) if machine.gpu else ([], None)
     if answer.form == "json":
-        emit(to_json(_worded(result.as_json()) | ({"time": time} if time else {})), None)
+        emit(to_json(worded(result.as_json()) | ({"time": time} if time else {})), None)
         return 0
     text = "\n".join([render(result, terminal_width(), everything=everything), *paying])
     emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {wanted.given}{_build(wanted, path)}", None)
@@ -97,10 +97,3 @@ def _paying(model: onnx.ModelProto, machine: Gpu, target: str, width: int) -> tu
     prediction, time = predict_on(model, target, Request(gpu=machine.gpu))
     assert time is not None
     return ["", *whether_it_pays(time, prediction, width)], time.as_json()
-
-
-def _worded(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer with reasons, notes and warnings in the words of the command line."""
-    from qdqtool.render.output import all_as_options
-
-    return {**answer, **{k: all_as_options(answer[k]) for k in ("skipped", "notes", "warnings")}}

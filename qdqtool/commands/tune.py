@@ -58,21 +58,20 @@ def command(
         claim(written, option)
     from qdqtool.base.text import as_line
     from qdqtool.render.insertion_text import render_tuning
-    from qdqtool.render.output import all_as_options, emit, terminal_width, to_json
+    from qdqtool.render.output import as_options, emit, terminal_width, to_json, worded
     from qdqtool.tuning.api import tune
 
     with contextlib.redirect_stdout(sys.stderr):  # a metric of the user's may print, and stdout is the answer's
         result = tune(
             model, calib, aim=aim, machine=machine, on=on, ranges=ranges, images=images, placing=placing,
             remainder=remainder, where=where, effort=replaced(effort, state=kept), progress=True,
-            say=lambda line: print(f"qdqtool: {as_line(line)}", file=sys.stderr),
+            say=lambda line: print(f"qdqtool: {as_line(as_options(line))}", file=sys.stderr),
         )  # fmt: skip
     result.save(path)
     if result_file is not None:
         result.save_result(result_file)
     if answer.form == "json":
-        found = result.as_json()
-        emit(to_json({**found, **{k: all_as_options(found[k]) for k in ("notes", "warnings")}}), None)
+        emit(to_json(worded(result.as_json())), None)
     else:
         notes = [f"wrote {path}"]
         if kept is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending
 from qdqtool.explain.left_float import SkippedNode
-from qdqtool.render.output import Page, as_options
+from qdqtool.render.output import Page
 from qdqtool.render.predict_text import verdict
 from qdqtool.types import Prediction
 
@@ -75,7 +75,7 @@ def _quantized(page: Page, insertion: Insertion) -> None:
 def _skipped(page: Page, skipped: list[SkippedNode]) -> None:
     by_reason: dict[str, list[str]] = {}
     for node in skipped:
-        by_reason.setdefault(as_options(node.reason), []).append(node.node)
+        by_reason.setdefault(node.reason, []).append(node.node)
     if skipped:
         page.line("", f"Left float ({counted(len(skipped), 'node')})")
     for reason, names in by_reason.items():
@@ -145,7 +145,7 @@ def _more_conversions(more: int) -> str:
 def _remarks(page: Page, notes: Iterable[str], warnings: Iterable[str]) -> None:
     for kind, texts in (("note", notes), ("warning", warnings)):
         for text in texts:
-            page.fill(f"{kind}: {as_options(text)}")
+            page.fill(f"{kind}: {text}")
 
 
 def predicted(page: Page, prediction: Prediction) -> None:

@@ -86,7 +86,7 @@ def terminal_width() -> int:
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:
-    """Lines of a paragraph, indented; names are never cut in two.
+    """Lines of a paragraph, indented, its parameters as options; names are never cut in two.
 
     Args:
         text: One paragraph.
@@ -96,7 +96,7 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
     """
     pad = " " * indent
     return textwrap.wrap(
-        as_line(text), width, initial_indent=pad if first is None else first, subsequent_indent=pad,
+        as_line(as_options(text)), width, initial_indent=pad if first is None else first, subsequent_indent=pad,
         break_long_words=False, break_on_hyphens=False,
     )
 
@@ -149,6 +149,7 @@ class Page:
 
 
 _PARAMETER = re.compile(r"`([a-z][a-z_]*)(?:=([^`\s]*))?`")
+_REASONS = ("skipped", "refused", "notes", "warnings")  # fields of an answer
 _OPTIONS = {"data": "calib", "evaluation": "eval"}  # called otherwise on the command line
 
 
@@ -165,10 +166,14 @@ def _option(found: re.Match[str]) -> str:
     return f"--{option}" if value is None else f"--{option} {value.strip(chr(39))}"
 
 
-def all_as_options(data: Any) -> Any:
-    """The same for every text in lists and dicts."""
+def worded(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer as JSON with its reasons, notes and warnings in the words of the command line."""
+    return {**answer, **{name: _all_as_options(answer[name]) for name in _REASONS if name in answer}}
+
+
+def _all_as_options(data: Any) -> Any:
     if isinstance(data, str):
         return as_options(data)
     if isinstance(data, list):
-        return [all_as_options(d) for d in data]
-    return {k: all_as_options(v) for k, v in data.items()} if isinstance(data, dict) else data
+        return [_all_as_options(d) for d in data]
+    return {k: _all_as_options(v) for k, v in data.items()} if isinstance(data, dict) else data

@@ -40,6 +40,7 @@ from qdqtool.types import Precision, Refusal
 _LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
 _BEHIND = 100  # layers looked at behind one
 _READERS = 100  # of one tensor that are listed; a network has a dozen
+_PATHS = 1500  # steps on the ways to those tensors together; there are 1176 in that block
 _STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
 _FEW = 4
 
@@ -72,7 +73,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
         through: False names the direct readers only.
     """
     found: list[Reader] = []
-    left = _STEPS
+    left, room = _STEPS, _PATHS
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
     for current, path in queue:
@@ -87,11 +88,13 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                     steps = passed.last(max(_FEW, min(left, STEPS)))
                     left -= len(steps)
                     found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
-            elif through and layer.passage is not None and len(visited) <= _LIMIT and _data_of(layer, current):
+            elif (through and layer.passage is not None and len(visited) <= _LIMIT and room > len(path)
+                  and _data_of(layer, current)):
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
                     if id(output) not in visited:
                         visited.add(id(output))
+                        room -= len(path) + 1
                         queue.append((output, (*path, step_of(layer, part))))
             else:
                 found.append(_reader(layer, current, path))

@@ -15,6 +15,7 @@ import calibration
 import qdqtool
 import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
+from qdqtool.base.parameters import require
 from qdqtool.errors import DataError, QdqtoolError
 from tests.verification.comparing.networks import float_network, network
 
@@ -80,6 +81,22 @@ WRONG: tuple[Any, ...] = (
     float("nan"),
     np.zeros((2, 2)), np.array(["a"]), np.array([object()]), np.float32(1), Path("no such file"), iter([1]), range(3),
 )
+
+
+class Unmeasured(list[int]):
+    """A list without a length."""
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+
+@pytest.mark.parametrize(("hint", "told"), [
+    (object, "raises ValueError when it is asked for what it holds"), (int, "what it holds; give an integer"),
+])
+def test_what_an_object_raises_is_told(hint: Any, told: str) -> None:
+    with pytest.raises(QdqtoolError) as caught:
+        require("data", Unmeasured([1]), hint, __name__)
+    assert str(caught.value).startswith("`data=[1]`: is ") and str(caught.value).endswith(told)
 
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:

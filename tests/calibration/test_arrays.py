@@ -97,6 +97,33 @@ def test_what_ends_a_process_passes_through_calibration_data(source: Any, error:
         list(open_data(source(error()), [SPEC]))
 
 
+class Silent(Exception):
+    """Cannot be printed."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_exception_that_cannot_be_printed_is_named_by_its_class() -> None:
+    with pytest.raises(DataError, match=r"^calibration sample 2 cannot be had: Silent$"):
+        list(open_data(failing(Silent()), [SPEC]))
+
+
+def test_keys_of_samples_are_names() -> None:
+    told = "which is no text; give a dict of name to array"
+    for sample, key in (({1: STACK[0]}, "1"), ({"images": STACK[0], 3: 1}, "3"), ({("a",): STACK[0]}, "('a',)")):
+        for data in ([sample], iter([sample])):
+            with pytest.raises(DataError) as caught:
+                list(open_data(data, [SPEC]))
+            assert str(caught.value) == f"calibration sample 0 has the key {key}, {told}"
+        with pytest.raises(DataError) as caught:
+            _ = open_data([sample], [SPEC]).fingerprint
+        assert str(caught.value) == f"calibration sample 0 has the key {key}, {told}"
+        with pytest.raises(DataError) as caught:
+            open_data(sample, [SPEC])
+        assert str(caught.value) == f"the calibration data has the key {key}, {told}"
+
+
 class Reader:
     """Something that can be gone through again but has no length."""
 

@@ -281,6 +281,22 @@ def test_512_images_unless_told() -> None:
     assert refusal(3.5) == "calibration data of type float is not understood; give a folder of images"
 
 
+def test_of_a_long_list_only_what_is_used_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = tmp_path / "list.txt"
+    listing.write_text("".join(f"{k}.png\n" for k in range(101)))
+    looked: list[str] = []
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: bool(looked.append(path.name)) or exists(path))
+    data = open_data(listing, [SPEC], max_images=5)
+    assert len(data) == 5 and len(set(looked) - {"list.txt"}) == 101
+    names = [data.source.name(i) for i in data.indices or ()]
+    assert names == ["0.png", "25.png", "50.png", "75.png", "100.png"]
+    monkeypatch.setattr(budgets, "LISTED", 100)
+    looked.clear()
+    data = open_data(listing, [SPEC], max_images=5)
+    assert [data.name(i) for i in range(5)] == names and set(looked) == {"list.txt", *names}
+
+
 def test_names_of_files_decide(tmp_path: Path) -> None:
     (picture,) = write_pictures(tmp_path / "pictures", 1, suffix=".PNG")
     np.save(tmp_path / "a.npy", ROW)

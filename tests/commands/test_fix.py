@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.base import budgets
 from qdqtool.cli import run
 from tests.explain.graphs import GRAPHS
 from tests.explain.lint.test_api import simple
@@ -40,6 +41,14 @@ def test_report_metadata_and_names(model, tmp_path, capsys):
     assert fixed.metadata_props[0].value == "{0: 'cat'}"
     assert [o.name for o in fixed.graph.output] == [o.name for o in proto.graph.output]
     assert {n.name for n in proto.graph.node} <= {n.name for n in fixed.graph.node}
+
+
+def test_parameters_are_options_in_text_and_json(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(budgets, "SESSION_WORK", 1)
+    for form in ("text", "json"):
+        assert run(["fix", model, "-o", str(tmp_path / "f.onnx"), "--format", form]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "raise it with --effort" in said and "`" not in said
 
 
 def test_what_was_asked_for_and_left(model, tmp_path, capsys):

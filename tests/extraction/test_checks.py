@@ -176,7 +176,8 @@ def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
 @pytest.mark.parametrize("words", [
     "sh -c 'timeout 900 sleep {}; exit 3'", "bash -c 'set -m; sleep {} & wait'", "sh -c 'setsid sleep {} & sleep 900'",
-    "sh -c '(env -i setsid sleep {} &); exec sleep 900'",
+    "sh -c '(env -i setsid sleep {} &); exec sleep 900'", "sh -c 'kill -STOP $PPID; sleep {}'",
+    "sh -c '(while :; do kill -STOP $PPID; done) & sleep {}'", "sh -c 'kill -STOP $PPID; exec env -i setsid sleep {}'",
 ])
 def test_what_leaves_the_group_is_ended_too(words: str) -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
@@ -184,6 +185,14 @@ def test_what_leaves_the_group_is_ended_too(words: str) -> None:
         CommandCheck(residual(1), words.replace("{}", mark), timeout=1.0)
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
     assert not [p for p in left if b"sleep" in _read(p)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
+def test_a_command_that_kills_what_waits_for_it_is_told_and_ended() -> None:
+    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
+    with pytest.raises(QdqtoolError, match=r"^sh: its exit code is not known: .* killed \(signal 9\), by the command"):
+        CommandCheck(residual(1), f"sh -c 'kill -KILL $PPID; sleep {mark} & setsid sleep {mark} & sleep {mark}'")
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
