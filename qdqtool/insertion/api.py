@@ -11,6 +11,7 @@ from qdqtool import prediction
 from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.text import were
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.lint.activation_scales import outliers, spread
 from qdqtool.explain.lint.operators import norms
@@ -349,7 +350,7 @@ def float_model(
     identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
-        notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
+        notes.append(f"{were(leading, 'BatchNormalization node')} folded into the convolutions behind")
     work.sha256 = identity
     return work, notes, warnings
 

@@ -356,7 +356,7 @@ def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> No
     assert any(f"residual='{residual}'" in note for note in notes) is (residual in ("both", "skip"))
 
 
-EINSUMS = {"b0.attn.qk": "bhid,bhdj->bhij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "bij,jk->bik"}
+EINSUMS = {"b0.attn.qk": "...id,...dj->...ij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "...j,jk->...k"}
 
 
 def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
