@@ -11,7 +11,7 @@ from qdqtool import prediction
 from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.text import were
+from qdqtool.base.text import counted, were
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.lint.activation_scales import outliers, spread
 from qdqtool.explain.lint.operators import norms
@@ -112,7 +112,7 @@ def insert(
         placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
-        raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
+        raise ModelError(f"{source or 'model'}: nothing to quantize; {counted(count, 'node')}: {reason}")
     groups = scale_groups(work, placement.readers, placing.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
