@@ -11,6 +11,7 @@ from qdqtool import prediction
 from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.text import counted, were
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.lint.activation_scales import outliers, spread
 from qdqtool.explain.lint.operators import norms
@@ -111,7 +112,7 @@ def insert(
         placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
-        raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
+        raise ModelError(f"{source or 'model'}: nothing to quantize; {counted(count, 'node')}: {reason}")
     groups = scale_groups(work, placement.readers, placing.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
@@ -349,7 +350,7 @@ def float_model(
     identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
-        notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
+        notes.append(f"{were(leading, 'BatchNormalization node')} folded into the convolutions behind")
     work.sha256 = identity
     return work, notes, warnings
 

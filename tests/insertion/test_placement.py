@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -305,6 +307,26 @@ def test_what_stays_float_with_its_reason(net: Net) -> None:
         "ta": (left.UnfitInput, left.Unfit.TRANSPOSED), "other": (left.OtherDomain, "example"),
         "empty": (left.UnfitInput, left.Unfit.EMPTY), "missing": (left.UnfitInput, left.Unfit.UNREADABLE),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("equation", "shapes", "why"), [
+    ("...c,c->...", ([1, 5, 16], [16]), left.Unwritten.VECTOR),
+    ("...c,...dc->...d", (None, [1, 6, 16]), left.Unwritten.RANK),
+    ("bnc,bcd->bnd", (["b", "n", "c"], ["b", "d", "e"]), left.Unwritten.SUMMED),
+    ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), left.Unwritten.SIZES),
+])
+def test_products_that_stay_in_an_einsum_are_told(
+    net: Net, equation: str, shapes: tuple[list[int | str] | None, list[int | str]], why: left.Unwritten
+) -> None:
+    """Those of constants alone are not, as they are computed while building."""
+    net.inputs += [helper.make_tensor_value_info(n, 1, shape) for n, shape in zip("ab", shapes, strict=True)]
+    weight = net.const("w", np.ones((16, 16)))
+    net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
+    net.output(net.op("Einsum", "e", "a", "b", equation=equation))
+    with pytest.raises(ModelError, match=f"nothing to quantize; e: product in an Einsum, .*{re.escape(why)}"):
+        place(Model(net.open_model()), Rules())
+    net.output(net.conv("c", "x"))
+    assert reasons(place(Model(net.open_model()), Rules())) == {"e": (left.ProductInEinsum, why)}
 
 
 def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:

@@ -268,7 +268,7 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
         shape = model.shape(node.input(position))
         if shape is None:
             return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
-        rank, known = len(shape), contraction(node)
+        rank, known = len(shape), contraction(model, node)
         if known is not None:
             if state.axes - {known.operands[position].index(c) for c in known.free[position]}:
                 return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
