@@ -69,10 +69,10 @@ def layer_norms(model: Model) -> list[Pieces]:
 
 
 def gains_of_last_axis(model: Model) -> dict[str, str]:
-    """The gains of normalizations over the last axis, also those in pieces, by what they make."""
+    """The gains of normalizations over the last axis, also those in pieces, by what they make; empty for none."""
     found = {n.output: n.input(1) for n in model.nodes
              if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1}
-    return found | {p.output: p.scale for p in layer_norms(model) if p.scale and p.axes == (-1,)}
+    return found | {p.output: p.scale for p in layer_norms(model) if p.axes == (-1,)}
 
 
 def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
