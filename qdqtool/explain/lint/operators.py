@@ -150,7 +150,8 @@ def norms(view: View, report: Report) -> None:
             report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
     for square, *others in sums_of_squares(view.model):
         if not target.strongly_typed or in_half(view.model, (square, *others)):
-            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op))
+            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op),
+                       automatic=False)
 
 
 def _constants(view: View, report: Report) -> None:
