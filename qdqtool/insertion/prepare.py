@@ -32,7 +32,7 @@ from qdqtool.insertion.structure import is_convolution
 from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node, without_large_weights
-from qdqtool.model.inference import infer
+from qdqtool.model.inference import infer, ranked
 from qdqtool.model.operators import LayerKind, of, output_axis
 from qdqtool.model.sizes import Contraction, contraction
 from qdqtool.model.subgraphs import DOMAINS
@@ -268,7 +268,7 @@ class Products:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._constants = View(model).constants
+        self._view = View(model)
 
     def find(self, node: Node, known: Contraction) -> _Product | Unwritten:
         """The MatMul with the fewest Transposes and Reshapes around it, or why there is none."""
@@ -281,7 +281,7 @@ class Products:
         if not all(self._is_same(node, *(a.index(c) for a in known.operands)) for c in known.summed):
             return Unwritten.SUMMED
         sizes = {c: n for s, a in zip(shapes, known.operands, strict=True) for c, n in zip(a, s, strict=True)}
-        constants = [t in self._constants for t in node.inputs]
+        constants = [t in self._view.constants for t in node.inputs]
         orders = [o for o in ((0, 1), (1, 0)) if constants[o[1]] or not any(constants)]
         found = [p for o in orders for a in known.operands
                  if (p := _product(known, o, "".join(c for c in a if c in known.summed), sizes)) is not None]
@@ -296,21 +296,46 @@ class Products:
     def _is_same(self, node: Node, left: int, right: int) -> bool:
         """Whether an axis of a node's first input always has the size of one of its second."""
         places = tuple(zip(node.inputs, (left, right), strict=True))
-        first, second = ((self._model.shape(t) or {a: None})[a] for t, a in places)
-        if first is not None or second is not None:
-            return first == second
-        return places[0] == places[1] or any(
-            (name := names.get(places[0])) is not None and name == names.get(places[1]) for names in self._names)
+        known = [(self._model.shape(t) or {a: None})[a] for t, a in places]
+        if None not in known:
+            return known[0] == known[1]
+        return any(len({n or names.get(p) or p for n, p in zip(known, places, strict=True)}) == 1
+                   for names in self._names)
 
     @functools.cached_property
-    def _names(self) -> tuple[Mapping[tuple[str, int], str], ...]:
-        """Names of the sizes that are not known: those that the file states, and those that follow from the inputs'."""
+    def _names(self) -> tuple[Mapping[tuple[str, int], str | int], ...]:
+        """Sizes by tensor and axis, those not known by a name: as the file states them, and as the inputs' lead to."""
         slim = without_large_weights(self._model.proto)
-        stated = {v.name: v.type for v in (*slim.graph.input, *slim.graph.value_info)}
+        inputs = {v.name: v.type for v in slim.graph.input}
+        stated = inputs | {v.name: v.type for v in slim.graph.value_info}
         del slim.graph.value_info[:]
-        return tuple({(t, axis): d.dim_param for t, kind in types.items()
-                      for axis, d in enumerate(kind.tensor_type.shape.dim) if d.dim_param}
-                     for types in (stated, infer(slim) or {}))
+        slim.graph.value_info.extend(_settled(slim, inputs | (infer(slim) or {})))
+        return tuple({(t, axis): size for t, kind in types.items() for axis, size in enumerate(_sizes(kind)) if size}
+                     for types in (stated, inputs | (infer(slim) or {})))
+
+
+def _sizes(kind: onnx.TypeProto) -> list[str | int]:
+    """Each size, or its name; an empty one where it has none."""
+    return [d.dim_value or d.dim_param for d in kind.tensor_type.shape.dim]
+
+
+def _settled(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> list[onnx.ValueInfoProto]:
+    """Results of Reshapes with a single new name, of a size that follows from the number of elements."""
+    found = []
+    for node in proto.graph.node:
+        ends = [types[t] for t in (*node.input[:1], *node.output[:1]) if t in types and ranked(types[t])]
+        if node.op_type != "Reshape" or node.domain not in DOMAINS or len(ends) < 2:
+            continue
+        before, after = map(_sizes, ends)
+        known = [math.prod(n for n in s if isinstance(n, int)) for s in (before, after)]
+        names = [Counter(n for n in s if isinstance(n, str)) for s in (before, after)]
+        new = names[1] - names[0]
+        if new.total() == 1 and names[1] - new == names[0] and "" not in before and known[0] % known[1] == 0:
+            kind = onnx.TypeProto()
+            kind.CopyFrom(ends[1])
+            kind.tensor_type.shape.dim[after.index(next(iter(new)))].dim_value = known[0] // known[1]
+            found.append(onnx.ValueInfoProto(name=node.output[0], type=kind))
+    return found
 
 
 def _product(

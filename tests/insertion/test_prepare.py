@@ -122,10 +122,35 @@ def test_sizes_that_are_summed_over_have_to_be_the_same(
     net.output(net.op("Einsum", "e", net.op("Relu", "r", "x"), "y", equation="bns,bsd->bnd"))
     model = net.model()
     del model.graph.value_info[:]
-    stated = onnx.helper.make_tensor_value_info("r.out", onnx.TensorProto.FLOAT, ["?", "??", left[2]])
+    last = left[2] if isinstance(left[2], int) else "???"
+    stated = onnx.helper.make_tensor_value_info("r.out", onnx.TensorProto.FLOAT, ["?", "??", last])
     model.graph.value_info.append(stated)
     _, notes = prepared(model)
     assert notes == ["1 matrix product was written as MatMul instead of Einsum, so that it can be INT8"] * written
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_size_of_a_reshape_follows_from_the_others(net: Net, moved: bool) -> None:
+    """Heads are split so in exports with free sizes: [b, n, 16] to [b, n, 4, 16 // 4], but not to [b, n * 2, 4, 2]."""
+    net.inputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", "n", 16]) for n in ("x", "y")]
+    zero = net.const("zero", [0], np.int64)
+    split = []
+    for t in ("x", "y"):
+        sizes = [net.op("Gather", f"{t}.{i}", net.op("Shape", f"{t}.shape{i}", t), net.const(f"{t}.i{i}", i, np.int64))
+                 for i in range(3)]
+        sizes[2] = net.op("Div", f"{t}.part", sizes[2], net.const(f"{t}.by", 8 if moved else 4, np.int64))
+        if moved:
+            sizes[1] = net.op("Mul", f"{t}.many", sizes[1], net.const(f"{t}.times", 2, np.int64))
+        b, n, part = (net.op("Unsqueeze", f"{s}.one", s, zero) for s in sizes)
+        shape = net.op("Concat", f"{t}.concat", b, n, net.const(f"{t}.heads", [4], np.int64), part, axis=0)
+        split.append(net.op("Reshape", f"{t}.split", t, shape))
+    net.output(net.op("Einsum", "e", *split, equation="bihd,bjhd->bhij"))
+    before = net.model()
+    after, _ = prepared(before)
+    assert len(nodes_of(after, "Einsum")) == moved
+    rng = np.random.default_rng(0)
+    feeds = {t: rng.normal(0, 1, (2, 3, 16)).astype(np.float32) for t in ("x", "y")}
+    np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("equation", "written"), [
