@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test test-all lint package docs bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all mutants clean
+.PHONY: demo test test-all lint package docs bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all growth mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -69,6 +69,9 @@ fuzz-all: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 500
 	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
 	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
+
+growth: $(VENV)/.test-installed
+	$(BIN)/pytest -q tests/test_growth.py -m growth --growth
 
 $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'

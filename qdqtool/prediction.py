@@ -102,8 +102,8 @@ def check_activations(
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    guessed = {f.code for f in report.findings} & {"ACT-OUTLIER"}  # by gains, before the data was seen
-    prediction.findings = _ordered([*(f for f in prediction.findings if f.code not in guessed), *report.findings])
+    known = [f for f in prediction.findings if f.code != "ACT-OUTLIER"]  # a guess, where data tells it
+    prediction.findings = _ordered([*known, *report.findings])
     _number(prediction.findings, prediction, index)
 
 

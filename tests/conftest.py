@@ -70,6 +70,7 @@ def net() -> "Net":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the slow tests as well, and more examples of each property")
+    parser.addoption("--growth", action="store_true", help="the law of growth for all commands and families: an hour")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,10 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all"):
-        slow = [i for i in items if i.get_closest_marker("slow")]
-        items[:] = [i for i in items if not i.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
+    for option, mark in (("--all", "slow"), ("--growth", "growth")):
+        if not config.getoption(option):
+            left = [i for i in items if i.get_closest_marker(mark)]
+            items[:] = [i for i in items if not i.get_closest_marker(mark)]
+            config.hook.pytest_deselected(items=left)
     if config.pluginmanager.hasplugin("xdist"):  # what a file's tests share is made once, libraries of training as well
         for item in items:
             group = "training" if item.path.parent.name == "qat" else str(item.path)

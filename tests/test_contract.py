@@ -147,10 +147,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return contract.runs(folder)
 
 
-def test_runs_and_files_are_as_recorded(tmp_path: Path) -> None:
+def test_runs_files_and_fields_are_as_recorded(tmp_path: Path) -> None:
     assert {name for name, _ in contract.RUNS} >= set(PROMISED["runs"])
     contract.prepare(tmp_path)
     assert {"agrees.log", "differs.log", "half.log", "residual.onnx"} <= {p.name for p in tmp_path.iterdir()}
+    was = contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}]})
+    assert was == {"": ["object"], "schema": ['string "a/1"'], "n": ["array"], "n[]": ["object"], "n[].x": ["number"],
+                   "n[].y": ["null"]}  # fmt: skip
+    assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": 2, "y": "now known", "z": 0}]})) == []
+    assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": "2", "y": 1}]})) == [
+        "n[].x was number, is string"]  # fmt: skip
+    assert broken_fields(was, contract.fields({"schema": "a/2", "n": [{"x": 2}]})) == [
+        "n[].y is gone", 'schema was string "a/1", is string "a/2"']  # fmt: skip
 
 
 @pytest.mark.parametrize("run", PROMISED["runs"])
@@ -192,14 +200,3 @@ def test_additions_are_allowed_and_losses_are_not() -> None:
     assert broken_parameters(was, contract.parameters(changed)) == ["default of b was 1, is 2"]
     assert broken_parameters(was, contract.parameters(demanding)) == ["new parameter new has no default"]
     assert any("positional" in text for text in broken_parameters(was, contract.parameters(shuffled)))
-
-
-def test_fields_of_json() -> None:
-    was = contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}]})
-    assert was == {"": ["object"], "schema": ['string "a/1"'], "n": ["array"], "n[]": ["object"], "n[].x": ["number"],
-                   "n[].y": ["null"]}  # fmt: skip
-    assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": 2, "y": "now known", "z": 0}]})) == []
-    assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": "2", "y": 1}]})) == [
-        "n[].x was number, is string"]  # fmt: skip
-    assert broken_fields(was, contract.fields({"schema": "a/2", "n": [{"x": 2}]})) == [
-        "n[].y is gone", 'schema was string "a/1", is string "a/2"']  # fmt: skip

@@ -19,6 +19,7 @@ from tests.growth import FAMILIES
 
 EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these
+SOME = ("residual", "lattice", "fan-out")
 WORK = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
@@ -67,22 +68,26 @@ def _grows_with_the_file(measured, work, family: str, sizes) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("command", WORK)
-@pytest.mark.slow
+@pytest.mark.growth
 def test_work(command, family):
     _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else DOUBLINGS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("command", ["predict", "fix"])
-@pytest.mark.slow
+@pytest.mark.parametrize("command", WORK)
+@pytest.mark.growth
 def test_memory(command, family):
-    _grows_with_the_file(_bytes, WORK[command], family, DOUBLINGS[:2])
+    _grows_with_the_file(_bytes, WORK[command], family, DOUBLINGS[1:])
 
 
-@pytest.mark.parametrize("family", QUICK)
-@pytest.mark.parametrize("command", ["predict", "fix", "extract"])
+@pytest.mark.parametrize(("command", "family"), [
+    *(("predict", family) for family in QUICK), ("fix", QUICK[0]), ("extract", QUICK[0]),
+    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in QUICK),
+    *(pytest.param(c, f, marks=pytest.mark.slow) for c in ("fix", "extract") for f in SOME),
+])  # fmt: skip
 def test_work_of_some(command, family):
-    _grows_with_the_file(_calls, WORK[command], family, [(200, 400)])
+    """`make growth` takes all commands and families, up to 4,000 nodes."""
+    _grows_with_the_file(_calls, WORK[command], family, [(200, 400)] if family in QUICK else DOUBLINGS[:1])
 
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])

@@ -423,7 +423,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, place: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 @pytest.mark.parametrize("command", ["predict {m}", "fix {m} -o {m}.out"])
 def test_a_small_address_space_ends_in_one_line(model: Path, command: str) -> None:
-    for kilobytes in (60_000, 115_000, 145_000):
+    for kilobytes in (60_000, 90_000, 115_000, 135_000, 155_000):
         done = shell(f"ulimit -v {kilobytes}; {TOOL} {command.format(m=model)}")
         lines = len(done.stderr.splitlines())
         assert (done.returncode, lines) in ((2, 1), (0, 0)), (kilobytes, done.returncode, done.stderr[-500:])

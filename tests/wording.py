@@ -116,6 +116,7 @@ def of_skipped() -> dict[str, list[str]]:
         left_float.UnfitInput: [(unfit,) for unfit in left_float.Unfit], LargeKernel: [((16, 16),)],
         left_float.Unreachable: [(hidden,) for hidden in left_float.Hidden], left_float.WeightsType: [("double",)],
         left_float.WeightsRank: [(3,)], left_float.SmallConvolution: [(3, 8, (3, 1))], left_float.InBody: [(2,)],
+        left_float.ProductInEinsum: [(why,) for why in left_float.Unwritten],
         left_float.ResultFloat: [(True,), (False,)], left_float.ResidualLeft: [(True,), (False,)],
         DepthwiseAdd: [("add",)],
     }  # fmt: skip

@@ -65,6 +65,11 @@ def counted(number: int | str | None, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
+def were(number: int, word: str) -> str:
+    """``1 layer was``, ``2 layers were``."""
+    return f"{counted(number, word)} {'was' if number == 1 else 'were'}"
+
+
 def ending(name: str, width: int) -> str:
     """The end of a name, which is what distinguishes nodes, in at most ``width`` characters."""
     return name if len(name) <= width else f"...{name[-(width - 3):]}"

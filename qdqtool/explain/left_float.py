@@ -85,6 +85,21 @@ class WeightsRank(Refusal):
     dimensions: int
 
 
+class Unwritten(StrEnum):
+    """Why no MatMul is known to compute the same as an Einsum."""
+
+    VECTOR = "one operand is a vector"
+    RANK = "how many axes its operands have is not known"
+    SUMMED = "the sizes that it sums over may differ (a size of 1 is repeated in an Einsum, not in a MatMul)"
+    SIZES = "more than one size that is not known would have to be stated in a Reshape"
+
+
+class ProductInEinsum(Refusal):
+    """A matrix product that an Einsum computes and no MatMul is known to."""
+
+    why: Unwritten
+
+
 class SmallConvolution(Refusal):
     """A convolution of so few channels that no fast INT8 kernel is expected.
 
@@ -183,6 +198,7 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     WeightsType: lambda r: f"its weights are {r.kind}, not float",
     WeightsRank: lambda r: (
         f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT takes constant INT8 weights of two"),
+    ProductInEinsum: lambda r: f"product in an Einsum, which could not be written as MatMul: {r.why}",
     DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
     SmallConvolution: lambda r: (
         f"small convolution ({r.inputs} to {r.outputs} channels, kernel {_extent(r.kernel)}): "

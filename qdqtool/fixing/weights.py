@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx.reference import ReferenceEvaluator
 
 from qdqtool.errors import ModelError
 from qdqtool.explain import messages
@@ -18,15 +17,15 @@ from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.model import qdq
+from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
+from qdqtool.model.graph import Node
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.view import View, Weights
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
 _Array = npt.NDArray[Any]
-_FOLD_LIMIT = 50  # nodes between a constant and a weight's Q
 
 
 def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -103,25 +102,17 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
 
         def apply(editor: Editor, found: list[tuple[Node, Weights]] = found, value: _Array = value) -> None:
             for conv, weights in found[1:]:
-                _copy(editor, conv, weights, value)
+                editor.copy_weights(conv, weights, value)
 
         readers = messages.names(c.name for c, _ in found)
         sites.append(Site(source, f"'{source}': weights copied for each of {readers}", apply))
     return sites
 
 
-def _copy(editor: Editor, conv: Node, weights: Weights, value: _Array) -> None:
-    tensor = editor.constant(f"{weights.source}_copy", value)
-    for node in (weights.q, weights.dq):
-        if node is not None:
-            inputs = [tensor, *node.inputs[1:]]
-            tensor = editor.insert(conv, node.op, f"{node.name}_copy", inputs, dict(node.attributes))
-    editor.set_input(conv, 1, tensor)
-
-
 def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """W-NONCONST and WEIGHT-INDIRECT: what is between the constant and its quantizer, computed now."""
     sites: list[Site] = []
+    constants = Constants(view.model)
     names = named(reported)
     for conv in view.weighted:
         weights = view.weights(conv)
@@ -129,9 +120,9 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
         places = [conv.name, *(n.name for n in weights.before)]
         if names.isdisjoint(places):
             continue
-        if first is None or not weights.before or len(weights.before) > _FOLD_LIMIT:
+        if first is None or not weights.before:
             continue
-        value = evaluate(view.model, weights.source)
+        value = constants.value(weights.source)
         if value is None:
             continue
 
@@ -141,38 +132,6 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
         what = f"{first.name}: {', '.join(n.op for n in weights.before)} in front of it folded into the weights"
         sites.append(Site(conv.name, what, apply, places))
     return sites
-
-
-def evaluate(model: Model, tensor: str) -> _Array | None:
-    """The value of a tensor that depends on constants only; None when it cannot be computed."""
-    value = model.constant(tensor)
-    if value is not None:
-        return value
-    nodes: dict[int, Node] = {}
-    constants: dict[str, _Array] = {}
-    stack = [tensor]
-    while stack:
-        name = stack.pop()
-        node = model.producer(name)
-        found = model.constant(name)
-        if found is not None:
-            constants[name] = found
-        elif node is None or len(nodes) > _FOLD_LIMIT:
-            return None
-        elif node.index not in nodes:
-            nodes[node.index] = node
-            stack.extend(t for t in node.inputs if t)
-    graph = onnx.helper.make_graph(
-        [nodes[i].proto for i in sorted(nodes)], "constant", [], [onnx.ValueInfoProto(name=tensor)],
-        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import)
-    try:
-        result: Any = ReferenceEvaluator(proto).run(None, {})
-    except Exception:
-        # The reference evaluator raises what its operators raise; such weights are left as they are.
-        return None
-    return np.asarray(result[0])
 
 
 def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -258,6 +217,7 @@ def _one_scale(editor: Editor, conv: Node, weights: Weights, value: _Array, like
 def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """BN-UNFOLDED: parameters that other nodes make from constants, as constants."""
     sites: list[Site] = []
+    constants = Constants(view.model)
     names = named(reported)
     for norm in view.model.nodes:
         if norm.op != "BatchNormalization" or norm.name not in names:
@@ -265,7 +225,7 @@ def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[
         values: dict[int, _Array] = {}
         for position, tensor in enumerate(norm.inputs[1:], 1):
             if view.model.constant_proto(tensor) is None:
-                value = evaluate(view.model, tensor) if tensor in view.constants else None
+                value = constants.value(tensor)
                 if value is not None:
                     values[position] = value
         if not values:

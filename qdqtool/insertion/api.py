@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.text import counted, were
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.lint.activation_scales import outliers, spread
+from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
@@ -111,7 +112,7 @@ def insert(
         placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
-        raise ModelError(f"{source or 'model'}: nothing to quantize; {count} nodes: {reason}")
+        raise ModelError(f"{source or 'model'}: nothing to quantize; {counted(count, 'node')}: {reason}")
     groups = scale_groups(work, placement.readers, placing.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
@@ -139,7 +140,7 @@ def insert(
     quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
     if statistics is not None:
         warnings.extend(_said_of_outliers(
-            work, found, quantized, statistics, chosen, made.smooth is None, {t for s in smoothed for t in s.tensors}))
+            work, found, quantized, statistics, chosen, made.smooth is None or bool(smoothed)))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses and statistics is not None:
@@ -212,22 +213,15 @@ def _refused(prediction: Prediction) -> list[str]:
 
 def _said_of_outliers(
     model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
-    target: Target, advice: bool, smoothed: Set[str],
+    target: Target, advice: bool,
 ) -> list[str]:
-    """The words of ACT-OUTLIER for scales as they were chosen; of a group the tensor that fits it best counts.
-
-    ``advice`` is False where what it advises was done as far as it can be; ``smoothed`` are tensors of which it was.
-    """
+    """The words of ACT-OUTLIER for scales as they were chosen; with advice, unless that was taken in vain."""
     nodes = {q.tensor: q.node for q in quantized}
-    spreads = []
-    for scale in found:
-        sources = [statistics[t] for t in scale.group.sources if statistics[t].absmax > 0.0]
-        if sources and scale.group.largest is None:
-            by_channel = smoothed.isdisjoint(scale.group.quantized)
-            ratio = min(spread(s, scale.scale, by_channel=by_channel) for s in sources)
-            spreads += [(nodes[t], scale.scale, ratio) for t in scale.group.quantized]
     report = Report(target.name)
-    outliers(report, model, spreads, statistics.images)
+    outliers(report, model, [
+        (nodes[t], t, s.scale, [statistics[n] for n in ((t,) if t in s.group.sources else s.group.sources)])
+        for s in found if s.group.largest is None for t in s.group.quantized
+    ], statistics.images)
     return [f"{f.code}: {f.message} {f.fix}" if advice else f"{f.code}: {f.message}" for f in report.findings]
 
 
@@ -349,7 +343,7 @@ def float_model(
     identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
-        notes.append(f"{leading} BatchNormalization nodes were folded into the convolutions behind them")
+        notes.append(f"{were(leading, 'BatchNormalization node')} folded into the convolutions behind")
     work.sha256 = identity
     return work, notes, warnings
 

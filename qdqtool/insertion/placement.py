@@ -30,16 +30,19 @@ from qdqtool.explain.left_float import (
     NoNeighbour,
     OtherDomain,
     Part,
+    ProductInEinsum,
     ResidualLeft,
     ResultFloat,
     SkippedNode,
     SmallConvolution,
     Unfit,
     UnfitInput,
+    Unwritten,
     WeightsRank,
     WeightsType,
 )
 from qdqtool.explain.lint.operators import LARGE_KERNEL
+from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_behind, longest_path, weight_scale_axis
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
@@ -47,6 +50,7 @@ from qdqtool.model.heads import attentions, convolutions_above, find_coordinates
 from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.qdq import is_sparse
+from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
@@ -142,15 +146,21 @@ def place(model: Model, rules: Rules) -> Placement:
     placement = Placement()
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two MatMuls of "
-                               "computed tensors (an Einsum is quantized where one MatMul computes the same)")
+                               "computed tensors")
     preset = float_nodes(model, rules.head)
+    products = Products(model)
     for node in model.ordered:
         if node.op in WEIGHTED:
             _place_weighted(model, node, placement, chosen, preset)
+        elif (known := contraction(model, node)) is not None and node.output in chosen.varying:
+            if isinstance(why := products.find(node, known), Unwritten):
+                placement.skipped.append(SkippedNode(ProductInEinsum(PLACEMENT, node.name, why)))
     _say_bodies(model, placement)
     if not any(n.op in WEIGHTED for n in model.nodes):
+        left = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
         raise ModelError(
             f"{model.path or 'model'}: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
+            f"{left}"
         )
     _place_around(model, placement, chosen)
     roles = {r.role for readers in placement.readers.values() for r in readers}

@@ -4,7 +4,7 @@
 * The opset is raised to 13, the first with per-channel Q/DQ (to 19 where Q/DQ have to take FP16).
 * Weights computed from constants (moved, cast, standardized, normalized) become constants, or TensorRT 8 ends with
   "Could not fuse 2nd input (kernel weights) of CONVOLUTION".
-* Products that an Einsum computes become MatMuls, where these compute the same.
+* Products that an Einsum computes become MatMuls, where the sizes show that these compute the same.
 * Nodes that share a name get names of their own; equations of Einsum get lower case.
 * Weights that several nodes share are copied, one for each ("copy the weight for the convs who share the weight").
 * BatchNormalization behind a convolution is folded into its weights, so that the weights that are quantized are those
@@ -13,25 +13,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import string
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from calibration.session import open_session
-from qdqtool.base.text import reason_of
+from qdqtool.base.text import reason_of, were
 from qdqtool.errors import ModelError
+from qdqtool.explain.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
+from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node, without_large_weights
-from qdqtool.model.operators import LayerKind, of, output_axis, rearranges
-from qdqtool.model.qdq import is_qdq, precision_of
-from qdqtool.model.sizes import RANDOM, contraction
+from qdqtool.model.inference import infer
+from qdqtool.model.operators import LayerKind, of, output_axis
+from qdqtool.model.sizes import Contraction, contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 
@@ -179,8 +182,6 @@ def _constants(model: Model, conv: Node) -> tuple[_Array, _Array | None] | None:
 
 
 MIN_OPSET = 13
-_MAX_COMPUTED = 1 << 28  # elements on the way to a weight, so that a small file cannot ask for any amount of memory
-_MAX_NODES = 1000  # on the way to one weight
 _Array = npt.NDArray[Any]
 
 
@@ -210,7 +211,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     editor = Editor(model)
     renamed = _rename_duplicates(editor)
     if renamed:
-        notes.append(f"{renamed} nodes that shared a name were named after their outputs (onnxruntime wants that)")
+        notes.append(f"{were(renamed, 'node')} named after an output: onnxruntime wants names that differ")
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in ("", "ai.onnx") and len(n.inputs) == 2]
     for node in sums:
         editor.proto_of(node).op_type = "Add"
@@ -218,18 +219,18 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     if renamed or sums or lowered:
         editor.finish()
     if lowered:
-        notes.append(f"the equations of {lowered} Einsum nodes were written in lower case, as TensorRT's parser wants")
+        notes.append(f"{were(lowered, 'Einsum equation')} written in lower case, as TensorRT's parser wants")
     if sums:
-        notes.append(f"{len(sums)} Sum nodes of two inputs were written as Add, which TensorRT fuses")
-    for step, what in (
-        (write_products, "products that an Einsum computed were written as MatMul, which can be INT8"),
-        (fold_constant_weights, "weights computed from constants were folded"),
-        (copy_shared_weights, "weights shared by several nodes were copied"),
-        (fold_batch_normalization, "BatchNormalization nodes were folded into their convolutions"),
+        notes.append(f"{were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses")
+    for step, noun, what in (
+        (write_products, "matrix product", "written as MatMul instead of Einsum, so that it can be INT8"),
+        (fold_constant_weights, "weight tensor", "computed from constants"),
+        (copy_shared_weights, "weight tensor", "copied for nodes that shared one"),
+        (fold_batch_normalization, "BatchNormalization node", "folded into the convolution in front"),
     ):
         count = step(model)
         if count:
-            notes.append(f"{count} {what}")
+            notes.append(f"{were(count, noun)} {what}")
     return notes
 
 
@@ -246,52 +247,147 @@ def _lower_letters(node: onnx.NodeProto) -> bool:
     return False
 
 
-def write_products(model: Model) -> int:
-    """Writes each Einsum that a MatMul between Transposes computes exactly as these, in place; returns how many.
+class _Operand(NamedTuple):
+    """An operand of a MatMul: which of the Einsum's, its axes in their new order, and its shape then (None: as is)."""
 
-    The node stays, as the MatMul or the Transpose of its result. Weights become its second operand.
+    position: int
+    axes: str
+    shape: list[int] | None
+
+
+class _Product(NamedTuple):
+    """A MatMul that computes what an Einsum does: its operands, and its result's axes and shape (None: as is)."""
+
+    operands: tuple[_Operand, _Operand]
+    axes: str
+    shape: list[int] | None
+
+
+class Products:
+    """Finds the MatMul that computes exactly what an Einsum does, for tensors that are not empty."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._constants = View(model).constants
+
+    def find(self, node: Node, known: Contraction) -> _Product | Unwritten:
+        """The MatMul with the fewest Transposes and Reshapes around it, or why there is none."""
+        model = self._model
+        shapes = [model.shape(t) or (None,) * len(a) for t, a in zip(node.inputs, known.operands, strict=True)]
+        if not known.exact or any(len(s) != len(a) for s, a in zip(shapes, known.operands, strict=True)):
+            return Unwritten.RANK
+        if not all(known.free):
+            return Unwritten.VECTOR
+        if not all(self._is_same(node, *(a.index(c) for a in known.operands)) for c in known.summed):
+            return Unwritten.SUMMED
+        sizes = {c: n for s, a in zip(shapes, known.operands, strict=True) for c, n in zip(a, s, strict=True)}
+        constants = [t in self._constants for t in node.inputs]
+        orders = [o for o in ((0, 1), (1, 0)) if constants[o[1]] or not any(constants)]
+        found = [p for o in orders for a in known.operands
+                 if (p := _product(known, o, "".join(c for c in a if c in known.summed), sizes)) is not None]
+
+        def moves(product: _Product) -> tuple[int, int]:
+            ways = [(known.operands[o.position], o.axes, o.shape) for o in product.operands
+                    if not constants[o.position]] + [(known.result, product.axes, product.shape)]
+            return sum(a != b for a, b, _ in ways), sum(s is not None for _, _, s in ways)
+
+        return min(found, key=moves, default=Unwritten.SIZES)
+
+    def _is_same(self, node: Node, left: int, right: int) -> bool:
+        """Whether an axis of a node's first input always has the size of one of its second."""
+        places = tuple(zip(node.inputs, (left, right), strict=True))
+        first, second = ((self._model.shape(t) or {a: None})[a] for t, a in places)
+        if first is not None or second is not None:
+            return first == second
+        return places[0] == places[1] or any(
+            (name := names.get(places[0])) is not None and name == names.get(places[1]) for names in self._names)
+
+    @functools.cached_property
+    def _names(self) -> tuple[Mapping[tuple[str, int], str], ...]:
+        """Names of the sizes that are not known: those that the file states, and those that follow from the inputs'."""
+        slim = without_large_weights(self._model.proto)
+        stated = {v.name: v.type for v in (*slim.graph.input, *slim.graph.value_info)}
+        del slim.graph.value_info[:]
+        return tuple({(t, axis): d.dim_param for t, kind in types.items()
+                      for axis, d in enumerate(kind.tensor_type.shape.dim) if d.dim_param}
+                     for types in (stated, infer(slim) or {}))
+
+
+def _product(
+    known: Contraction, order: tuple[int, int], summed: str, sizes: Mapping[str, int | None]
+) -> _Product | None:
+    """The MatMul of two operands in that order; None where sizes that are not known would have to be stated."""
+    rows, columns = (known.free[p] for p in order)
+    outer, inner = rows[:-1] + known.batch, rows[-1]
+    joined, across = len(summed) > 1, len(columns) > 1
+    depth, width = (None if None in (extents := [sizes[c] for c in axes]) else math.prod(n or 0 for n in extents)
+                    for axes in (summed, columns))
+    shapes = (
+        _shape(len(outer) + 1, [depth]) if joined else [],
+        _shape(len(known.batch) + (not joined), [depth] * joined + [width]) if joined or across else [],
+        _shape(len(outer) + 1, [sizes[c] for c in columns]) if across else [],
+    )
+    if None in shapes:
+        return None
+    left, right, made = (s or None for s in shapes)
+    return _Product((_Operand(order[0], outer + inner + summed, left),
+                     _Operand(order[1], known.batch + summed + columns, right)), outer + inner + columns, made)
+
+
+def _shape(kept: int, sizes: list[int | None]) -> list[int] | None:
+    """What a Reshape is told that keeps the first axes; None where it cannot be."""
+    if sizes.count(None) > 1 or 0 in sizes:
+        return None
+    return [0] * kept + [-1 if n is None else n for n in sizes]
+
+
+def write_products(model: Model) -> int:
+    """Writes each Einsum of varying data as the MatMul that computes the same, in place; returns how many.
+
+    The node stays, as the MatMul or the last of what stands behind it. Weights become the second operand, of two
+    dimensions where the Einsum has no other axis of both.
     """
-    editor, count = Editor(model), 0
+    editor, products, varying, count = Editor(model), Products(model), View(model).varying, 0
     for node in model.nodes:
-        known = contraction(node)
-        if known is None or len(known.summed) > 1:
+        known = contraction(model, node)
+        found = products.find(node, known) if known is not None and node.output in varying else None
+        if known is None or not isinstance(found, _Product):
             continue
-        shapes = [model.shape(t) for t in node.inputs]
-        sums = {s[axes.index(known.summed)] for s, axes in zip(shapes, known.operands, strict=True) if s is not None}
-        orders = [(0, 1), (1, 0)] if model.is_constant(node.input(1)) >= model.is_constant(node.input(0)) else [
-            (1, 0), (0, 1)]
-        order = next((o for o in orders if len(known.free[o[1]]) == 1
-                      and (len(known.free[o[0]]) == 1 or (known.free[o[0]] and not known.batch))), None)
-        if order is None or len(sums - {None}) > 1:
-            continue
-        rows, columns = (known.free[p] for p in order)
-        wanted = (known.batch + rows + known.summed, known.batch + known.summed + columns)
-        operands = [_turned(editor, node, node.input(p), known.operands[p], axes)
-                    for p, axes in zip(order, wanted, strict=True)]
-        made = known.batch + rows + columns
-        proto = editor.proto_of(node)
+        operands = [_moved(editor, node, o, known.operands[o.position]) for o in found.operands]
+        steps: list[tuple[str, list[str], dict[str, Any]]] = [("MatMul", operands, {})]
+        if found.shape is not None:
+            steps.append(("Reshape", [editor.constant(f"{node.name}/shape", np.array(found.shape, np.int64))], {}))
+        if found.axes != known.result:
+            steps.append(("Transpose", [], {"perm": [found.axes.index(c) for c in known.result]}))
+        made: list[str] = []
+        for op, inputs, attributes in steps[:-1]:
+            made = [editor.insert(node, op, f"{node.name}/{op}", made + inputs, attributes)]
+        proto, (op, inputs, attributes) = editor.proto_of(node), steps[-1]
         del proto.attribute[:]
-        if made == known.result:
-            proto.op_type, proto.input[:] = "MatMul", operands
-        else:
-            product = editor.insert(node, "MatMul", f"{node.name}/MatMul", operands)
-            proto.op_type, proto.input[:] = "Transpose", [product]
-            proto.attribute.append(helper.make_attribute("perm", [made.index(c) for c in known.result]))
+        proto.op_type, proto.input[:] = op, made + inputs
+        proto.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
         count += 1
     if count:
         editor.finish()
     return count
 
 
-def _turned(editor: Editor, node: Node, tensor: str, axes: str, wanted: str) -> str:
-    """A tensor with its axes in another order; a constant is written so."""
-    perm = [axes.index(c) for c in wanted]
-    if perm == sorted(perm):
-        return tensor
-    value = editor.model.constant(tensor)
+def _moved(editor: Editor, node: Node, operand: _Operand, axes: str) -> str:
+    """An operand with its axes in another order and then of another shape; a constant is written so."""
+    tensor, perm, shape = node.input(operand.position), [axes.index(c) for c in operand.axes], operand.shape
+    turned = perm != sorted(perm)
+    value = editor.model.constant(tensor) if turned or shape is not None else None
     if value is not None:
-        return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value.transpose(perm)))
-    return editor.insert(node, "Transpose", f"{node.name}/Transpose", [tensor], {"perm": perm})
+        value = value.transpose(perm)
+        if shape is not None:
+            value = value.reshape([n or value.shape[i] for i, n in enumerate(shape)])
+        return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value))
+    if turned:
+        tensor = editor.insert(node, "Transpose", f"{node.name}/Transpose", [tensor], {"perm": perm})
+    if shape is None:
+        return tensor
+    stated = editor.constant(f"{node.name}/shape", np.array(shape, np.int64))
+    return editor.insert(node, "Reshape", f"{node.name}/Reshape", [tensor, stated])
 
 
 def _inline(model: Model) -> None:
@@ -376,44 +472,19 @@ def fold_constant_weights(model: Model) -> int:
         if known.weights is None and node.output in fixed:  # of a node that goes itself
             continue
         places += [(node, p) for p in positions if node.input(p) in fixed and not model.is_constant(node.input(p))]
-    wanted = [t for t in dict.fromkeys(node.input(p) for node, p in places) if _is_computable(model, t)]
-    if not wanted:
-        return 0
-    try:
-        values = dict(zip(wanted, open_session(model, wanted, 1).run(wanted, {}), strict=True))
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"{model.path or 'model'}: weights cannot be computed from constants "
-                         f"({reason_of(error.__cause__ or error, 200)}); export it again") from error
+    constants = Constants(model)
+    values = {t: constants.value(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
     editor = Editor(model)
     count = 0
     for node, position in places:
         name = node.input(position)
-        if name in values:
-            editor.set_input(node, position, editor.constant(f"{name}_folded", values[name]))
+        value = values[name]
+        if value is not None and value.dtype.kind == "f":
+            editor.set_input(node, position, editor.constant(f"{name}_folded", value))
             count += 1
-    editor.finish()
+    if count:
+        editor.finish()
     return count
-
-
-def _is_computable(model: Model, tensor: str) -> bool:
-    """Whether operators that onnxruntime has compute a tensor, always the same, of a size known before."""
-    found: dict[int, Node] = {}
-    stack = [tensor]
-    elements = 0
-    while stack:
-        node = model.producer(stack.pop())
-        if node is None or node.index in found:
-            continue
-        found[node.index] = node
-        shapes = [] if rearranges(node) else [model.shape(t) for t in node.outputs if t]  # no more than it reads
-        sizes = [math.prod(d for d in s if d is not None) for s in shapes if s is not None and None not in s]
-        elements += sum(sizes)
-        if len(sizes) < len(shapes) or elements > _MAX_COMPUTED or len(found) > _MAX_NODES or node.captured:
-            return False
-        if node.domain not in DOMAINS or node.op in RANDOM or is_qdq(node):
-            return False
-        stack.extend(node.inputs)
-    return precision_of(model.elem_type(tensor)).is_float
 
 
 def copy_shared_weights(model: Model) -> int:

@@ -30,6 +30,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import constant_behind
 from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
+from qdqtool.model.qdq import SMOOTHED
 from qdqtool.model.sizes import FLOATS, MOVES, follow_from_sizes, is_linear
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Json
@@ -233,6 +234,8 @@ def smooth(
 ) -> tuple[list[Smoothed], str]:
     """Moves scales of activations into weights, in place; placement has to be done again afterwards.
 
+    The model's metadata name the tensors (:func:`qdqtool.model.qdq.smoothed_tensors`), for ``predict``.
+
     Args:
         model: The prepared float model.
         placement: What is to be quantized.
@@ -287,6 +290,7 @@ def smooth(
     if not done:
         return [], f"`smooth={alpha:g}` changes nothing: values or constants are not finite, or too large for FP16"
     _write(model, values)
+    model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(t for s in done for t in s.tensors))
     left_float = f"; not of {reasons}" if left else ""
     count = sum(len(s.linears) for s in done)
     return done, (f"`smooth={alpha:g}`: scales of the activations that {count} Linears read were moved into their "

@@ -22,7 +22,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model.graph import Model, Node, in_order
 from qdqtool.model.qdq import Numbers, is_dq, is_q
 from qdqtool.model.subgraphs import captured
-from qdqtool.model.view import View
+from qdqtool.model.view import View, Weights
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
@@ -207,6 +207,16 @@ class Editor:
         if axis is not None:
             proto.attribute.append(helper.make_attribute("axis", axis))
 
+    def copy_weights(self, node: Node, weights: Weights, value: npt.NDArray[Any]) -> None:
+        """Gives a node weights of its own: constant, Q and DQ as they are, in front of what moves them for it alone."""
+        tensor = self.constant(f"{weights.source}_copy", value)
+        reader, position = (weights.after[-1], 0) if weights.after else (node, 1)
+        for old in (weights.q, weights.dq):
+            if old is not None:
+                inputs = [tensor, *old.inputs[1:]]
+                tensor = self.insert(reader, old.op, f"{old.name}_copy", inputs, dict(old.attributes))
+        self.set_input(reader, position, tensor)
+
     def pass_by(self, node: Node, source: str) -> None:
         """Lets what reads a node read another tensor; for a subgraph or a network output the node becomes a copy."""
         if not self.model.is_output(node.output) and not self.is_captured(node.output):
@@ -364,4 +374,17 @@ def float_model(
                 editor.pass_by(node, maker.input(0))
         elif stored is not None:
             editor.pass_by(node, node.input(0))
+    return editor.finish()
+
+
+def own_weights(model: Model) -> Model:
+    """A model, itself, whose layers share no quantized weights: one that is called twice would have to."""
+    view, editor = View(model), Editor(model)
+    first: dict[str, Node] = {}
+    for node in view.weighted:
+        weights = view.weights(node)
+        value = model.constant(weights.source) if weights.dq is not None and weights.constant else None
+        alone = all(len(model.readers(n.output)) == 1 for n in weights.after)
+        if value is not None and alone and first.setdefault(weights.source, node) is not node:
+            editor.copy_weights(node, weights, value)
     return editor.finish()

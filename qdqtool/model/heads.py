@@ -441,6 +441,8 @@ def _values(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
         return tuple(node.inputs)
     if node.op == "Where" and node.domain in DOMAINS:
         return tuple(node.inputs[1:3])
+    if node.op in ("ScatterND", "ScatterElements") and node.domain in DOMAINS:  # parts of a box written into it
+        return (node.input(0), node.input(2))
     if rearranges(node) or known.kind == LayerKind.SLICE or (node.op in _PICKS and node.domain in DOMAINS):
         return tuple(node.inputs[:1])
     return tuple(node.inputs[:1]) if reduced and known.kind == LayerKind.REDUCE else ()

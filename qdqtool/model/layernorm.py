@@ -13,8 +13,9 @@ import onnx
 
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import is_run_time, reduced_axes
-from qdqtool.model.qdq import is_dq, read_params
+from qdqtool.model.operators import is_run_time, of, rearranges, reduced_axes
+from qdqtool.model.qdq import is_dq, is_q, read_params
+from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
 
@@ -25,6 +26,8 @@ _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BF
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")  # between the mean of squares and its root
 _MOST, _LEAST = 65504.0, 6e-8  # of FP16
 _DEEPEST = 4  # nodes of it, and Casts behind one another
+_WITHIN_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
+_NO_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")  # than what they read
 _Array = npt.NDArray[Any]
 
 
@@ -66,16 +69,17 @@ def layer_norms(model: Model) -> list[Pieces]:
 
 
 def gains_of_last_axis(model: Model) -> dict[str, str]:
-    """The gains of normalizations over the last axis, also those in pieces, by what they make."""
+    """The gains of normalizations over the last axis, also those in pieces, by what they make; empty for none."""
     found = {n.output: n.input(1) for n in model.nodes
              if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1}
-    return found | {p.output: p.scale for p in layer_norms(model) if p.scale and p.axes == (-1,)}
+    return found | {p.output: p.scale for p in layer_norms(model) if p.axes == (-1,)}
 
 
 def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
     """Other squares that are summed, as in F.normalize: the nodes to compute in FP32, what squares first.
 
-    Those are left out of which a scale or gain in front proves that FP16 holds them.
+    A product of vectors with themselves (Einsum, MatMul) squares and sums as well. Those are left out of which a scale,
+    a gain or an operator in front proves that FP16 holds them.
     """
     inside = {n.index for pieces in layer_norms(model) for n in pieces.nodes}
     found: list[tuple[Node, ...]] = []
@@ -86,36 +90,102 @@ def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
         half = node.integer("stash_type", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT16
         sums = [r for r in _readers(model, node) if _is(r, "ReduceMean", "ReduceSum")
                 ] if _power(model, node) == 2.0 else []
-        squares = alone or sums or (_is(node, "RMSNormalization") and half)
+        squares = alone or sums or (_is(node, "RMSNormalization") and half) or _with_itself(model, node)
         if squares and is_run_time(model, node.input(0)) and not _held(model, node, sums):
-            found.append((node, *sums, *(r for s in (node, *sums) for r in _readers(model, s) if _is(r, "Sqrt"))))
+            found.append((node, *sums, *(r for s in (node, *sums) for r in _to_root(model, s))))
+    return found
+
+
+def _with_itself(model: Model, node: Node) -> list[int]:
+    """The axes that a product of vectors with themselves sums over, from the end; empty for another node."""
+    known = contraction(node)
+    if known is not None:
+        letters = known.operands[0]
+        same = len(set(_sources(model, node))) == 1 and known.operands[1] == letters
+        return [letters.index(c) - len(letters) for c in known.summed] if same else []
+    if not _is(node, "MatMul"):
+        return []
+    row, column = (model.shape(t) or () for t in node.inputs)
+    vectors = len(row) > 1 and len(column) > 1 and row[-2] == column[-1] == 1
+    return [-1] if vectors and len({_unmoved(model, t) for t in node.inputs}) == 1 else []
+
+
+def _unmoved(model: Model, tensor: str) -> str:
+    """A tensor, or the one that only was moved and cast to make it."""
+    while (node := model.producer(tensor)) is not None and (rearranges(node) or _is_cast(model, node)):
+        tensor = node.input(0)
+    return tensor
+
+
+def _to_root(model: Model, node: Node) -> list[Node]:
+    """The Sqrt nodes behind a sum, with what only moves it in between."""
+    found: list[Node] = []
+    for reader in _readers(model, node):
+        behind = [reader] if _is(reader, "Sqrt") else _to_root(model, reader) if rearranges(reader) else []
+        found += behind if _is(reader, "Sqrt") or not behind else [reader, *behind]
     return found
 
 
 def _held(model: Model, square: Node, sums: list[Node]) -> bool:
-    """Whether neither the smallest nor the largest sum of squares is beyond FP16, by what the values are known to be:
-    steps of a scale, or gains of a LayerNormalization without bias (whose mean square is 1 before them, unless all
-    channels are alike)."""
+    """Whether neither the smallest nor the largest sum of squares is beyond FP16, by what the values are known to be.
+
+    What a LayerNormalization makes has a mean square of 1 before its gains (unless all channels are alike).
+    """
     tensor = _source(model, square.input(0))
     maker, shape = model.producer(tensor), model.shape(tensor)
-    axes = {a for r in sums or [square] for a in reduced_axes(model, r) or ()}
+    axes = {a for r in sums or [square] for a in reduced_axes(model, r) or ()} or {*_with_itself(model, square)}
     if maker is None or shape is None or not axes:
         return False
     sizes = [shape[a] if -len(shape) <= a < len(shape) else None for a in axes]
     if None in sizes:
         return False
     count = math.prod(d or 0 for d in sizes)
-    if is_dq(maker):
-        params = read_params(model, maker)
-        if params.scale is None or params.precision != Precision.INT8 or np.any(params.zero_point != 0):
-            return False
-        least, most = params.scale**2 / count, count * (128 * params.scale) ** 2
-        return bool((least > _LEAST).all() and (most < _MOST).all())
-    gain = _number(model, maker.input(1)) if _is(maker, "LayerNormalization") and not maker.input(2) else None
-    if gain is None or maker.integer("axis", -1) not in (-1, len(shape) - 1) or not axes <= {-1, len(shape) - 1}:
+    gains = _gains(model, maker) if axes <= {-1, len(shape) - 1} else None
+    known = magnitudes(model, tensor) if gains is None else gains
+    if known is None or not count:
         return False
-    squares = gain.astype(np.float64) ** 2
-    return bool((squares > _LEAST).all() and (count * squares < _MOST).all())
+    least = known[0] ** 2 / (1 if gains else count)
+    return least > _LEAST and count * known[1] ** 2 < _MOST
+
+
+def magnitudes(model: Model, tensor: str) -> tuple[float, float] | None:
+    """What a tensor's magnitudes are by what makes it, whatever the data are: those above zero, and the largest.
+
+    Known behind a DQ (its step and range), a Clip, a LayerNormalization, and functions that stay within 1, also where
+    that was only moved or made positive. None where nothing says it.
+    """
+    node = model.producer(tensor)
+    while node is not None and (_is(node, *_NO_LARGER) or is_q(node) or rearranges(node) or of(node).cuts):
+        tensor = node.input(0)
+        node = model.producer(tensor)
+    if node is None or node.domain not in DOMAINS:
+        return None
+    if is_dq(node):
+        params = read_params(model, node)
+        if params.scale is None or not params.scale.size or params.precision != Precision.INT8:
+            return None
+        return float(params.scale.min()), (255 if np.any(params.zero_point != 0) else 128) * float(params.scale.max())
+    if node.op in _WITHIN_ONE:
+        return 1.0, 1.0
+    if node.op == "Clip":
+        bounds = [_number(model, node.input(i)) if node.input(i) else node.attributes.get(name)
+                  for i, name in ((1, "min"), (2, "max"))]
+        largest = max(float("inf" if b is None else np.abs(np.asarray(b, np.float64)).max()) for b in bounds)
+        return (largest, largest) if math.isfinite(largest) else None
+    gains, last = _gains(model, node), (model.shape(tensor) or (None,))[-1]
+    return None if gains is None or last is None else (gains[0], math.sqrt(last) * gains[1])
+
+
+def _gains(model: Model, node: Node) -> tuple[float, float] | None:
+    """The smallest gain of a LayerNormalization over the last axis, and the largest with that of its biases added."""
+    rank = len(model.shape(node.output) or ())
+    if not _is(node, "LayerNormalization") or node.integer("axis", -1) not in (-1, rank - 1):
+        return None
+    values = [_number(model, t) for t in node.inputs[1:3] if t]
+    if any(v is None or not v.size for v in values):
+        return None
+    sizes = [np.abs(v.astype(np.float64)) for v in values if v is not None]
+    return float(sizes[0].min()), sum(float(v.max()) for v in sizes)
 
 
 def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | None:

@@ -158,13 +158,13 @@ def _zero_pad(model: Model, node: Node) -> bool:
 
 
 def fills_below(model: Model, node: Node | None) -> bool:
-    """Whether a Pad fills in what no reader looks at: infinity, or a number below zero in front of maximum poolings.
+    """Whether a Pad fills in what no reader looks at: less than everything, or below zero in front of maximum poolings.
 
     What it fills in then has no part in a range: quantized it saturates, and is never the largest.
     """
     value = _fill(model, node) if node is not None and of(node).kind == LayerKind.PADDING else None
     if value is None or value >= 0:
-        return value == math.inf
+        return False
     read = model.readers(node.output) if node is not None else []
     return value == -math.inf or all(r.op == "MaxPool" for r in read)
 

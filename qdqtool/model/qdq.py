@@ -23,6 +23,7 @@ from qdqtool.types import Precision
 
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
+SMOOTHED = "qdqtool.smoothed"  # metadata of a model whose outliers were moved into weights: the tensors, one a line
 INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 
 _INTEGER: dict[int, Precision] = {
@@ -43,6 +44,11 @@ _FLOAT: dict[int, Precision] = {
     onnx.TensorProto.DOUBLE: Precision.FP32,
 }
 _OTHER: dict[int, Precision] = {onnx.TensorProto.INT64: Precision.INT64, onnx.TensorProto.BOOL: Precision.BOOL}
+
+
+def smoothed_tensors(model: Model) -> frozenset[str]:
+    """What Linears read of which outliers were moved into their weights, as the model's metadata say."""
+    return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
 
 
 def precision_of(elem_type: int) -> Precision:

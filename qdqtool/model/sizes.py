@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import NamedTuple
 
 from onnx import TensorProto
@@ -14,6 +15,8 @@ MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "E
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 _PICKS = ("Gather", "GatherElements", "GatherND")  # their sizes do not depend on the indices' values
 _BY_VALUE = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
+_DOTS = "..."  # in an equation of Einsum: axes without letters
+_RANK = 64  # no tensor of a network has as many axes
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
 
@@ -84,11 +87,12 @@ class Contraction(NamedTuple):
     """An Einsum that is a matrix product: the letters of its two operands and its result, by what becomes of them.
 
     Attributes:
-        operands: The axes of each operand, a letter for each.
+        operands: The axes of each operand, a letter for each, also for those of an ellipsis.
         result: Those of the result.
         batch: Letters of all three.
         summed: Letters of both operands alone.
         free: Letters of the first operand and the result, and of the second and the result.
+        exact: Whether the number of axes of every ellipsis is known; else it is taken to be the other operand's, or 1.
     """
 
     operands: tuple[str, str]
@@ -96,22 +100,34 @@ class Contraction(NamedTuple):
     batch: str
     summed: str
     free: tuple[str, str]
+    exact: bool
 
 
-def contraction(node: Node) -> Contraction | None:
+def contraction(model: Model, node: Node) -> Contraction | None:
     """What an Einsum of two operands multiplies and sums; None for another node, and where it does anything else."""
     if node.op != "Einsum" or node.domain not in DOMAINS or len(node.inputs) != 2:
         return None
-    terms, arrow, result = str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
-    left, comma, right = terms.partition(",")
+    before, arrow, result = str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
     if not arrow:
-        result = "".join(sorted(c for c in {*left, *right} if (left + right).count(c) == 1))
-    if not comma or any(len(set(t)) < len(t) or not (t + "a").isalpha() for t in (left, right, result)):
+        letters = sorted(c for c in {*before} - {*",."} if before.count(c) == 1)
+        result = _DOTS * (_DOTS in before) + "".join(letters)
+    terms = [*before.split(","), result]
+    named = [t.replace(_DOTS, "", 1) for t in terms]
+    if len(terms) != 3 or any(len(set(t)) < len(t) or not {*t} <= {*string.ascii_letters} for t in named):
         return None
+    shapes = [model.shape(t) for t in node.inputs]
+    dots = [len(s) - len(n) for s, n, t in zip(shapes, named, terms, strict=False) if s is not None and _DOTS in t]
+    if (_DOTS in before) != (_DOTS in result) or not {*dots} <= {*range(_RANK)}:
+        return None
+    axes = "".join(chr(ord("\N{GREEK SMALL LETTER ALPHA}") + i) for i in range(max(dots, default=1)))
+    left, right, result = (
+        t.replace(_DOTS, axes if s is None else axes[len(axes) + len(n) - len(s):])
+        for t, n, s in zip(terms, named, (*shapes, None), strict=True)
+    )
     batch = "".join(c for c in result if c in left and c in right)
     summed = "".join(c for c in left if c in right and c not in result)
     free = tuple("".join(c for c in result if (c in a) > (c in b)) for a, b in ((left, right), (right, left)))
     kept = {*batch, *summed, *free[0], *free[1]}
     if not summed or not set(result) <= kept or not {*left, *right} <= kept:
         return None
-    return Contraction((left, right), result, batch, summed, (free[0], free[1]))
+    return Contraction((left, right), result, batch, summed, (free[0], free[1]), len(dots) == before.count(_DOTS))

@@ -17,6 +17,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.model import qdq
+from qdqtool.model.editor import own_weights
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import save
 from qdqtool.prediction import predict
@@ -259,7 +260,7 @@ def _marked_proto(
 
 def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
     """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
-    model = transpose_weights(fold_constants(Model(raw)))
+    model = transpose_weights(own_weights(fold_constants(Model(raw))))
     same: dict[str, list[int]] = defaultdict(list)
     tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
     for name, number in calls.items():

@@ -65,10 +65,10 @@ def _quantized(page: Page, insertion: Insertion) -> None:
     methods = ", ".join(f"{m} {n}" for m, n in Counter(q.method for q in activations).most_common())
     channels = sum(isinstance(q.scale, list) for q in weights)
     detail = "per output channel" if channels == len(weights) else f"{channels} of them per output channel"
-    page.fill(
-        f"quantized {len(activations)} activations ({methods}) and the weights of {len(weights)} nodes ({detail})")
+    page.fill(f"quantized {counted(len(activations), 'activation')} ({methods}) and the weights of "
+              f"{counted(len(weights), 'node')} ({detail})")
     images = insertion.calibration.get("images", 0)
-    origin = f"{images} images" if images else f"the table {insertion.calibration.get('table', '')}"
+    origin = counted(images, "image") if images else f"the table {insertion.calibration.get('table', '')}"
     page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
 
 

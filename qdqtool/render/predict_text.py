@@ -294,8 +294,9 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
         page.fill(f"and {len(rest)} more: {_names([f.node for f in rest], in_all=False)}", 4, "    ")
     if len(fixes) == 1 and head.fix:
         page.fill(head.fix, 4, "  > ")
-    if head.automatic:
-        page.fill(f"qdqtool fix --only {head.code} tries that.", 4, "  > ")
+    command = f"qdqtool fix --only {head.code} "
+    if head.automatic and not any(command in fix for fix in fixes):
+        page.fill(f"{command}tries that.", 4, "  > ")
 
 
 def _table(page: Page, title: str, rows: Sequence[ConvOutcome], findings: list[Finding]) -> None:

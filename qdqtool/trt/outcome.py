@@ -110,7 +110,8 @@ class Outcome:
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         self.float_products: list[str] = []
-        found = (self._convolution(n) for n in model.nodes if n.op in operators.WEIGHTED or contraction(n) is not None)
+        products = (n for n in model.nodes if n.op in operators.WEIGHTED or contraction(model, n) is not None)
+        found = map(self._convolution, products)
         self.convolutions = [c for c in found if c is not None]
 
     # Precisions -----------------------------------------------------------------------------------------------

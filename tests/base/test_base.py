@@ -263,7 +263,7 @@ def test_suffixes_of_long_names(unit: str) -> None:
     assert time.process_time() - begun < SECONDS
 
 
-def test_suffixes_and_exceptions() -> None:
+def test_suffixes_exceptions_and_late_imports() -> None:
     assert clone_suffix("a_clone_1_clone_20") == "_clone_1_clone_20"
     assert clone_suffix("a_clone_1b") == clone_suffix("_clone_") == ""
     assert base_name("a_clone_1_quantize_scale_node_clone_2") == "a"
@@ -271,6 +271,9 @@ def test_suffixes_and_exceptions() -> None:
     assert reason_of(ValueError("x" * 300)) == "x" * 200 and reason_of(ValueError("xyz"), 2) == "xy"
     assert reason_of(ValueError("\n first\nsecond"), first_line=True) == "first"
     assert reason_of(ValueError(" \n"), first_line=True) == "ValueError"
+    for text in (_BEHAVES, _FAILS):
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 # The command line's own onnx: its classes are onnx's, whatever is asked for later is all of it.
@@ -305,9 +308,3 @@ except ImportError:
 else:
     raise AssertionError("imported")
 """
-
-
-def test_onnx_in_parts_is_onnx() -> None:
-    for text in (_BEHAVES, _FAILS):
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr

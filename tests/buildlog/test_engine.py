@@ -70,7 +70,7 @@ def test_macs_of_small_engines() -> None:
     assert row.weight_bytes == 9408
 
 
-def test_matrix_products_and_layers_without_macs() -> None:
+def test_macs_of_products_and_recorded_builds() -> None:
     rows = report(
         layer("mm", "gemm", [tensor("a", [4, 128, 64], FP16)], [tensor("b", [4, 128, 32], FP16)]),
         layer("add", "PointWiseV2", [tensor("a", [8], FP32), tensor("b", [8], FP32)], [tensor("c", [8], FP32)]),
@@ -81,6 +81,17 @@ def test_matrix_products_and_layers_without_macs() -> None:
     assert report(left).rows[0].macs == 6144 * 512 * 900  # the weights stand on the left: a convolution of 1x1
     assert (rows[1].macs, rows[1].total_bytes) == (0, 3 * 8 * 4)
     assert (rows[2].macs, rows[2].total_bytes) == (0, None)
+    case = "mobilenet-fpn-implicit-int8"
+    result = analyze(read_build(build_file(case), build_file(case, "profile.json")))
+    rows = {row.name: row for row in result.rows}
+    stem, add = rows["Conv_0 + PWN(Clip_3)"], rows["PWN(Add_133)"]
+    assert (stem.input_bytes, stem.weight_bytes, stem.output_bytes) == (1_179_648, 864, 3_145_728)
+    assert stem.total_bytes == 4_326_240
+    assert add.total_bytes == 589_824
+    assert stem.ms == pytest.approx(0.0662771)
+    # ResNet-18 at 224 x 224 has 1.814 GMACs an image; the batch is 32
+    result = analyze(read_build(build_file("resnet18-a100-qat", "graph.json")))
+    assert sum(row.macs or 0 for row in result.rows) / 32 / 1e9 == pytest.approx(1.814, abs=0.001)
 
 
 def test_orders_and_times() -> None:
@@ -103,20 +114,6 @@ def test_orders_and_times() -> None:
     }
     assert {key: total.layers for key, total in result.totals("precision").items()} == {"INT8": 2, "FP32": 1}
     assert sum(total.bytes for total in result.totals("type").values()) == sum(r.total_bytes or 0 for r in result.rows)
-
-
-def test_macs_of_recorded_builds() -> None:
-    case = "mobilenet-fpn-implicit-int8"
-    result = analyze(read_build(build_file(case), build_file(case, "profile.json")))
-    rows = {row.name: row for row in result.rows}
-    stem, add = rows["Conv_0 + PWN(Clip_3)"], rows["PWN(Add_133)"]
-    assert (stem.input_bytes, stem.weight_bytes, stem.output_bytes) == (1_179_648, 864, 3_145_728)
-    assert stem.total_bytes == 4_326_240
-    assert add.total_bytes == 589_824
-    assert stem.ms == pytest.approx(0.0662771)
-    # ResNet-18 at 224 x 224 has 1.814 GMACs an image; the batch is 32
-    result = analyze(read_build(build_file("resnet18-a100-qat", "graph.json")))
-    assert sum(row.macs or 0 for row in result.rows) / 32 / 1e9 == pytest.approx(1.814, abs=0.001)
 
 
 # Two engines side by side.

@@ -114,9 +114,17 @@ def test_the_words_of_a_gap(gap: Gap, words: str) -> None:
     assert str(gap) == words and Build(gaps=[gap]).missing == [words]
 
 
-def test_a_listing_alone_has_nothing_else_to_lack() -> None:
+def test_commands_and_listings_alone() -> None:
     build = judged(BuildSource.LAYER_JSON, parse=ParseSection(), milestones=[], listing=Listing.LAYER_JSON)
     assert (build.gaps, build.complete) == ([], True)
+    told = rerun_commands(Build(command="trtexec --onnx=a.onnx --int8"))
+    assert list(told) == ["8.2 to 10", "11"]
+    assert told["8.2 to 10"].startswith("trtexec --onnx=a.onnx --int8 --fp16 --verbose")
+    assert told["11"].startswith("trtexec --onnx=a.onnx --verbose") and "--int8" not in told["11"]
+    assert ("--separateProfileRun" in told["8.2 to 10"], "--separateProfileRun" in told["11"]) == (True, False)
+    with pytest.raises(BuildLogError, match=r"a and b are of different builds: TensorRT 8\.5\.2 and 8\.6\.1"):
+        merge(Build(tensorrt="8.5.2", files=["a"]), Build(tensorrt="8.6.1", files=["b"]))
+    assert merged(Build(tensorrt="8.5.2"), Build()).tensorrt == "8.5.2"
 
 
 HOLE = [layer("a", "x", "t"), layer("c", "u", "y")]
@@ -203,14 +211,6 @@ def test_the_command_for_a_version(
     assert "saveEngine" not in told and told.count("--verbose") == 1 and told.count("--exportProfile") <= 1
 
 
-def test_the_commands_where_no_version_is_told() -> None:
-    told = rerun_commands(Build(command="trtexec --onnx=a.onnx --int8"))
-    assert list(told) == ["8.2 to 10", "11"]
-    assert told["8.2 to 10"].startswith("trtexec --onnx=a.onnx --int8 --fp16 --verbose")
-    assert told["11"].startswith("trtexec --onnx=a.onnx --verbose") and "--int8" not in told["11"]
-    assert ("--separateProfileRun" in told["8.2 to 10"], "--separateProfileRun" in told["11"]) == (True, False)
-
-
 # Several files --------------------------------------------------------------------------------------------------
 
 
@@ -290,9 +290,3 @@ def test_builds_with_few_names_in_common_are_two(first: str, second: str, same: 
             continue
         with pytest.raises(BuildLogError, match=r"f and .* are of different builds"):
             merge(one, two)
-
-
-def test_two_versions_are_two_builds() -> None:
-    with pytest.raises(BuildLogError, match=r"a and b are of different builds: TensorRT 8\.5\.2 and 8\.6\.1"):
-        merge(Build(tensorrt="8.5.2", files=["a"]), Build(tensorrt="8.6.1", files=["b"]))
-    assert merged(Build(tensorrt="8.5.2"), Build()).tensorrt == "8.5.2"

@@ -200,7 +200,7 @@ def test_parts(name: str, kind: str, alternatives: list[list[str]]) -> None:
     assert (fused.kind, fused.alternatives) == (kind, alternatives)
 
 
-def test_base_names() -> None:
+def test_base_names_and_known_names() -> None:
     assert base_name("QuantizeLinear_7751_clone_1_clone_2") == "QuantizeLinear_7751"
     assert base_name("QuantizeLinear_7_quantize_scale_node") == "QuantizeLinear_7"
     assert base_name("QuantizeLinear_7_clone_1_quantize_scale_node") == "QuantizeLinear_7"
@@ -210,9 +210,6 @@ def test_base_names() -> None:
     parts("PWN(" * 5000 + "a" + ")" * 5000)
     parts(" + ".join(["x"] * 50_000), frozenset({"x + x"}))
     parts("(a + " * 40_000, frozenset({"b + c"}))
-
-
-def test_known_names_win_over_the_signs_in_them() -> None:
     known = {"a + b", "conv", "w", "relu(1, 2", "x || y"}
     assert parts("w + a + b + conv", known).components == ["w", "a + b", "conv"]
     assert parts("w + a + b + conv").components == ["w", "a", "b", "conv"]

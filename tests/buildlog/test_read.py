@@ -185,10 +185,19 @@ def test_recorded_builds_read_the_same_behind_a_carrier(case: str) -> None:
         assert facts(read(_carried(text, carrier))) == wanted
 
 
-def test_logs_without_timestamps_lose_only_the_tuning_times() -> None:
+def test_logs_without_stamps_failures_and_missing_files(tmp_path: Path) -> None:
     build = read(_bare(LOG))
     assert facts(build) == facts(read(LOG))
     assert build.tactics.layers["w + wq + conv"].seconds == 0
+    text = LOG.splitlines()[0] + "\n" + samples.stamped("E", "2: [ltWrapper.cpp] Could not find any implementation for "
+                                                        "node w + conv.") + "\n and more about it\n"
+    build = read(text + samples.BANNER.format("FAILED") + "\n")
+    assert build.passed is False
+    assert [(m.line, m.text.split("\n")[1]) for m in build.errors] == [(2, " and more about it")]
+    with pytest.raises(BuildLogError, match="no such file"):
+        read_build(tmp_path / "none.log")
+    with pytest.raises(BuildLogError, match="is a folder"):
+        read_build(tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["[TensorRT] VERBOSE: ", "[V] ", "[V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ",
@@ -238,14 +247,6 @@ def test_cut_at_the_end() -> None:
     assert build.missing == ["parse section", "optimizer passes (the beginning)"]
     assert not build.complete
     assert len(build.layers) == 3
-
-
-def test_a_failed_build_keeps_its_errors_with_their_lines() -> None:
-    text = LOG.splitlines()[0] + "\n" + samples.stamped("E", "2: [ltWrapper.cpp] Could not find any implementation for "
-                                                        "node w + conv.") + "\n and more about it\n"
-    build = read(text + samples.BANNER.format("FAILED") + "\n")
-    assert build.passed is False
-    assert [(m.line, m.text.split("\n")[1]) for m in build.errors] == [(2, " and more about it")]
 
 
 def test_profile_with_the_name_last() -> None:
@@ -317,13 +318,6 @@ def test_what_is_no_build_is_refused_in_one_line(content: bytes, words: str) -> 
     with pytest.raises(BuildLogError, match=words) as caught:
         read(content)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(BuildLogError, match="no such file"):
-        read_build(tmp_path / "none.log")
-    with pytest.raises(BuildLogError, match="is a folder"):
-        read_build(tmp_path)
 
 
 @pytest.mark.parametrize(("size", "lines"), [(10_000, 10**6), (10**6, 50)])

@@ -165,7 +165,7 @@ def informed(*lines: str) -> Build:
     return read(*(stamped("I", line) for line in lines))
 
 
-def test_blocks_end_where_another_begins() -> None:
+def test_blocks_devices_and_repetitions() -> None:
     build = informed("=== Build Options ===", "Precision: FP32+INT8", "=== Device Information ===",
                      "Selected Device: Orin",
                      "SMs: 4", "Available Devices: ", "  Device 0: x", "=== System ===", "Clock: late")  # fmt: skip
@@ -176,6 +176,16 @@ def test_blocks_end_where_another_begins() -> None:
     assert build.gpu == {"SMs": "4"}
     build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
     assert len([k for k in build.options if k.startswith("Kind")]) == 20
+    build = read('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx="my net.onnx" --int8 '
+                 "--shapes=x:1x3 -v")
+    assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
+    assert not build.is_rtx and build.passed is None
+    rtx = read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx")
+    assert rtx.is_rtx
+    assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
+    # A log that no banner names: the line about target compute capabilities tells it
+    assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
+    assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
 
 
 @pytest.mark.parametrize(("title", "iterations"), [
@@ -198,19 +208,6 @@ def test_what_is_said_twice_counts_once() -> None:
     assert [x.name for x in verbose(line, line, other, "Layer(broken", line).layers] == ["q", "r"]
     again = verbose("Engine Layer Information:", line, "Engine Layer Information:", line, other)
     assert [x.name for x in again.layers] == ["q", "r"]
-
-
-def test_commands_and_devices() -> None:
-    build = read('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx="my net.onnx" --int8 '
-                 "--shapes=x:1x3 -v")
-    assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
-    assert not build.is_rtx and build.passed is None
-    rtx = read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx")
-    assert rtx.is_rtx
-    assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
-    # A log that no banner names: the line about target compute capabilities tells it
-    assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
-    assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
 
 
 INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"

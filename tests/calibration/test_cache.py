@@ -212,7 +212,7 @@ def test_lines_that_a_table_may_have(tmp_path: Path) -> None:
         read_tensorrt_cache(path)
 
 
-def test_what_is_written_to_a_table(tmp_path: Path) -> None:
+def test_tables_that_are_written_and_caches_that_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "t.cache"
     write_tensorrt_cache(path, {"a:b": 0.5, "c": 1e-30}, "TRT-10000-EntropyCalibration2")
     assert path.read_text() == "TRT-10000-EntropyCalibration2\na:b: 3f000000\nc: 0da24260\n"
@@ -222,10 +222,7 @@ def test_what_is_written_to_a_table(tmp_path: Path) -> None:
         told = f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table"
         assert str(caught.value) == told
     assert path.read_text().startswith("TRT-10000"), "the one before is left"
-
-
-def test_a_cache_that_was_read_may_be_replaced(tmp_path: Path) -> None:
-    """It is the one file of which that is true."""
+    # It is the one file of which that is true
     path = tmp_path / "c.npz"
     save_statistics(Statistics({}), path)
     with files.watch() as guard:

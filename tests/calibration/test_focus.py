@@ -211,7 +211,7 @@ def test_activations_that_are_maps(shape: tuple[int, ...], rows: int) -> None:
         assert found._indices(4, 4) is found._indices(4, 4), "sought once"
 
 
-def test_a_map_that_is_looked_at_everywhere() -> None:
+def test_what_is_looked_at_everywhere_and_of_several_maps() -> None:
     full, most = np.ones((2, 2), bool), at(2, 2, (0, 0), (0, 1), (1, 0))
     for shape, masks, wanted in [
         ((2, 3, 4, 4), [full, full], True), ((2, 3, 5, 1), [full, full], True), ((2, 3, 4, 4), [full, most], False),
@@ -222,6 +222,17 @@ def test_a_map_that_is_looked_at_everywhere() -> None:
         assert FocusMap(masks).covers(array) is wanted
         if wanted:
             assert np.concatenate([v.ravel() for v in FocusMap(masks).values(array)]).tolist() == array.ravel().tolist()
+    two = np.concatenate([scores(1.0), scores(-9.0, 1.0)], axis=1)
+    assert (looked_at({"a": two}, 0.5, 0.0) == dilated(at(10, 10, (0, 0), (0, 3)))).all()
+    wide, tall = np.full((1, 1, 2, 8), -9.0, np.float32), np.full((1, 1, 8, 2), -9.0, np.float32)
+    wide[0, 0, 0, 0] = 1.0
+    mask = looked_at({"a": wide, "b": tall}, 0.5, 0.0)
+    assert mask.shape == (8, 8) and (mask == resized(dilated(at(2, 8, (0, 0))), 8, 8)).all()
+    corner = dilated(at(10, 10, (0, 0)))
+    both = dilated(at(10, 10, (0, 0), (0, 3)))
+    assert (looked_at({"a": scores(1.0, 0.5)}, 0.5, 0.0) == both).all()
+    assert (looked_at({"a": scores(1.0, 0.5)}, 0.5001, 0.0) == corner).all()
+    assert (looked_at({"a": scores(1.0, 0.5)}, 5.0, 0.0) == corner).all(), "the highest at least"
 
 
 def scores(*values: float, size: int = 10, low: float = -9.0) -> npt.NDArray[np.float32]:
@@ -236,20 +247,6 @@ def looked_at(outputs: dict[str, npt.NDArray[np.float32]], threshold: float, sha
     found = Focus(tuple(outputs), threshold, share).find(outputs)
     assert found is not None and len(found.masks) == 1
     return found.masks[0]
-
-
-def test_what_is_looked_at_of_several_maps() -> None:
-    two = np.concatenate([scores(1.0), scores(-9.0, 1.0)], axis=1)
-    assert (looked_at({"a": two}, 0.5, 0.0) == dilated(at(10, 10, (0, 0), (0, 3)))).all()
-    wide, tall = np.full((1, 1, 2, 8), -9.0, np.float32), np.full((1, 1, 8, 2), -9.0, np.float32)
-    wide[0, 0, 0, 0] = 1.0
-    mask = looked_at({"a": wide, "b": tall}, 0.5, 0.0)
-    assert mask.shape == (8, 8) and (mask == resized(dilated(at(2, 8, (0, 0))), 8, 8)).all()
-    corner = dilated(at(10, 10, (0, 0)))
-    both = dilated(at(10, 10, (0, 0), (0, 3)))
-    assert (looked_at({"a": scores(1.0, 0.5)}, 0.5, 0.0) == both).all()
-    assert (looked_at({"a": scores(1.0, 0.5)}, 0.5001, 0.0) == corner).all()
-    assert (looked_at({"a": scores(1.0, 0.5)}, 5.0, 0.0) == corner).all(), "the highest at least"
 
 
 @pytest.mark.parametrize(("share", "positions"), [(0.0, 1), (0.0149, 1), (0.0151, 2), (0.0249, 2), (0.0251, 3)])

@@ -32,7 +32,7 @@ def test_pictures_of_other_formats_are_counted_and_never_decoded(tmp_path: Path)
         decode(tmp_path / "claims.jpg")
 
 
-def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
+def test_names_and_headers_of_files(tmp_path: Path) -> None:
     write_pictures(tmp_path, 1)
     strange = os.fsencode(tmp_path) + b"/\xff\xfe.png"
     try:
@@ -44,7 +44,7 @@ def test_file_names_that_are_not_utf8(tmp_path: Path) -> None:
     assert data.fingerprint
 
 
-def test_resizing_is_bilinear_between_pixel_centres() -> None:
+def test_resizing_and_layouts(tmp_path: Path) -> None:
     ramp = np.repeat(np.arange(0, 240, 30, dtype=np.uint8)[None, :, None], 8, 0).repeat(3, 2)
     doubled = prepare(ramp, 16, 16, Preprocess(scale=1.0))[0, 0, 8]
     centres = (np.arange(16) + 0.5) / 2 - 0.5
@@ -52,9 +52,6 @@ def test_resizing_is_bilinear_between_pixel_centres() -> None:
     assert np.abs(doubled - expected).max() <= 1.0
     halved = prepare(np.repeat(ramp, 1, 0), 4, 4, Preprocess(scale=1.0))[0, 0, 2]
     assert np.abs(halved - np.array([15, 75, 135, 195])).max() <= 1.0
-
-
-def test_one_channel_and_nhwc_and_uint8_inputs(tmp_path: Path) -> None:
     (path,) = write_pictures(tmp_path, 1)
     pixels = decode(path).astype(np.float64)
     (grey,) = open_data(tmp_path, [InputSpec("x", (None, 1, 16, 16))])
@@ -92,7 +89,14 @@ def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
     assert good.exists()
 
 
-def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> None:
+def test_sets_and_fingerprints(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 1)
+    data = open_data(tmp_path, [SPEC])
+    assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
+    smallest = np.float32(2.0**MIN_TOP)
+    for value in (smallest, smallest * np.float32(1.5)):
+        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
+    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0
     paths = write_pictures(tmp_path / "a", 3)
     write_pictures(tmp_path / "b", 3)
     first = open_data(tmp_path / "a", [SPEC]).fingerprint
@@ -106,16 +110,6 @@ def test_the_fingerprint_tells_data_and_preprocessing_apart(tmp_path: Path) -> N
     paths[1].write_bytes(paths[2].read_bytes())
     others.add(open_data(tmp_path / "a", [SPEC]).fingerprint)
     assert len(others) == 4 and first not in others
-
-
-def test_sets_and_fingerprints(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 1)
-    data = open_data(tmp_path, [SPEC])
-    assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
-    smallest = np.float32(2.0**MIN_TOP)
-    for value in (smallest, smallest * np.float32(1.5)):
-        assert amax_of(TensorStatistics.of(np.array([value])), "max") == pytest.approx(float(value), rel=1e-6)
-    assert amax_of(TensorStatistics.of(np.array([smallest / 2])), "max") == 1.0
 
 
 def write_npy(path: Path, array: np.ndarray, fortran: bool) -> None:

@@ -132,7 +132,7 @@ def divergences(values: Floats32) -> npt.NDArray[np.float64]:
     return np.array([divergence(counts, kept) for kept in range(128, 2049)])
 
 
-def test_entropy_is_the_same_where_no_bin_is_split() -> None:
+def test_entropy() -> None:
     # Powers of two: 2048 equal bins and the collected ones share their edges, so that both searches see the same.
     values = (np.random.default_rng(5).laplace(0, 0.1, 200_000)).astype(np.float32)
     values = np.append(values[np.abs(values) < 2.0], np.float32(2.0 - 2.0**-22))
@@ -141,6 +141,14 @@ def test_entropy_is_the_same_where_no_bin_is_split() -> None:
     direct = divergences(values)
     kept = round(amax_of(TensorStatistics.of(values), "entropy") / float(values.max()) * 2048)
     assert direct[kept - 128] == pytest.approx(direct.min(), rel=0.02)
+    counts = np.zeros(300)
+    counts[1] = 5.0  # whatever is kept, it is told exactly
+    assert _least_divergence(counts, 3.0) == 3.0
+    assert _least_divergence(np.zeros(300), 3.0) == 3.0
+    stats = TensorStatistics.of(np.random.default_rng(0).standard_t(3, 30_000))
+    edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
+    counts = np.interp(edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts)))
+    assert amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -369,14 +377,3 @@ def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> No
     assert divergence(counts, found) == pytest.approx(divergence(counts, kept), rel=1e-9)
     counts[0] = 1e6  # zeros, which have no say
     assert round(_least_divergence(counts, 1.0) * bins) == found
-
-
-def test_divergences_that_are_equal_or_none() -> None:
-    counts = np.zeros(300)
-    counts[1] = 5.0  # whatever is kept, it is told exactly
-    assert _least_divergence(counts, 3.0) == 3.0
-    assert _least_divergence(np.zeros(300), 3.0) == 3.0
-    stats = TensorStatistics.of(np.random.default_rng(0).standard_t(3, 30_000))
-    edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
-    counts = np.interp(edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts)))
-    assert amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax

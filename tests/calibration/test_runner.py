@@ -72,7 +72,7 @@ def test_samples_of_any_size_and_type() -> None:
     assert_same(found, values, rel=5e-3)
 
 
-def test_the_size_comes_from_the_models_metadata(tmp_path: Path) -> None:
+def test_sizes_and_iterators(tmp_path: Path) -> None:
     write_pictures(tmp_path, 2)
     model = conv_net(("batch", 3, "height", "width"))
     with pytest.raises(DataError, match="size open"):
@@ -80,6 +80,16 @@ def test_the_size_comes_from_the_models_metadata(tmp_path: Path) -> None:
     assert collect(model, tmp_path, ["images"], progress=False, size=(8, 24))["images"].count == 2 * 3 * 8 * 24
     model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value="[24, 32]"))
     assert collect(model, tmp_path, ["images"], progress=False)["images"].count == 2 * 3 * 24 * 32
+    alive: list[int] = []
+
+    def generate() -> Any:
+        for feed in feeds(20):
+            alive.append(1)
+            yield feed
+
+    found = collect(conv_net(), generate(), ["c1"], progress=False, max_images=6)
+    assert found.images == 6 and len(alive) <= 7
+    assert found.fingerprint == ""
 
 
 def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
@@ -103,19 +113,6 @@ def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     found = collect(model, [{"x": np.array([[-1, 2, 0, 5]], np.float32)}], ["out", "y"], progress=False)
     assert found["out"].maximum == 15.0 and found["y"].maximum == 5.0 and found["y"].minimum == 0.0
-
-
-def test_an_iterator_is_enough_and_memory_holds_one_sample_at_a_time() -> None:
-    alive: list[int] = []
-
-    def generate() -> Any:
-        for feed in feeds(20):
-            alive.append(1)
-            yield feed
-
-    found = collect(conv_net(), generate(), ["c1"], progress=False, max_images=6)
-    assert found.images == 6 and len(alive) <= 7
-    assert found.fingerprint == ""
 
 
 def test_an_error_in_a_worker_reaches_the_caller_and_no_thread_stays() -> None:
@@ -316,7 +313,7 @@ def test_cores_are_shared_out(
     assert opened == [], "inputs need no session"
 
 
-def test_a_share_that_is_not_finite_is_told(tmp_path: Path) -> None:
+def test_what_is_not_finite(tmp_path: Path) -> None:
     samples = [{"images": f["images"].copy()} for f in FEEDS]
     samples[2]["images"][0, 0, :2, 0] = np.nan
     found = run(data=samples, names=("images",))
@@ -329,6 +326,16 @@ def test_a_share_that_is_not_finite_is_told(tmp_path: Path) -> None:
     assert refusal(data=only, names=("images",), model=tmp_path / "m.onnx") == f"{tmp_path / 'm.onnx'}: {told}"
     empty = Statistics({"x": TensorStatistics()})
     assert runner._checked(empty, ["x"], Model(conv_net())).warnings == []
+    broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
+    for sample in broken:
+        sample["images"][0, :, 3, ::2] = np.nan  # so that every value of the first convolution's row is NaN
+    told = r"^the calibration data has 72 values that are NaN or infinite in input 'images', so that tensor 'row'"
+    model = conv_net()
+    for name, values in (("starts", [3]), ("ends", [4]), ("axes", [2])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+    model.graph.node.append(onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
+    with pytest.raises(DataError, match=told):
+        run(data=broken, names=("images", "row"), model=model)
 
 
 def test_data_that_is_empty_or_counted_anew(tmp_path: Path) -> None:
@@ -376,16 +383,3 @@ def test_whether_a_file_was_replaced(tmp_path: Path) -> None:
     path.write_bytes(b"22")
     os.utime(path, ns=(1, first[2]))
     assert _identity(path) != first, "of another size"
-
-
-def test_nan_in_the_data_is_not_put_down_to_the_weights() -> None:
-    broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
-    for sample in broken:
-        sample["images"][0, :, 3, ::2] = np.nan  # so that every value of the first convolution's row is NaN
-    told = r"^the calibration data has 72 values that are NaN or infinite in input 'images', so that tensor 'row'"
-    model = conv_net()
-    for name, values in (("starts", [3]), ("ends", [4]), ("axes", [2])):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
-    model.graph.node.append(onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
-    with pytest.raises(DataError, match=told):
-        run(data=broken, names=("images", "row"), model=model)

@@ -100,7 +100,7 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
 MB = 1 << 20
 
 
-def test_workers_and_sizes() -> None:
+def test_workers_sizes_and_their_pace() -> None:
     assert [worker_count(1, cores) for cores in range(1, 11)] == [1, 2, 3, 2, 2, 3, 3, 4, 4, 4]
     assert worker_count(1, 0) == 1
     assert budgets.FETCHED == 128 * MB
@@ -110,6 +110,14 @@ def test_workers_and_sizes() -> None:
     assert fetched_bytes(Model(model), ["images"]) == 4 * 2 * 3 * 5
     assert fetched_bytes(Model(model), []) == 0
     assert fetched_bytes(Model(model), ["images", "c1"]) == 4 * 2 * 3 * 5 + 4 * 2 * 4 * 5
+    assert [_Pace().size(left, 4) for left in (1, 2, 1000)] == [2, 2, 2]
+    pace = _Pace()
+    pace.learn(10, 1.0, 0.01)
+    pace.learn(30, 7.0, 0.05)
+    assert (pace._samples, pace._counting) == (40, 8.0)
+    assert pace._merging == pytest.approx(0.7 * 0.01 + 0.3 * 0.05)
+    pace.learn(1, 1.0, 0.0)
+    assert pace._merging == pytest.approx(0.7 * 0.022)
 
 
 def test_a_packed_model_is_the_part_with_all_its_weights(tmp_path: Path) -> None:
@@ -188,17 +196,6 @@ def test_snapshot_in_the_middle_and_at_the_end() -> None:
     end, done = running.snapshot()
     assert end["x"] is tally.tensors["x"]
     assert done == set(range(50)) and end["x"].count == 50 * VALUES.size
-
-
-def test_the_pace_of_portions() -> None:
-    assert [_Pace().size(left, 4) for left in (1, 2, 1000)] == [2, 2, 2]
-    pace = _Pace()
-    pace.learn(10, 1.0, 0.01)
-    pace.learn(30, 7.0, 0.05)
-    assert (pace._samples, pace._counting) == (40, 8.0)
-    assert pace._merging == pytest.approx(0.7 * 0.01 + 0.3 * 0.05)
-    pace.learn(1, 1.0, 0.0)
-    assert pace._merging == pytest.approx(0.7 * 0.022)
 
 
 @pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])

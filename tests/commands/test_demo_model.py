@@ -35,7 +35,7 @@ def test_activations_keep_their_size_from_layer_to_layer(activation: str) -> Non
     assert max(spreads) < 4.0
 
 
-def test_output_is_boxes_in_pixels_and_scores() -> None:
+def test_outputs_and_images(tmp_path: object) -> None:
     model = yolov8n(64, classes=7)
     feeds = {"images": np.asarray(make_image(64, 3), np.float32).transpose(2, 0, 1)[None] / 255}
     (output,) = run(model, feeds)
@@ -44,18 +44,15 @@ def test_output_is_boxes_in_pixels_and_scores() -> None:
     assert ((output[:, 4:] > 0) & (output[:, 4:] < 1)).all()
     centres = output[0, :2]
     assert (centres > -300).all() and (centres < 364).all()
-
-
-@pytest.mark.parametrize("wrong", [{"size": 100}, {"size": 0}, {"classes": 0}, {"activation": "mish"}])
-def test_wrong_arguments(wrong: dict[str, int]) -> None:
-    with pytest.raises(ModelError, match="demo model"):
-        yolov8n(**wrong)  # type: ignore[arg-type]
-
-
-def test_images_are_deterministic_and_differ(tmp_path: object) -> None:
     one, again, other = (np.asarray(make_image(48, i)) for i in (1, 1, 2))
     assert one.shape == (48, 48, 3)
     assert (one == again).all()
     assert (one != other).any()
     with pytest.raises(DataError, match="cannot be written"):
         write_images("/no/such/folder", 1, 32)
+
+
+@pytest.mark.parametrize("wrong", [{"size": 100}, {"size": 0}, {"classes": 0}, {"activation": "mish"}])
+def test_wrong_arguments(wrong: dict[str, int]) -> None:
+    with pytest.raises(ModelError, match="demo model"):
+        yolov8n(**wrong)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def test_the_build_line_is_of_the_build_that_was_estimated(model, capsys, option
     assert ("--fp16" in next(x for x in capsys.readouterr().out.splitlines() if x.startswith("build: "))) is flag
 
 
-def test_calibrations_and_what_is_read(model, tmp_path, capsys):
+def test_calibrations_versions_and_gains(model, tmp_path, capsys):
     kept = tmp_path / "machine.json"
     assert run(["predict", model, "--gpu", "T4", "--calibrate", "0.2ms", "--save-calibration", str(kept)]) == 0
     assert "0.200 ms on Tesla T4" in capsys.readouterr().out
@@ -58,6 +58,16 @@ def test_calibrations_and_what_is_read(model, tmp_path, capsys):
     before = Path(model).read_bytes()
     assert run(["predict", model, "--gpu", "T4", "--calibrate", "1ms", "--save-calibration", model]) == 2
     assert Path(model).read_bytes() == before
+    assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt8.5", "--format", "json"]) == 0
+    assert "GPU-VERSION" in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt10", "--format", "json"]) == 0
+    assert "GPU-VERSION" not in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert run(["predict", model, "--require-gain", "1.1"]) == 2
+    plain = saved(tmp_path, chain(quantized=False), "float.onnx")
+    assert run(["predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1"]) == 1
+    assert "no Q/DQ" in capsys.readouterr().err
+    assert run(["predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100", "--format", "json"]) == 0
+    assert not [f for f in json.loads(capsys.readouterr().out)["findings"] if f["code"] == "GPU-NO-INT8"]
 
 
 @pytest.mark.parametrize(*cases("commands/predict-time-mistakes-are-one-line-and"))
@@ -75,19 +85,6 @@ def test_what_a_compute_capability_cannot_do(model, capsys, capability, code):
     assert run(["predict", model, "--target", "trt8.5", "--sm", capability, "--format", "json"]) == 0
     found = [f["code"] for f in json.loads(capsys.readouterr().out)["findings"] if f["code"].startswith("GPU-")]
     assert found == ([code] if code else [])
-
-
-def test_versions_and_gains(model, capsys, tmp_path):
-    assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt8.5", "--format", "json"]) == 0
-    assert "GPU-VERSION" in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert run(["predict", model, "--gpu", "RTX 5090", "--target", "trt10", "--format", "json"]) == 0
-    assert "GPU-VERSION" not in {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert run(["predict", model, "--require-gain", "1.1"]) == 2
-    plain = saved(tmp_path, chain(quantized=False), "float.onnx")
-    assert run(["predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1"]) == 1
-    assert "no Q/DQ" in capsys.readouterr().err
-    assert run(["predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100", "--format", "json"]) == 0
-    assert not [f for f in json.loads(capsys.readouterr().out)["findings"] if f["code"] == "GPU-NO-INT8"]
 
 
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])

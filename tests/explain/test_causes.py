@@ -101,11 +101,6 @@ def test_pools_and_outputs(g):
     assert codes["OUT-FLOAT"].severity == Severity.INFO
     assert [r.kind for r in cause(codes["OUT-FLOAT"]).readers] == [ReaderKind.OUTPUT]
     g = Graph()
-    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
-    y = g.op("GlobalAveragePool", x, "gap")
-    _, codes = outcome(g.model(g.conv(y, "next", 16, k=1)))
-    assert codes["POOL-FLOAT"].node == "gap" and "next.in.Q" in names(codes["POOL-FLOAT"])
-    g = Graph()
     y = g.relu(g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner"), "r")
     _, codes = outcome(g.model(quantized_reader(g, y)))
     assert codes["ACT-INNER-Q"].node == "inner.Q"
@@ -120,17 +115,6 @@ def test_pair_inside_silu(g, gate):
     _, codes = outcome(g.model(quantized_reader(g, m)))
     assert codes["SILU-INNER-Q"].node == ("gate.Q" if gate else "in1.Q")
     assert codes["SILU-INNER-Q"].convolutions == ["c0"]
-
-
-def test_batch_normalization_with_computed_parameters(g):
-    y = g.conv(g.input(1, 16, 16, 16), "c0", 16)
-    y = g.bn(y, "bn")
-    norm = g.nodes[-1]
-    norm.input[2] = g.op("Identity", norm.input[2], "alias")
-    g.nodes.insert(-1, g.nodes.pop())
-    g.nodes[-2], g.nodes[-1] = g.nodes[-1], g.nodes[-2]
-    _, codes = outcome(g.model(quantized_reader(g, g.relu(y, "r"))))
-    assert codes["BN-UNFOLDED"].node == "bn" and codes["BN-UNFOLDED"].convolutions == ["c0"]
 
 
 @pytest.mark.parametrize(("build", "code", "values"), [
@@ -167,7 +151,7 @@ def test_a_shared_dq_in_front_of_matrix_products(g, own):
     assert all("p.DQ" in names(f) for f in told)
 
 
-def test_conversions_and_reasons(g):
+def test_conversions_ids_and_reasons(g):
     prediction, codes = outcome(g.model(g.conv(g.input(1, 3, 16, 16), "c", 16)))
     found = codes["INPUT-CONVERSION"]
     assert found.values == 3 * 16 * 16 and cause(found).tensor == "x"
@@ -176,9 +160,6 @@ def test_conversions_and_reasons(g):
         prediction = predict(proto, "trt8.5")
         for conv in prediction.convolutions:
             assert conv.int8_in_int8_out or conv.findings
-
-
-def test_ids_and_codes_of_targets():
     prediction = predict(residual("float"), "trt8.5")
     assert [f.id for f in prediction.findings] == list(range(len(prediction.findings)))
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]

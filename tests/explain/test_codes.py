@@ -82,7 +82,7 @@ def test_everything_is_explained(case):
         assert finding.message and finding.fix and finding.causes
 
 
-def test_engines_of_resnet():
+def test_engines_and_ways_to_build():
     """The log has eight Adds fused with a float residual, a MaxPool with two readers, three unfolded norms."""
     prediction = predict(load("yolo-resnet18-orin-trt8502"), "trt8.5")
     found = Counter(f.code for f in prediction.findings)
@@ -94,6 +94,16 @@ def test_engines_of_resnet():
     prediction = predict(load("resnet18-a100-qat-residual"), "trt8.5")
     found = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
     assert found.node == "Add_292" and found.convolutions == ["Conv_284"] and "DequantizeLinear_291" in found.nodes
+    for way in WAYS.values():
+        assert "--int8" not in way.flags("trt11").partition(":")[0]
+        assert way.source and way.log
+    assert "FLAG-FP16" not in qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
+    assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
+    with pytest.raises(QdqtoolError, match="did you mean onnxruntime"):
+        way_named("onnxruntim")
+    assert way_named("ORT").name == "onnxruntime"
+    with pytest.raises(QdqtoolError, match=r"^unknown way to build 'qqqq'; choose one of trtexec, python, "):
+        way_named("qqqq")
 
 
 @pytest.mark.parametrize("case", ["resnet18-qat-rtx2000-trt8510", "resnet18-a100-qat-residual-qgap"])
@@ -107,19 +117,6 @@ def test_the_flag_finding_speaks_the_words_of_the_way(way: str) -> None:
     prediction = qdqtool.predict(residual("own"), way=way)
     (flag,) = (f for f in prediction.findings if f.code == "FLAG-FP16")
     assert flag.way == way and {name for name, known in WAYS.items() if known.weak in flag.fix} == {way}
-
-
-def test_ways_to_build() -> None:
-    for way in WAYS.values():
-        assert "--int8" not in way.flags("trt11").partition(":")[0]
-        assert way.source and way.log
-    assert "FLAG-FP16" not in qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
-    assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
-    with pytest.raises(QdqtoolError, match="did you mean onnxruntime"):
-        way_named("onnxruntim")
-    assert way_named("ORT").name == "onnxruntime"
-    with pytest.raises(QdqtoolError, match=r"^unknown way to build 'qqqq'; choose one of trtexec, python, "):
-        way_named("qqqq")
 
 
 def test_commands_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

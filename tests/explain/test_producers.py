@@ -71,10 +71,19 @@ def test_each_code_has_one_producer(target: str) -> None:
     assert found["W-AXIS"] == ["explain/compiler.py" if is_rtx else "explain/lint/weights.py"]
 
 
-def test_every_code_is_made() -> None:
+def test_every_code_is_made_and_no_place_hides_another() -> None:
     made = producers()
     assert set().union(*made.values()) == CODES
     assert made["explain/compiler.py"] == compiler.CODES
+    # Only what reads a scale of shape [1] as a convolution pays for it, however many do, and one step mends all
+    for readers in (("Conv",), ("Softmax",), ("Softmax", "Conv"), ("Conv", "Softmax", "Conv")):
+        model = of_shape_1(*readers)
+        found = {f.node: f.convolutions for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"}
+        assert found == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(readers) if op == "Conv"}
+        fixed = fix(model, "rtx1.7", ["SCALE-SHAPE1"])
+        assert [c.node for c in fixed.applied] == list(found)
+        assert not fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
+        assert fixed.after.summary()["int8"] == readers.count("Conv")
 
 
 def computed(g: Graph, x: str) -> str:
@@ -190,15 +199,3 @@ def test_what_holds_on_rtx_is_told_and_once_for_a_pair() -> None:
         assert len(places) == len(set(places)), places
         told |= {f.code for f in prediction.findings if f.severity == Severity.ERROR}
     assert told == {c.code for c in codes.CODES.values() if c.on("rtx1.7") and c.severity_on("rtx1.7") == "error"}
-
-
-def test_no_place_hides_another() -> None:
-    """Only what reads a scale of shape [1] as a convolution pays for it, however many do, and one step mends all."""
-    for readers in (("Conv",), ("Softmax",), ("Softmax", "Conv"), ("Conv", "Softmax", "Conv")):
-        model = of_shape_1(*readers)
-        found = {f.node: f.convolutions for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"}
-        assert found == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(readers) if op == "Conv"}
-        fixed = fix(model, "rtx1.7", ["SCALE-SHAPE1"])
-        assert [c.node for c in fixed.applied] == list(found)
-        assert not fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
-        assert fixed.after.summary()["int8"] == readers.count("Conv")

@@ -307,7 +307,7 @@ def test_private_parts_keep_weights_apart(pair: tuple[qdqtool.Extraction, qdqtoo
     assert checked
 
 
-def test_what_counts_up_is_structure() -> None:
+def test_counts_and_names_of_structure() -> None:
     """The DFL's weights, 0 to 15, by which a YOLOv8 head is recognized."""
     random = np.random.default_rng(0)
     weights = random.standard_normal((4, 4)).astype(np.float32)
@@ -319,6 +319,13 @@ def test_what_counts_up_is_structure() -> None:
     one, two = map(numpy_helper.to_array, proto.graph.initializer)
     np.testing.assert_array_equal(one, bins)
     assert np.mean(two == weights) < 0.2
+    first = next(channels(residual()))
+    typed = onnx.shape_inference.infer_shapes(first, check_type=True, strict_mode=True)
+    dims = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*typed.graph.input, *typed.graph.output)]
+    assert dims == [[1, 1, 16, 16], [1, 1, 16, 16]]
+    small = next(spatial(residual()))
+    typed = onnx.shape_inference.infer_shapes(small, check_type=True, strict_mode=True)
+    assert [d.dim_value for d in typed.graph.output[0].type.tensor_type.shape.dim] == [1, 8, 1, 1]
 
 
 @pytest.mark.parametrize("code", slow_after(1, ["SKIP-FLOAT", "CONCAT-SCALE", "BN-UNFOLDED"]))
@@ -461,13 +468,3 @@ def test_searches_hold() -> None:
 
     with pytest.raises(BuilderError, match="gone"):
         Shrinker(residual(), lost).run()
-
-
-def test_channels_and_pixels_are_divided_alike() -> None:
-    first = next(channels(residual()))
-    typed = onnx.shape_inference.infer_shapes(first, check_type=True, strict_mode=True)
-    dims = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*typed.graph.input, *typed.graph.output)]
-    assert dims == [[1, 1, 16, 16], [1, 1, 16, 16]]
-    small = next(spatial(residual()))
-    typed = onnx.shape_inference.infer_shapes(small, check_type=True, strict_mode=True)
-    assert [d.dim_value for d in typed.graph.output[0].type.tensor_type.shape.dim] == [1, 8, 1, 1]

@@ -362,7 +362,7 @@ def test_what_is_accounted_for(g, monkeypatch):
 # Refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_fix_that_changes_the_outputs_is_not_kept(g):
+def test_changes_and_inputs_that_are_not_kept(g, tmp_path):
     """One of two scales is fifty times the other: one step for both would destroy the finer tensor."""
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16, scale=0.01), "r0")
     proto = g.model(g.conv(x, "fine", 16, scale=0.02), g.conv(x, "coarse", 16, scale=20.0))
@@ -371,17 +371,6 @@ def test_a_fix_that_changes_the_outputs_is_not_kept(g):
     assert [c.code for c in fixed.refused] == ["SIBLING-SCALE"]
     assert "distance of output 'fine:0' from the float network would grow" in fixed.refused[0].why_not
     assert fixed.proto.SerializeToString() == proto.SerializeToString()
-
-
-@pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "you mean SKIP-FLOAT"), ("CH-ALIGN", "no automatic fix")])
-def test_codes_that_cannot_be_fixed(g, code, text):
-    with pytest.raises(QdqtoolError, match=text):
-        fix(residual("float"), only=[code])
-    with pytest.raises(ModelError, match="has no Q/DQ"):
-        fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
-
-
-def test_inputs_that_do_not_fit():
     with pytest.raises(DataError, match="no array for the model's input 'x'"):
         fix(residual("float"), inputs={"y": image(1)})
     with pytest.raises(DataError, match="2 dimensions"):
@@ -390,6 +379,23 @@ def test_inputs_that_do_not_fit():
     assert fixed.applied and fixed.noise_before is not None and fixed.noise_before > 0
     fixed = fix(residual("own"), "trt8.5")
     assert not fixed.applied and not fixed.refused
+    path = tmp_path / "model.onnx"
+    onnx.save(shared_model(), path)
+    fixed = qdqtool.fix(path, "trt8.5", ["W-SHARED"])
+    with pytest.raises(QdqtoolError, match=r"model\.onnx"):
+        fixed.save(path)
+    fixed.save(tmp_path / "fixed.onnx")
+    again = predict(tmp_path / "fixed.onnx", "trt8.5")
+    assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
+    assert fixed.ok is all(f.severity != "error" for f in again.findings) and ": 1 applied, 0 refused>" in repr(fixed)
+
+
+@pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "you mean SKIP-FLOAT"), ("CH-ALIGN", "no automatic fix")])
+def test_codes_that_cannot_be_fixed(g, code, text):
+    with pytest.raises(QdqtoolError, match=text):
+        fix(residual("float"), only=[code])
+    with pytest.raises(ModelError, match="has no Q/DQ"):
+        fix(g.model(g.relu(g.input(1, 16, 8, 8), "r")))
 
 
 def test_models_that_cannot_run():
@@ -483,15 +489,3 @@ def test_never_worse_and_valid(proto):
     assert fix(proto, "trt8.5").proto.SerializeToString(deterministic=True) == fixed.proto.SerializeToString(
         deterministic=True
     )
-
-
-def test_the_result_is_saved_but_not_over_the_model(tmp_path):
-    path = tmp_path / "model.onnx"
-    onnx.save(shared_model(), path)
-    fixed = qdqtool.fix(path, "trt8.5", ["W-SHARED"])
-    with pytest.raises(QdqtoolError, match=r"model\.onnx"):
-        fixed.save(path)
-    fixed.save(tmp_path / "fixed.onnx")
-    again = predict(tmp_path / "fixed.onnx", "trt8.5")
-    assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
-    assert fixed.ok is all(f.severity != "error" for f in again.findings) and ": 1 applied, 0 refused>" in repr(fixed)

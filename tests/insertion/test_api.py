@@ -80,21 +80,15 @@ def test_every_target_runs_all_sixty_in_int8(yolo: onnx.ModelProto, target: str)
     assert result.prediction.summary()["int8"] == 60
 
 
-def test_a_model_in_memory_is_not_changed(yolo: onnx.ModelProto) -> None:
+def test_what_is_given_is_not_changed_and_gives_the_same(yolo: onnx.ModelProto, folder: Path) -> None:
     before = yolo.SerializeToString(deterministic=True)
     qdqtool.insert(yolo, images(1, 3, SIZE, "images"), method="max", predict=False, weights="int8")
     index = Model(yolo)
     qdqtool.insert(index, images(1, 3, SIZE, "images"), method="max", predict=False)
     assert yolo.SerializeToString(deterministic=True) == before
-
-
-def test_two_runs_give_the_same_bytes(folder: Path) -> None:
     model = small()
     one, two = (qdqtool.insert(model, folder, predict=False).model for _ in range(2))
     assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
-
-
-def test_choices_of_methods_and_batches(folder: Path) -> None:
     result = qdqtool.insert(small(), folder, method="percentile", method_for=[("^x$", "max")], predict=False)
     methods = {q.tensor: q.method for q in result.activations}
     assert methods.pop("x") == "max"

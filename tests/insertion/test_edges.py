@@ -45,7 +45,7 @@ def test_constant_nodes_that_are_still_read_stay(net: Net) -> None:
     np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], atol=2e-2)
 
 
-def test_a_residual_of_unknown_shape_is_a_residual(net: Net) -> None:
+def test_residuals_and_boxes_of_unknown_shape(net: Net) -> None:
     """Shape inference stops at operators of other domains; what is not known to be a broadcast is taken as none."""
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     skip = net.op("Strange", "strange", stem, domain="example")
@@ -55,6 +55,16 @@ def test_a_residual_of_unknown_shape_is_a_residual(net: Net) -> None:
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
     placed = place(model, Rules(head="none"))
     assert [r.role for r in placed.readers["strange.out"]] == ["residual"]
+    net = Net()
+    # Then all of the Concat's inputs may: none is left out of what stays float
+    strange = net.op("Strange", "strange", net.conv("a", "x"), domain="example")
+    joined = net.op("Concat", "join", strange, net.conv("b", "x", cout=8), axis=1)
+    values = {"starts": [0], "ends": [8], "axes": [1]}
+    cut = net.op("Slice", "cut", joined, *(net.const(k, v, np.int64) for k, v in values.items()))
+    soft = net.op("Softmax", "soft", cut, axis=1)
+    net.output(net.op("Conv", "mean", soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
+    head = find_head(Model(net.open_model()))
+    assert "b" in {net.nodes[i].name for i in head.boxes}
 
 
 def prepared(model: onnx.ModelProto, path: str = "", opset: int = 13) -> onnx.ModelProto:
@@ -142,18 +152,6 @@ def test_channels_are_followed_while_they_stay_axis_1(perm: list[int] | None, bo
     soft = net.op("Softmax", "soft", cut, axis=1)
     net.output(net.op("Conv", "mean", soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
     assert {net.nodes[i].name for i in find_head(net.index()).boxes} == boxes
-
-
-def test_the_dfl_of_unknown_parts(net: Net) -> None:
-    """Then all of the Concat's inputs may: none is left out of what stays float."""
-    strange = net.op("Strange", "strange", net.conv("a", "x"), domain="example")
-    joined = net.op("Concat", "join", strange, net.conv("b", "x", cout=8), axis=1)
-    values = {"starts": [0], "ends": [8], "axes": [1]}
-    cut = net.op("Slice", "cut", joined, *(net.const(k, v, np.int64) for k, v in values.items()))
-    soft = net.op("Softmax", "soft", cut, axis=1)
-    net.output(net.op("Conv", "mean", soft, net.const("bins", np.arange(8).reshape(1, 8, 1, 1))))
-    head = find_head(Model(net.open_model()))
-    assert "b" in {net.nodes[i].name for i in head.boxes}
 
 
 def test_data_and_percentiles(net: Net) -> None:

@@ -181,16 +181,9 @@ def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
     assert np.abs(two - float_out).mean() < 1.25 * np.abs(one - float_out).mean()
 
 
-def test_fp16_is_refused_where_the_target_takes_no_fp16_scales() -> None:
+def test_float16_models_for_tensorrt_8() -> None:
     with pytest.raises(QdqtoolError, match=r"trt8\.5 takes no FP16 scales"):
         insert(small_net(), images(), high_precision="fp16", target="trt8.5")
-
-
-def half_images() -> list[dict[str, np.ndarray]]:
-    return [{k: v.astype(np.float16) for k, v in s.items()} for s in images()]
-
-
-def test_float16_model_for_tensorrt_8_is_widened() -> None:
     model = in_half(small_net(17), keep=["scales"])
     assert has_half(Model(model))
     result = insert(model, half_images(), target="trt8.5", method="max", predict=False)
@@ -203,6 +196,10 @@ def test_float16_model_for_tensorrt_8_is_widened() -> None:
     assert [v.type.tensor_type.elem_type for v in ends] == [10, 10]
     feeds = half_images()[0]
     np.testing.assert_allclose(run(result.model, feeds)[0], run(model, feeds)[0], atol=0.05)
+
+
+def half_images() -> list[dict[str, np.ndarray]]:
+    return [{k: v.astype(np.float16) for k, v in s.items()} for s in images()]
 
 
 @pytest.mark.parametrize("where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"])

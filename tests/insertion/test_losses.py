@@ -129,12 +129,26 @@ def test_runs_end_when_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(started) <= 4, "the other sample's run is ended, the runs that were to follow are not begun"
 
 
-def test_nothing_is_measured_where_no_sample_can_be_read(tmp_path: Path) -> None:
+def test_what_has_no_losses(tmp_path: Path) -> None:
     net = Net(channels=3)
     net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3, 3)), 3, 3))
     made = qdqtool.insert(net.model(), images(2, 3), predict=False, include=["."])
     (tmp_path / "a.png").write_bytes(b"no picture")
     assert measure(Model(made.model), made.activations, str(tmp_path), activations=made.activations) is None
+    # Inputs of 0 and 1 are whole steps of a scale of 1/127
+    data = [{"x": np.rint(d["x"])} for d in images(4)]
+    made = qdqtool.insert(chain().model(), data, predict=False, method="max")
+    assert made.activations[0].tensor == "x" and made.activations[0].scale == float(np.float32(1 / 127))
+    found = measure(Model(made.model), made.activations, data, activations=made.activations)
+    assert found is not None and found.samples == 2 and found.tried == 4
+    assert "x" not in [loss.tensor for loss in found.tensors] and len(found.tensors) == 3
+    fewer = measure(Model(made.model), made.activations, data, activations=made.activations, samples=3, named=2)
+    assert fewer is not None and fewer.samples == 3 and len(fewer.tensors) == 2
+    assert measure(Model(made.model), made.activations[:1], data, activations=made.activations[:1]) is None
+    data = images(2)
+    made = qdqtool.insert(chain().model(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0)
+    found = measure(Model(made.model), made.activations, data, activations=made.activations)
+    assert found is not None and found.tensors[0].tensor == "b/relu.out" and found.tensors[0].readers == ("c",)
 
 
 def test_what_is_tried_has_the_largest_error_of_its_own() -> None:
@@ -175,19 +189,6 @@ def test_what_loses_nothing() -> None:
     assert Compared({"a": zero}, None).error({"a": zero + 1.0}) == 0.0
     empty = zero[:0]
     assert Compared({"a": empty}, None).error({"a": empty}) == 0.0
-
-
-def test_a_tensor_that_loses_nothing_and_a_network_without_error_are_not_told() -> None:
-    """Inputs of 0 and 1 are whole steps of a scale of 1/127."""
-    data = [{"x": np.rint(d["x"])} for d in images(4)]
-    made = qdqtool.insert(chain().model(), data, predict=False, method="max")
-    assert made.activations[0].tensor == "x" and made.activations[0].scale == float(np.float32(1 / 127))
-    found = measure(Model(made.model), made.activations, data, activations=made.activations)
-    assert found is not None and found.samples == 2 and found.tried == 4
-    assert "x" not in [loss.tensor for loss in found.tensors] and len(found.tensors) == 3
-    fewer = measure(Model(made.model), made.activations, data, activations=made.activations, samples=3, named=2)
-    assert fewer is not None and fewer.samples == 3 and len(fewer.tensors) == 2
-    assert measure(Model(made.model), made.activations[:1], data, activations=made.activations[:1]) is None
 
 
 def test_the_error_counts_where_the_network_looks_alone() -> None:
@@ -260,13 +261,6 @@ def test_the_price_is_the_difference_of_two_predictions(
     model = without_pair(Model(made.model), gone)
     priced = with_predictions(losses, model, made.activations, predicted(*before), lambda _: predicted(*after))
     assert [(t.convolutions, t.conversions) for t in priced.tensors] == [told, (None, None)]
-
-
-def test_a_tensor_with_a_bad_scale_is_named_first() -> None:
-    data = images(2)
-    made = qdqtool.insert(chain().model(), data, predict=False, method_for=[("b/relu", "percentile")], percentile=60.0)
-    found = measure(Model(made.model), made.activations, data, activations=made.activations)
-    assert found is not None and found.tensors[0].tensor == "b/relu.out" and found.tensors[0].readers == ("c",)
 
 
 def test_price_in_the_engine_and_text() -> None:

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -272,7 +274,7 @@ def test_what_placement_decides_about(
     assert can_be_quantized(model, model.node("n")) is possible
 
 
-def test_exclusions_are_obeyed_and_told() -> None:
+def test_transposed_and_excluded_convolutions(net: Net) -> None:
     result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
     assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
     assert reasons(result) == {"c1": (left.Excluded, "exclude", "^c1$"), "add": (left.Excluded, "exclude", "add")}
@@ -283,6 +285,14 @@ def test_exclusions_are_obeyed_and_told() -> None:
     first = placed(residual_net(), Rules(exclude=["c", "c1"]))
     assert set(reasons(first).values()) == {(left.Excluded, "exclude", "c")} and len(first.skipped) == 4
     assert not first.readers
+    w = net.const("w", np.ones((16, 16, 2, 2)))
+    net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
+    assert {w.node.name for w in placed(net).weights} == {"c", "t"}
+    rtx = placed(net, Rules(transposed=False))
+    assert {w.node.name for w in rtx.weights} == {"c"}
+    assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
+    assert [w.axis for w in placed(net).weights] == [0, None]
+    assert [w.axis for w in placed(net, Rules(transposed_per_channel=True)).weights] == [0, 1]
 
 
 def test_what_stays_float_with_its_reason(net: Net) -> None:
@@ -319,6 +329,26 @@ def test_what_stays_float_with_its_reason(net: Net) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("equation", "shapes", "why"), [
+    ("...c,c->...", ([1, 5, 16], [16]), left.Unwritten.VECTOR),
+    ("...c,...dc->...d", (None, [1, 6, 16]), left.Unwritten.RANK),
+    ("bnc,bcd->bnd", (["b", "n", "c"], ["b", "d", "e"]), left.Unwritten.SUMMED),
+    ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), left.Unwritten.SIZES),
+])
+def test_products_that_stay_in_an_einsum_are_told(
+    net: Net, equation: str, shapes: tuple[list[int | str] | None, list[int | str]], why: left.Unwritten
+) -> None:
+    """Those of constants alone are not, as they are computed while building."""
+    net.inputs += [helper.make_tensor_value_info(n, 1, shape) for n, shape in zip("ab", shapes, strict=True)]
+    weight = net.const("w", np.ones((16, 16)))
+    net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
+    net.output(net.op("Einsum", "e", "a", "b", equation=equation))
+    with pytest.raises(ModelError, match=f"nothing to quantize; e: product in an Einsum, .*{re.escape(why)}"):
+        place(Model(net.open_model()), Rules())
+    net.output(net.conv("c", "x"))
+    assert reasons(place(Model(net.open_model()), Rules())) == {"e": (left.ProductInEinsum, why)}
+
+
 def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
     def branch(name: str) -> object:
         node = helper.make_node("Conv", ["x", "inner.weight"], [f"{name}.out"], name=f"{name}/conv")
@@ -336,17 +366,6 @@ def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
     result = placed(net)
     assert [w.node.name for w in result.weights] == ["c"]
     assert reasons(result) == {"if": (left.InBody, 3)}
-
-
-def test_convtranspose_is_left_float_where_the_target_never_runs_it_in_int8(net: Net) -> None:
-    w = net.const("w", np.ones((16, 16, 2, 2)))
-    net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
-    assert {w.node.name for w in placed(net).weights} == {"c", "t"}
-    rtx = placed(net, Rules(transposed=False))
-    assert {w.node.name for w in rtx.weights} == {"c"}
-    assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
-    assert [w.axis for w in placed(net).weights] == [0, None]
-    assert [w.axis for w in placed(net, Rules(transposed_per_channel=True)).weights] == [0, 1]
 
 
 # Placement round the convolutions: which sums are residuals, and which poolings have quantized neighbours.

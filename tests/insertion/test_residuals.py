@@ -111,7 +111,7 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
 # The tensors of class scores.
 
 
-def test_maps_of_class_scores() -> None:
+def test_class_scores() -> None:
     model = Model(yolov8n(64, classes=3))
     found = class_outputs(model)
     assert len(found) == 3
@@ -120,16 +120,7 @@ def test_maps_of_class_scores() -> None:
     body = made.op("Relu", "relu", made.conv("body", "x"))
     made.output(made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)), made.conv("size", body, cout=2))
     assert class_outputs(made.index()) == ("heat.out",)
-
-
-def scored(net: Net, tensor: str) -> tuple[str, ...]:
-    """The class outputs of a network whose scores are the Sigmoid of a tensor."""
-    net.output(net.op("Sigmoid", "sigmoid", tensor))
-    return class_outputs(net.index())
-
-
-def test_only_maps_of_convolutions_are_looked_at() -> None:
-    """A point in [n, classes, h, w] is a place in the picture; in a row of numbers or a sound it is none."""
+    # A point in [n, classes, h, w] is a place in the picture; in a row of numbers or a sound it is none
     made = Net()
     assert scored(made, made.conv("c", "x")) == ("c.out",)
     made = Net()
@@ -140,6 +131,12 @@ def test_only_maps_of_convolutions_are_looked_at() -> None:
     made = Net()
     made.output(made.op("Sigmoid", "sigmoid", made.conv("c", made.op("Strange", "any", "x", domain="example"))))
     assert class_outputs(Model(made.open_model())) == ()
+
+
+def scored(net: Net, tensor: str) -> tuple[str, ...]:
+    """The class outputs of a network whose scores are the Sigmoid of a tensor."""
+    net.output(net.op("Sigmoid", "sigmoid", tensor))
+    return class_outputs(net.index())
 
 
 @pytest.mark.parametrize("moved", ["Reshape", "Transpose", "Concat", ""])

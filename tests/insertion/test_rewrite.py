@@ -75,7 +75,7 @@ def test_scales_of_weights() -> None:
     assert half[3].astype(np.float32) / values[3] < 1.001
 
 
-def test_result_is_what_quantizing_by_hand_gives() -> None:
+def test_numbers_of_pairs() -> None:
     """One convolution 1x1: the sum over channels of quantized inputs times quantized weights, plus the float bias."""
     net = Net(side=4)
     net.output(net.conv("c", "x", kernel=1))
@@ -88,9 +88,6 @@ def test_result_is_what_quantizing_by_hand_gives() -> None:
     xq = np.clip(np.rint(x.astype(np.float64) / np.float32(0.01)), -128, 127) * np.float32(0.01)
     expected = np.einsum("oi,nihw->nohw", wq, xq) + b[None, :, None, None]
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_int8_weights_give_the_same_numbers_and_a_smaller_file() -> None:
     base = two_layers()
     as_float, _ = inserted(base)
     as_int8, quantized = inserted(base, weights="int8")

@@ -15,6 +15,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import Model
+from qdqtool.model.qdq import smoothed_tensors
 from tests.insertion.nets import Net, images, run
 from tests.insertion.test_transformers import needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
@@ -97,7 +98,9 @@ def test_int8_loses_less_and_says_so() -> None:
     result = qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, predict=False)
     assert len(result.as_json()["smoothed"]) == len(result.smoothed) == 9
     assert any("smooth" in n for n in result.notes)
-    assert qdqtool.insert(vit(), samples(vit()), predict=False).as_json()["smoothed"] == []
+    assert smoothed_tensors(Model(result.model)) == {t for s in result.smoothed for t in s.tensors}
+    plain = qdqtool.insert(vit(), samples(vit()), predict=False)
+    assert plain.as_json()["smoothed"] == [] and not smoothed_tensors(Model(plain.model))
 
 
 def chain(build: Callable[[Tokens, str], str], readers: int = 1) -> onnx.ModelProto:
@@ -161,7 +164,7 @@ def together(net: Tokens, x: str) -> str:
     return str(net.op("Reshape", "joined", net.op("Transpose", "back", out, perm=[0, 2, 1, 3]), flat))
 
 
-def test_values_are_divided_alone() -> None:
+def test_values_and_constants_of_others() -> None:
     """s goes into the last third of the one Linear's weights and bias; queries and keys stay as they are."""
     model = chain(together)
     made, done = smoothed(model)
@@ -172,6 +175,16 @@ def test_values_are_divided_alone() -> None:
         ratio = before[name] / after[name]
         np.testing.assert_array_equal(ratio[..., : 2 * WIDTH], 1.0)
         assert np.ptp(ratio[..., 2 * WIDTH :]) > 0.1
+    # ``last0`` reads the third normalization, whose scale and bias the first and second have too
+    net = Tokens(3, 32)
+    x = net.embed(8)
+    first = net.layer_norm("ln", x)
+    other = net.op("LayerNormalization", "other", net.op("Tanh", "t", first), "ln.gamma", "ln.beta", axis=-1)
+    net.output(net.linear("last0", other))
+    model = net.model(17)
+    made, (only,) = smoothed(model)
+    same(model, made)
+    assert only.makers == ("other",) and {n.name: list(n.input) for n in made.graph.node}["ln"][1] == "ln.gamma"
 
 
 @pytest.mark.parametrize(("build", "makers"), [
@@ -191,19 +204,6 @@ def test_what_can_make_it(build: Callable[[Tokens, str], str], makers: set[str])
     same(model, made)
     found = next(s for s in done if "last0" in s.linears)
     assert set(found.makers) == makers and set(found.linears) >= {"last0", "last1"}
-
-
-def test_constants_that_others_read_stay_for_them() -> None:
-    """``last0`` reads the third normalization, whose scale and bias the first and second have too."""
-    net = Tokens(3, 32)
-    x = net.embed(8)
-    first = net.layer_norm("ln", x)
-    other = net.op("LayerNormalization", "other", net.op("Tanh", "t", first), "ln.gamma", "ln.beta", axis=-1)
-    net.output(net.linear("last0", other))
-    model = net.model(17)
-    made, (only,) = smoothed(model)
-    same(model, made)
-    assert only.makers == ("other",) and {n.name: list(n.input) for n in made.graph.node}["ln"][1] == "ln.gamma"
 
 
 def read_outside(net: Tokens, x: str) -> str:

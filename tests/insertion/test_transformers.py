@@ -19,7 +19,7 @@ from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction, Refusal
 from tests.insertion.nets import Net, images, run
-from tests.insertion.transformers import detr, samples, vit
+from tests.insertion.transformers import HEADS, WIDTH, Tokens, detr, samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 
@@ -260,7 +260,7 @@ def test_tensorrt_rtx_takes_scales_along_the_rows_of_a_product(axis: int, precis
 
 # Heads of DETRs -------------------------------------------------------------------------------------------------------
 
-KINDS = ("rt-detr", "rf-detr", "d-fine", "d-fine column")
+KINDS = ("rt-detr", "dab-detr", "rf-detr", "d-fine", "d-fine column")
 
 
 def expected_places(kind: str) -> set[str]:
@@ -294,7 +294,7 @@ def test_places_in_int8_are_warned_of(kind: str, target: str) -> None:
     assert "HEAD-QUANT" not in predict(inserted(kind).model, target).findings_by_code()
 
 
-def test_boxes_of_a_detector_without_grids() -> None:
+def test_ends_of_detectors_and_flows() -> None:
     """As DETR ends: an MLP of four columns beside one Linear of scores; a classifier of four classes is none."""
     from tests.insertion.transformers import Detr
 
@@ -307,10 +307,7 @@ def test_boxes_of_a_detector_without_grids() -> None:
     net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
     skipped = {s.node for s in qdqtool.insert(net.model(), samples(net.model()), predict=False).skipped}
     assert skipped == {"b.attn.qk", "b.attn.av"}
-
-
-def test_a_flow_by_convolutions_stays_float_at_its_end() -> None:
-    """What moves a picture: the last convolution makes the grid, those in front of it are as any other."""
+    # What moves a picture: the last convolution makes the grid, those in front of it are as any other
     net = Net(3, 16)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 32))
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
@@ -356,7 +353,7 @@ def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> No
     assert any(f"residual='{residual}'" in note for note in notes) is (residual in ("both", "skip"))
 
 
-EINSUMS = {"b0.attn.qk": "bhid,bhdj->bhij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "bij,jk->bik"}
+EINSUMS = {"b0.attn.qk": "...id,...dj->...ij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "...j,jk->...k"}
 
 
 def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -388,6 +385,28 @@ def test_products_in_einsums_are_counted_and_insert_writes_matmuls(target: str) 
         assert taken(prediction).int8 == taken(prediction).products - counts[2]
     again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False)
     assert predict(again.model, target).summary()["matrix_products_int8"] == 17
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("attention", ["float", "int8"])
+def test_projections_with_weights_of_three_dimensions_are_quantized(target: str, attention: str) -> None:
+    """As Keras and Flax write attention: heads are axes of the weights, and every product is an Einsum."""
+    net = Tokens(3, 32)
+    x, part = net.embed(8), WIDTH // HEADS
+    q, k, v = (net.op("Einsum", n, x, net.const(f"{n}.w", net.rng.standard_normal((WIDTH, HEADS, part)) / 4),
+                      equation="abc,cde->abde") for n in "qkv")
+    scores = net.op("Softmax", "soft", net.op("Einsum", "qk", k, q, equation="aecd,abcd->acbe"), axis=-1)
+    joined = net.op("Einsum", "av", scores, v, equation="acbe,aecd->abcd")
+    weight = net.const("out.w", net.rng.standard_normal((HEADS, part, WIDTH)) / 4)
+    net.output(net.op("Einsum", "out", joined, weight, equation="abcd,cde->abe"))
+    model, int8 = net.model(), attention == "int8"
+    result = qdqtool.insert(model, samples(model), attention=attention, target=target)
+    assert {s.node.split("/")[0] for s in result.skipped} == (set() if int8 else {"qk", "av"})
+    assert result.prediction is not None
+    summary = result.prediction.summary()
+    assert (summary["matrix_products"], summary["matrix_products_int8"]) == (6, 6 if int8 else 4)
+    (expected,), (found,) = (run(m, samples(model, 1)[0]) for m in (model, result.model))
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @needs_compiler

@@ -138,10 +138,16 @@ class Detr(Tokens):
         return self.linear(f"{name}.out", total)
 
     def refined(self, name: str, kind: str, x: str, points: str) -> str:
-        """New boxes: RT-DETR adds in front of the sigmoid, RF-DETR scales, D-FINE takes means of distributions."""
+        """New boxes: RT-DETR adds in front of the sigmoid, DAB-DETR in place, RF-DETR scales, D-FINE takes means."""
         if kind == "rt-detr":
             delta = self.op("Add", f"{name}.moved", self.mlp(f"{name}.box", x, 4), self.inverse_sigmoid(name, points))
             return self.op("Sigmoid", f"{name}.points", delta)
+        if kind == "dab-detr":  # adds to the first two, in place
+            delta, place = self.mlp(f"{name}.box", x, 4), self.inverse_sigmoid(name, points)
+            moved = self.op("Add", f"{name}.moved", *(self.part(f"{name}.{k}", t, 0, 2) for k, t in
+                                                      (("delta", delta), ("place", place))))
+            where = self.const(f"{name}.where", np.stack(np.indices((1, self.QUERIES, 2)), -1), np.int64)
+            return self.op("Sigmoid", f"{name}.points", self.op("ScatterND", f"{name}.written", delta, where, moved))
         delta = self.mlp(f"{name}.box", x, 4 if kind == "rf-detr" else 4 * 9)
         if kind.startswith("d-fine"):
             bins = self.op("Reshape", f"{name}.bins", delta, self.const(f"{name}.bins.shape", [1, -1, 4, 9], np.int64))

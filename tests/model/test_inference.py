@@ -109,7 +109,7 @@ BOMBS = {
 }
 
 
-def test_bounded():
+def test_what_is_bounded():
     """In a process with little memory, as that of the test might be ended."""
     code = (
         "import resource, time; from tests.model.test_inference import BOMBS; from qdqtool.model.graph import Model;"
@@ -123,6 +123,10 @@ def test_bounded():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert run.stdout.split("\n")[:-1] == list(BOMBS), run.stderr[-800:]
+    model = Model(wide())
+    assert model.constant("bias") is model.constant("bias")
+    first, second = model.constant("raw"), model.constant("raw")
+    assert first is not None and second is not None and first is not second and (first == second).all()
 
 
 def test_names_of_dimensions_and_types_are_not_copied():
@@ -331,13 +335,6 @@ def test_what_is_refused_or_kept_apart() -> None:
     outside.external_data.add(key="location", value="w.bin")
     tensors = (small, texts, halves, large, without_data(large), outside)
     assert [external.is_separable(t) for t in tensors] == [False, False, False, True, False, False]
-
-
-def test_values_of_large_constants_are_not_kept_beside_their_message() -> None:
-    model = Model(wide())
-    assert model.constant("bias") is model.constant("bias")
-    first, second = model.constant("raw"), model.constant("raw")
-    assert first is not None and second is not None and first is not second and (first == second).all()
 
 
 _WEIGHTS = 8 * 1536 * 1536 * 4

@@ -95,6 +95,24 @@ class Shared(nn.Module):
         return self.last(torch.relu(self.both(x) * 2))
 
 
+class Again(nn.Module):
+    """A Linear on vectors, a Gemm in ONNX, and an attention, each called twice with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.both = nn.Conv2d(16, 32, 4, 4), nn.Linear(32, 32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).flatten(2).transpose(1, 2)
+        for _ in range(2):
+            x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = x.mean(1)
+        for _ in range(2):
+            x = torch.relu(self.both(x))
+        return x
+
+
 class Tokens(nn.Module):
     """Linear layers on [N, T, C], which ONNX writes as MatMul and Add."""
 

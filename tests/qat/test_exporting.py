@@ -160,6 +160,18 @@ def test_other_networks_compute_the_same(net: type[nn.Module], tmp_path: Path) -
     assert done.summary["float"] == 0
 
 
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
+def test_layers_that_run_twice_have_weights_of_their_own(target: str, tmp_path: Path) -> None:
+    """A DQ of shared weights reaches no product; convolutions that share theirs are named W-SHARED."""
+    model = nets.Again()
+    qat.prepare(model, X, target=target, report=None)
+    qat.calibrate(model, [X])
+    found = qat.export(model, tmp_path / "q.onnx", X).prediction
+    outcomes = [str(c.precision) for c in found.convolutions if c.weights != "computed"]
+    assert outcomes == ["INT8"] * len(outcomes) and len(outcomes) >= 7  # 1, 2 attentions of 2 or more, 2
+    assert not {"W-SHARED", "W-NO-DQ"} & {f.code for f in found.findings}
+
+
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict[str, torch.Tensor], Path]:
     """A network in training, its state before the export, and its file for any batch."""
@@ -344,7 +356,7 @@ def _if(captured: str) -> onnx.NodeProto:
     return helper.make_node("If", ["yes"], [f"if_{captured}"], f"if_{captured}", **branches)
 
 
-def test_what_a_subgraph_reads_stays() -> None:
+def test_subgraphs() -> None:
     constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "yes": np.array(True)}
     nodes = [
         helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.float32([1, 2, 3, 4]))),
@@ -358,9 +370,6 @@ def test_what_a_subgraph_reads_stays() -> None:
     for tidied in (fold_constants(copies[0]), merge_pairs(copies[1]), merge_pairs(fold_constants(copies[2]))):
         onnx.checker.check_model(tidied.proto)
         np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(tidied.proto)[0])
-
-
-def test_a_subgraph_reads_what_stood_in_front_of_a_mark() -> None:
     mark = helper.make_node("Mark", ["x"], ["marked"], domain="qdqtool.qat", key=b"0")
     adding = helper.make_node("Add", ["if_marked", "marked"], ["y"])
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy")

@@ -105,7 +105,7 @@ def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never)
     assert named.startswith(f"; did you mean {first}" if first else "") and never not in named
 
 
-def test_unknown_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
     assert "laptop" in gpu.note and "`clock`" in gpu.note
@@ -113,9 +113,6 @@ def test_unknown_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
     told = capsys.readouterr()
     assert told.out == "" and len(told.err.splitlines()) == 1 and "GTX 1660" in told.err
-
-
-def test_what_is_described_and_measured():
     gpu = gpus.chosen("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3")
     known = gpus.find("RTX 3060")
     assert (gpu.per_second, gpu.bandwidth, gpu.rates) == (known.per_second, known.bandwidth, known.rates)

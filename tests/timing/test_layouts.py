@@ -130,7 +130,9 @@ def float_resnet() -> Model:
     return twin.float_twin(evidence.model("resnet18-a100-qat"))
 
 
-def test_fp32_and_fp16_on_older_gpus():
+def test_attention_and_older_gpus(g):
+    assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(block())
+    assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
     model = float_resnet()
     prediction = predict(model, "trt8.6", advice=False)
     changed = {name: sum(e.reformat is not None for e in workload_of(
@@ -184,11 +186,6 @@ def block(quantized: bool = True) -> Model:
     scores = g.op("Softmax", [g.op("MatMul", [q, g.op("Transpose", [q], "t", perm=[0, 2, 1])], "scores")], "softmax")
     mixed = linear(g.op("MatMul", [scores, q], "mixed"), "proj")
     return Model(g.model(g.op("LayerNormalization", [g.add(mixed, x, "skip"), ones, zeros], "ln2")))
-
-
-def test_regions_of_attention(g):
-    assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(block())
-    assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
 
 
 def test_kernels_of_attention():

@@ -108,13 +108,20 @@ def test_nodes_without_names_and_with_one_name(label: str) -> None:
     assert len(names) == len(set(names))
 
 
-def test_parser_names_for_nodes_without_a_name() -> None:
+def test_names_and_biases_of_exporters(tmp_path: Path) -> None:
     """NVIDIA's parser: node_of_<output> (NVIDIA/TensorRT issue 3385)."""
     def rename(node: onnx.NodeProto) -> None:
         node.name = ""
 
     prediction = predict(changed(chain(Graph(), "int8"), rename), advice=False)
     assert prediction.convolutions[0].layer == "a.weight + node_of_a:0 + node_of_r:0"
+    # TensorRT takes no zero point but 0
+    prediction = predict(by_onnxruntime(tmp_path), advice=False)
+    assert all(c.precision.is_float for c in prediction.convolutions)
+    assert {r.reason for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"} == {"zero-point"}
+    options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
+    prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
+    assert [c.precision for c in prediction.convolutions] == [INT8, INT8]
 
 
 @pytest.mark.parametrize("keep", ["scales", "nothing"])
@@ -167,16 +174,6 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
     assert any(n.op_type == "DequantizeLinear" and "bias" in n.input[0] for n in model.graph.node)
     prediction = predict(model, advice=False)
     assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
-
-
-def test_onnxruntimes_zero_points_and_biases(tmp_path: Path) -> None:
-    """TensorRT takes no zero point but 0."""
-    prediction = predict(by_onnxruntime(tmp_path), advice=False)
-    assert all(c.precision.is_float for c in prediction.convolutions)
-    assert {r.reason for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"} == {"zero-point"}
-    options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
-    prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
-    assert [c.precision for c in prediction.convolutions] == [INT8, INT8]
 
 
 def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:

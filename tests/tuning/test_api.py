@@ -260,7 +260,7 @@ def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
 # Goals ------------------------------------------------------------------------------------------------------------
 
 
-def test_goals_that_need_nothing_or_cannot_be_reached() -> None:
+def test_fronts_and_goals() -> None:
     tuning = qdqtool.tune(branchy(), DATA, keep=0.9)
     assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
     assert all(s.loss is None for s in tuning.sites)
@@ -270,10 +270,7 @@ def test_goals_that_need_nothing_or_cannot_be_reached() -> None:
     best = max(p.chosen_on for p in tuning.front)
     assert tuning.chosen.chosen_on == best < 1.0
     assert tuning.chosen.cost.int8 > 0 and any("do not reach the goal" in note for note in tuning.notes)
-
-
-def test_the_whole_front_is_searched_past_the_goal() -> None:
-    """Beside what one would try without a search, also where that costs more than the goal needs."""
+    # Beside what one would try without a search, also where that costs more than the goal needs
     tuning = qdqtool.tune(branchy(), DATA, keep=0.978, method="mse", whole_front=True)
     worst = next(p for p in tuning.others if p.name == "4 worst by sensitivity")
     assert worst.cost.value > tuning.chosen.cost.value

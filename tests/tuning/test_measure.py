@@ -195,7 +195,16 @@ def detections(boxes: list[tuple[float, float, float, float, int, float]]) -> np
     return rows
 
 
-def test_agreement_map_by_hand() -> None:
+def test_values_by_hand() -> None:
+    metric = OutputAgreement(("o",))
+    wanted, found = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), np.array([[1.0, 2.0, 4.0, 6.0]], np.float32)
+    assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
+    metric = AgreementMap("o", 2)
+    empty = {"o": detections([])}
+    assert math.isnan(metric.value([metric.look(metric.kept(empty), empty, "a")]))
+    metric = OutputAgreement(("o",))
+    low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
+    assert np.allclose(high - low, 0.1)
     metric = AgreementMap("o", 2)
     reference = {"o": detections([(50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8), (200, 50, 9, 9, 1, 0.1)])}
     same = metric.look(metric.kept(reference), reference, "a")
@@ -222,18 +231,6 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     back = json.loads(json.dumps(evidence))
     assert metric.value(back) == metric.value(evidence)
     assert (resampled(metric, back, 20) == resampled(metric, evidence, 20)).all()
-
-
-def test_values_by_hand() -> None:
-    metric = OutputAgreement(("o",))
-    wanted, found = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), np.array([[1.0, 2.0, 4.0, 6.0]], np.float32)
-    assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
-    metric = AgreementMap("o", 2)
-    empty = {"o": detections([])}
-    assert math.isnan(metric.value([metric.look(metric.kept(empty), empty, "a")]))
-    metric = OutputAgreement(("o",))
-    low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
-    assert np.allclose(high - low, 0.1)
 
 
 # The user's own ---------------------------------------------------------------------------------------------------

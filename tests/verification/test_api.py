@@ -367,15 +367,12 @@ def test_what_is_told_of_a_build(tmp_path: Path) -> None:
         BuiltModel("trtexec", "built", nodes=rows).node("n3")
 
 
-def test_what_was_not_built_has_no_layers(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
+def test_pairs_and_what_was_not_built(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
     result = build_model(MODEL, "tensorrt", tmp_path, timeout=1)
     assert (result.status, result.nodes, result.layers_path) == ("refused", [], None)
     assert list(tmp_path.iterdir()) == []
     result = build_model(MODEL, "tensorrt")
     assert len(result.nodes) == 21 and result.layers_path is None
-
-
-def test_of_pairs_one_agrees_one_differs_and_of_one_nothing_is_known() -> None:
     told = prediction(CASE)
     first, second, third = told.convolutions[:3]
     float_one = BuiltNode(second.index, second.name, "Conv", Precision.FP16)

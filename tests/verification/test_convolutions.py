@@ -94,12 +94,23 @@ def test_a_layer_that_tells_no_types_is_unknown(inputs: str, outputs: str) -> No
     assert (found.unknown_names, found.mismatches) == (["b"], [])
 
 
-def test_names_and_unknown_scales_decide_nothing() -> None:
+def test_what_tells_nothing() -> None:
     found = compared(PLAIN, Build(layers=[layer("b", inputs="FP32", outputs="FP32")], names_only=True))
     assert (found.unknown, found.mismatches) == (1, [])
     wrong = Build(layers=[layer("b", inputs="FP32", outputs="FP32")])
     assert compared(PLAIN, wrong).mismatches and not compared(PLAIN, wrong, "b").mismatches
     assert compared(PLAIN, wrong, "b").unknown_names == ["b"]
+    model = load(two_convolutions())
+    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
+    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
+    assert {r.precision for r in rows} == {Precision.UNKNOWN}
+    # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
+    own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
+    name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
+    behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
+    rows = built_nodes(model, [own, behind], {n.index: n.name for n in model.nodes})
+    assert [(r.name, r.precision, r.layer) for r in rows] == [
+        ("first", Precision.INT8, own.name), ("second", Precision.INT8, name)]
 
 
 # Pass lines -----------------------------------------------------------------------------------------------------
@@ -262,7 +273,7 @@ def test_precision_of_a_layer(
     assert precision_of(row_of(name, kind, inputs, constants, output, "first")) == expected
 
 
-def test_kernels_of_several_nodes() -> None:
+def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
     model = load(two_convolutions())
     names = {n.index: n.name for n in model.nodes}
     layers = [
@@ -275,10 +286,6 @@ def test_kernels_of_several_nodes() -> None:
     assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
         Precision.INT8, Precision.FP32, "first_myl0_1")
     assert rows["second"].precision == Precision.FP32
-    model = load(two_convolutions())
-    both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
-    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
-    assert {r.precision for r in rows} == {Precision.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -300,17 +307,6 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str
     one = row_of("__myl_SlicReshAddMulReshSlicReshMulEtc_myl0_5", "kgen", "Half Half", constants, "Half Int8", "first")
     rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
     assert [str(r.precision) for r in rows] == [precision, "UNKNOWN"]
-
-
-def test_a_kernel_of_what_stands_behind_another_product() -> None:
-    """As a squeeze and excitation of four channels is built."""
-    model = load(two_convolutions())
-    own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
-    name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
-    behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
-    rows = built_nodes(model, [own, behind], {n.index: n.name for n in model.nodes})
-    assert [(r.name, r.precision, r.layer) for r in rows] == [
-        ("first", Precision.INT8, own.name), ("second", Precision.INT8, name)]
 
 
 @pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [

@@ -52,7 +52,7 @@ def test_scales_are_all_equal_or_all_different(case: str) -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_a_merge_decides_over_the_stem() -> None:
+def test_stems_and_torn_sections() -> None:
     """ResNet-18 with a quantized skip: MaxPool is read by two Qs, INT8 reaches the stem only if they are equal."""
     model = proto("resnet18-qat-rtx2000-trt8510")
     equal, different = (predict(Model(api._with_scales(model, same)), advice=False) for same in (True, False))
@@ -60,6 +60,13 @@ def test_a_merge_decides_over_the_stem() -> None:
     assert different.convolution("Conv_9").output == "FLOAT"
     assert "Conv_9" in api._differing(equal, different)
     assert "Conv_22" not in api._differing(equal, different)
+    lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
+    start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
+    with pytest.raises(BuildLogError, match="parse section \\(the beginning\\) is missing"):
+        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
+    hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
+    with pytest.raises(BuildLogError, match="no node makes"):
+        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
 
 
 @pytest.mark.parametrize(
@@ -86,16 +93,6 @@ def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown()
     result = api.verify_from_log(read_build(io.BytesIO(changed.encode())))
     assert api.exit_code(result) == 1
     assert any(m.differs == Difference.TWO_TYPES and at + 1 in m.values for m in result.mismatches)
-
-
-def test_a_torn_parse_section_is_refused_and_not_held_against_the_rest() -> None:
-    lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
-    start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
-    with pytest.raises(BuildLogError, match="parse section \\(the beginning\\) is missing"):
-        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
-    hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
-    with pytest.raises(BuildLogError, match="no node makes"):
-        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
 
 
 @pytest.mark.parametrize("nodes", [True, False])

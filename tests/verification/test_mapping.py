@@ -213,12 +213,14 @@ def test_a_pair(precision: Precision, output: Precision, same: bool | None, agre
     assert (second.same_precision, second.agrees) == (True, True)
 
 
-def test_the_outcome_of_the_build() -> None:
+def test_outcomes_and_limits() -> None:
     assert status_agrees(PREDICTED, built(INT8, INT8)) is True
     assert status_agrees(PREDICTED, built(INT8, INT8, "refused")) is False
     assert status_agrees(PREDICTED, built(INT8, INT8, "timeout")) is None
     refused = predict(Model(two_convolutions(bad_zero_point=True)), "rtx1.7")
     assert status_agrees(refused, built(INT8, INT8, "refused")) is True
+    assert in_order(range(100_000), range(100_000)) is None
+    assert in_order(range(5000), range(5000)) == 5000
 
 
 def by_table(first: list[int], second: list[int]) -> int:
@@ -241,11 +243,6 @@ def test_lines_in_order(first: list[int], second: list[int]) -> None:
     common = sum(min(n, Counter(second)[x]) for x, n in Counter(first).items())
     assert found == TraceCounts(len(first), len(second), common, by_table(first, second))
     assert found.in_order is not None and found.in_order <= common
-
-
-def test_too_long_is_not_counted() -> None:
-    assert in_order(range(100_000), range(100_000)) is None
-    assert in_order(range(5000), range(5000)) == 5000
 
 
 def chain_of_two() -> Model:

@@ -57,7 +57,7 @@ def compared(build: Build) -> dict[str, object]:
     return found
 
 
-def test_without_times_or_gpu_there_is_nothing_to_compare() -> None:
+def test_nothing_to_compare(g: Graph) -> None:
     """Rows or a median are enough, either alone; a GPU that nobody names is needed for both."""
     timed = {"GPU Compute Time": {"median": 1.0}}
     assert compare_times(MODEL, PREDICTED, Build(device=GPU), TARGET) is None
@@ -69,6 +69,11 @@ def test_without_times_or_gpu_there_is_nothing_to_compare() -> None:
     assert named is not None and named["clock_mhz"] == 1500
     with pytest.raises(QdqtoolError, match="no such GPU"):
         compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, "no such GPU")
+    model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
+    predicted = predict(model, OTHER_TARGET)
+    build = read_build(io.BytesIO("\n".join(log_of(predicted)).encode()))
+    result = compare_assuming(model, predicted, build, OTHER_TARGET)
+    assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
 
 @pytest.mark.parametrize(("told", "measured"), [
@@ -218,14 +223,6 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     result = settled(changed)
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     assert f"silu-add: the build shows {value}, the nearest, though it does not fit everywhere" in result.notes[0]
-
-
-def test_nothing_is_compared_twice_without_an_assumption(g: Graph) -> None:
-    model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
-    predicted = predict(model, OTHER_TARGET)
-    build = read_build(io.BytesIO("\n".join(log_of(predicted)).encode()))
-    result = compare_assuming(model, predicted, build, OTHER_TARGET)
-    assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
 
 @pytest.mark.parametrize(("trace", "layers", "kinds", "wrong"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import holds_shares
 from qdqtool.model.layernorm import constant_behind, gains_of_last_axis
 from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.qdq import SMOOTHED, is_qdq, smoothed_tensors
 from qdqtool.model.sizes import with_last_axis
 from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
@@ -37,7 +38,8 @@ _ONE, _MOST, _SEVERAL = 1.4, 0.8, 3  # other images move ranges by so much; shar
 _OUTLIER = 100.0  # largest value held over the typical one; docs/scales.md says what networks have
 _REACH = 4.0  # standard deviations to each side, which a channel's range has on some thousand values
 _ROWS = 100  # values of a channel that say what its range is
-_BY_GAINS = 40.0  # the typical value is then smaller than taken here, the more so the larger the outliers are
+_BY_GAINS = 25.0  # the same by gains alone, which at most 17 were that spread as trained ones do (docs/scales.md)
+_LOWER, _BELOW = 1 / 6, 0.967  # so many of a normal distribution are so many standard deviations below its middle
 _TYPICAL = 2 / 3  # of the magnitudes stay below the typical one
 
 
@@ -53,7 +55,7 @@ def quantized(view: View) -> list[Node]:
 
 
 def run(view: View, report: Report, statistics: Statistics) -> None:
-    """Adds one finding for the network where scales do not fit.
+    """Adds one finding for the network where scales do not fit, and one where they cover outliers.
 
     Args:
         view: The model.
@@ -61,15 +63,15 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
         statistics: Of the tensors in front of the Qs.
     """
     fits = []
-    spreads = []
+    found = []
     for q in quantized(view):
         seen = statistics.get(q.input(0))
         scale = view.params(q).scale
         if seen is not None and seen.count >= _FEW and seen.absmax > 0 and scale is not None:
             fits.append(_fit(q.name, seen, float(scale[0])))
-            if not holds_shares(view.model, q.input(0), quantized=True):
-                spreads.append((q.name, float(scale[0]), spread(seen, float(scale[0]))))
-    outliers(report, view.model, spreads, statistics.images)
+            found.append((q.name, q.input(0), float(scale[0]), [seen]))
+    outliers(report, view.model, found, statistics.images)
+    by_gains(view, report, {name for name, *_ in found})
     bad = _bad(fits)
     if bad:
         bad.sort(key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True)
@@ -77,39 +79,75 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
                                                  statistics.images, one_factor(fits)))
 
 
-def by_gains(view: View, report: Report) -> None:
+def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
     """Adds the same finding as :func:`outliers` where a model without data tells it: behind normalizations.
 
-    What these give has a mean square of 1 over the channels before the gains, so that a typical value of the channel in
-    the middle is its gain, or less.
+    What these give has a mean square of 1 over the channels before the gains, so that a typical value of a channel is
+    its gain, or less. Compared with is the largest gain that so many would have by chance, if all of them were
+    distributed (lognormal) as those below the middle are. Of what was smoothed the gains say nothing: the weights make
+    up for them.
+
+    Args:
+        view: The model.
+        report: Where the finding goes.
+        judged: Qs that data tell of.
     """
-    gains = gains_of_last_axis(view.model)
+    gains, apart = gains_of_last_axis(view.model), smoothed_tensors(view.model)
     spreads = []
     for q in quantized(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
-        while tensor not in gains and len(above := with_last_axis(view.model, tensor)) == 1:
-            tensor = above[0]
-        gain = view.model.constant(constant_behind(view.model, gains.get(tensor, "")))
-        sizes = np.abs(np.zeros(0) if gain is None else gain)
+        if q.name in judged or tensor in apart:
+            continue
+        gain = view.model.constant(constant_behind(view.model, gains.get(_normalized(view.model, tensor, gains), "")))
+        sizes = np.abs(np.zeros(0) if gain is None else gain.astype(np.float64))
         if scale is not None and sizes.any() and np.isfinite(sizes).all():
-            spreads.append((q.name, float(scale[0]), _STEPS * float(scale[0]) / float(np.median(sizes[sizes > 0.0]))))
-    outliers(report, view.model, spreads, 0)
+            lower, middle = np.quantile(sizes[sizes > 0.0], [_LOWER, 0.5])
+            above = math.log(middle / lower) / _BELOW * math.sqrt(2.0 * math.log(sizes.size))
+            spreads.append((q.name, float(scale[0]), _STEPS * float(scale[0]) / float(middle) * math.exp(-above)))
+    _covering(report, view.model, spreads, 0)
 
 
-def outliers(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
+def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
+    """What a normalization over the last axis made, of which a tensor was only moved or rounded; empty for another."""
+    while tensor not in gains:
+        node, above = model.producer(tensor), with_last_axis(model, tensor)
+        if node is not None and (is_qdq(node) or node.op == "Cast"):
+            above = [node.input(0)]
+        if len(above) != 1:
+            return ""
+        tensor = above[0]
+    return tensor
+
+
+def outliers(
+    report: Report, model: Model, found: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]], samples: int,
+) -> None:
     """Adds one finding for the network where scales cover outliers.
 
     Args:
         report: Where the finding goes.
         model: The Q/DQ model.
-        spreads: Q, its scale and its :func:`spread`.
-        samples: On how many samples; 0 where gains tell it.
+        found: Q, what it quantizes, its scale, and the statistics of that or of all that it is made of; of these the
+            one that the scale fits best counts.
+        samples: On how many samples.
     """
+    gains, apart = gains_of_last_axis(model), smoothed_tensors(model)
+    spreads = []
+    for name, tensor, scale, parts in found:
+        seen = [s for s in parts if s.count >= _FEW and s.absmax > 0.0]
+        if seen and not holds_shares(model, tensor, quantized=True):
+            by_channel = tensor not in apart and bool(_normalized(model, tensor, gains))
+            spreads.append((name, scale, min(_spread(s, scale, by_channel) for s in seen)))
+    _covering(report, model, spreads, samples)
+
+
+def _covering(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
+    """Adds the finding for Qs, with their scales and how many times the typical value these hold."""
     bad = sorted((s for s in spreads if s[2] > (_OUTLIER if samples else _BY_GAINS)), key=lambda s: -s[2])
     if bad:
         linear = any(_read_by_product(model, name) for name, *_ in bad)
         report.add("ACT-OUTLIER", OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples,
-                                                linear))
+                                                linear and SMOOTHED not in model.metadata))
 
 
 def _read_by_product(model: Model, quantizer: str) -> bool:
@@ -118,13 +156,13 @@ def _read_by_product(model: Model, quantizer: str) -> bool:
     return any(of(reader).kind == LayerKind.MATRIX_MULTIPLY for dq in dqs for reader in model.readers(dq.output))
 
 
-def spread(seen: TensorStatistics, scale: float, *, by_channel: bool = True) -> float:
+def _spread(seen: TensorStatistics, scale: float, by_channel: bool) -> float:
     """The largest magnitude that a scale holds and the tensor has, over the typical one.
 
     Typical is what two thirds of the magnitudes above zero stay below, so that outliers may be up to a third of them.
-    Where the ranges of channels are known, it is at most a quarter of half the range of the channel in the middle:
-    outliers of one sign behind a LayerNormalization move the other channels away from zero, and leave them no range.
-    Not so with ``by_channel=False``, for what was smoothed: its channels stay where they are, and do no harm there.
+    By channel it is at most a quarter of half the range of the channel in the middle: outliers of one sign behind a
+    LayerNormalization move the other channels away from zero, and leave them no range. Elsewhere, and behind one that
+    was smoothed, channels that stay away from zero do no harm.
     """
     held = min(seen.absmax, _STEPS * scale)
     histogram = seen.histogram

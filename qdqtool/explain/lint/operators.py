@@ -49,7 +49,7 @@ def run(view: View, report: Report) -> None:
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
             report.add("NORM-FLOAT", NormalizationFloat(CHECK, node.name, node.op), values=view.values(node.input(0)))
-        elif contraction(node) is not None and not target_named(report.target).is_rtx:
+        elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
         elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
             _convolution(view, report, node)
@@ -150,7 +150,8 @@ def norms(view: View, report: Report) -> None:
             report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
     for square, *others in sums_of_squares(view.model):
         if not target.strongly_typed or in_half(view.model, (square, *others)):
-            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op))
+            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op),
+                       automatic=False)
 
 
 def _constants(view: View, report: Report) -> None:

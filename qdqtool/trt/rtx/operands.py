@@ -6,7 +6,6 @@ Tensors computed from constants only are constants for the compiler.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqtool.model import qdq
+from qdqtool.model import constants, qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.sizes import RANDOM, contraction
 from qdqtool.trt.faults import DeconvolutionFloat
@@ -269,7 +268,7 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
         shape = model.shape(node.input(position))
         if shape is None:
             return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
-        rank, known = len(shape), contraction(node)
+        rank, known = len(shape), contraction(model, node)
         if known is not None:
             if state.axes - {known.operands[position].index(c) for c in known.free[position]}:
                 return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
@@ -301,6 +300,7 @@ class Constants:
         self.plain: set[str] = set(model.initializers)
         self.with_quantizers: set[str] = set(model.initializers)
         self._values: dict[str, npt.NDArray[Any] | None] = {}
+        self._computing = constants.Constants(model)
         for node in model.ordered:
             if node.op == "Constant":
                 self.plain.update(node.outputs)
@@ -355,7 +355,8 @@ class Constants:
         values = [self.value(t) if t else None for t in node.inputs]
         if any(v is None for v, t in zip(values, node.inputs, strict=True) if t):
             return None
-        return _evaluate(self.model, node, [v for v in values if v is not None], tensor)
+        known = {t: v for t, v in zip(node.inputs, values, strict=True) if v is not None}
+        return (self._computing.results(node, known, _SMALL) or {}).get(tensor)
 
     def scalar(self, tensor: str) -> float | None:
         """The value of a one-element constant."""
@@ -366,28 +367,3 @@ class Constants:
         """The values of a small integer constant."""
         value = self.value(tensor)
         return None if value is None else [int(v) for v in value.reshape(-1)]
-
-
-def _evaluate(model: Model, node: Node, values: list[npt.NDArray[Any]], wanted: str) -> npt.NDArray[Any] | None:
-    """Runs one node of constants with onnx's reference implementation."""
-    from onnx import helper
-    from onnx.reference import ReferenceEvaluator
-
-    if any(v.size > _SMALL for v in values) or node.domain not in ("", "ai.onnx"):
-        return None
-    names = [t for t in node.inputs if t]
-    graph = helper.make_graph(
-        [node.proto], "constant",
-        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-         for n, v in dict(zip(names, values, strict=True)).items()],
-        [helper.make_empty_tensor_value_info(wanted)])
-    single = helper.make_model(graph, opset_imports=[helper.make_opsetid("", model.opset)])
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            results: Any = ReferenceEvaluator(single).run([wanted], dict(zip(names, values, strict=True)))
-    except Exception:
-        # A strange or unsupported node has no known value, which is all that the caller asks.
-        return None
-    result = results[0]
-    return result if isinstance(result, np.ndarray) and result.size <= _SMALL else None

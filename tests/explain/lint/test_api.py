@@ -83,7 +83,7 @@ def test_quantizers(changes, code, severity):
     assert code not in codes_of(simple())
 
 
-def test_quantizers_that_are_told_once():
+def test_quantizers_and_readers_that_are_told_once():
     model = Model(simple(zero=3))
     assert [f.node for f in check(model, "trt8.5") if f.code == "ZP-NONZERO"] == ["c1.in.Q"]
     assert "DQ-3-INPUTS" not in codes_of(simple(zero=None), "trt10")
@@ -91,6 +91,15 @@ def test_quantizers_that_are_told_once():
     assert (missing.node, missing.op) == ("c1.in.Q", "QuantizeLinear")
     for target in ("trt8.5", "trt10"):
         assert cause(finding(simple(zero=3), "ZP-NONZERO", target)).zero_points == (3, 3)
+    def model(op, domain=""):
+        g = Graph(opset=13)
+        table = g.op(op, [g.const("table", np.ones((16,), np.int8))], "reader", domain=domain, to=1)
+        return g.model(g.add(g.input(1, 16), table, "sum"))
+    assert finding(model("Cast"), "WEIGHT-INDIRECT", "trt10").node == "reader"
+    assert "WEIGHT-INDIRECT" not in codes_of(model("Cast", "plugins"), "trt10")
+    unused = model("Cast")
+    unused.graph.node[-1].input[1] = unused.graph.node[-1].input[0]
+    assert "WEIGHT-INDIRECT" not in codes_of(unused, "trt10")
 
 
 def too_few_scales():
@@ -109,7 +118,6 @@ def test_counts_of_scales_and_integers(g):
     assert "SCALE-RANK" in codes_of(_raw(g, out), "trt10")
     found = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
     assert (found.scales, found.zero_points) == (16, 1)
-    g = Graph()
     g = Graph(opset=21)
     out = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
     assert cause(finding(_raw(g, out), "QTYPE")).kind == "int16"
@@ -247,18 +255,6 @@ def test_stored_integers_behind_an_operator(op, attributes):
     assert cause(found).steps == (Step("between", op),) and cause(found).stored
     refused = [f for f in predict(stored("int8", op, **attributes), "rtx1.7").findings if f.severity == Severity.ERROR]
     assert [(f.code, f.node) for f in refused] == [("WEIGHT-INDIRECT", "between")]
-
-
-def test_any_reader_of_stored_integers_counts():
-    def model(op, domain=""):
-        g = Graph(opset=13)
-        table = g.op(op, [g.const("table", np.ones((16,), np.int8))], "reader", domain=domain, to=1)
-        return g.model(g.add(g.input(1, 16), table, "sum"))
-    assert finding(model("Cast"), "WEIGHT-INDIRECT", "trt10").node == "reader"
-    assert "WEIGHT-INDIRECT" not in codes_of(model("Cast", "plugins"), "trt10")
-    unused = model("Cast")
-    unused.graph.node[-1].input[1] = unused.graph.node[-1].input[0]
-    assert "WEIGHT-INDIRECT" not in codes_of(unused, "trt10")
 
 
 def quantized_bias():

@@ -286,7 +286,73 @@ def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
     found = norms(model, "trt10")
     proven = held and how != "LpNormalization"  # whose axis is not that of a reduction
     assert [(r.node, r.alone) for r in found] == ([("square", SQUARES[how][0])] if SQUARES[how] and not proven else [])
+    assert not any(f.automatic for f in told(model, "NORM-PIECES", "trt10"))
     assert not norms(model, "trt11") and not fix(model, "trt10", ["NORM-PIECES"]).applied
+
+
+@pytest.mark.parametrize(("op", "attributes", "held"), [
+    ("Softmax", {}, True), ("Tanh", {}, True), ("Sin", {}, True), ("Clip", (-4.0, 4.0), True),
+    ("Clip", (-300.0, 4.0), False), ("Clip", (-1e-5, 1e-5), False), ("Clip", (None, 4.0), False), ("Exp", {}, False),
+    ("Relu", {}, False),
+])
+@pytest.mark.parametrize("between", [None, "Transpose", "Abs", "Add"])
+def test_squares_that_an_operator_in_front_bounds(
+    op: str, attributes: dict[str, object] | tuple[float | None, float], held: bool, between: str | None
+) -> None:
+    """FP16 ends at 65504: 16 squares of 4 are far below it, those of 300 not. A sum may be beyond the bound."""
+    g = Graph(17)
+    x = g.op("MatMul", [g.pair(g.input(1, 16, 16), "in"), g.pair(g.const("w", np.eye(16, dtype=np.float32)), "wq")],
+             "fc")
+    if isinstance(attributes, tuple):
+        limits = [g.const(n, np.float32(v)) if v is not None else "" for n, v in
+                  zip(("low", "high"), attributes, strict=True)]
+        x = g.op(op, [x, *limits], "bounded")
+    else:
+        x = g.op(op, x, "bounded", **attributes)
+    if between is not None:
+        x = g.op(between, [x, x] if between == "Add" else x, "between",
+                 **({"perm": [0, 2, 1]} if between == "Transpose" else {}))
+    found = norms(g.model(g.op("ReduceL2", x, "square", axes=[-1])), "trt10")
+    assert [r.node for r in found] == ([] if held and between != "Add" else ["square"])
+
+
+@pytest.mark.parametrize("bias", [0.0, 100.0])
+def test_a_bias_counts_for_what_a_normalization_makes(bias: float) -> None:
+    g = Graph(17)
+    x = g.op("MatMul", [g.pair(g.input(1, 4, 16), "in"), g.pair(g.const("w", np.ones((16, 16), np.float32)), "wq")],
+             "fc")
+    given = [g.const("gain", np.ones(16, np.float32)), g.const("bias", np.full(16, bias, np.float32))]
+    x = g.op("LayerNormalization", [x, *given], "norm", axis=-1)
+    assert len(norms(g.model(g.op("ReduceSumSquare", x, "square", axes=[-1])), "trt10")) == (bias > 0.0)
+
+
+@pytest.mark.parametrize(("form", "named"), [
+    ("bnd,bnd->bn", True), ("bid,bjd->bij", False), ("two tensors", False), ("row by column", True),
+    ("all with all", False),
+])
+def test_products_of_vectors_with_themselves_are_sums_of_squares(form: str, named: bool) -> None:
+    """And what takes their root is FP32 with them, past what only moves the sums."""
+    g = Graph(17)
+    x = g.op("MatMul", [g.input(1, 4, 16), g.const("w", 20 * np.eye(16, dtype=np.float32))], "fc")
+    if form in ("row by column", "all with all"):
+        axes = [g.const(f"axis{i}", np.asarray([i])) for i in (2, 3)]
+        left = g.op("Unsqueeze", [x, axes[0]], "row") if named else x
+        right = g.op("Unsqueeze", [x, axes[1]], "column") if named else g.op("Transpose", x, "t", perm=[0, 2, 1])
+        y = g.op("MatMul", [left, right], "square")
+        y = g.op("Squeeze", [y, axes[1]], "flat") if named else y
+    else:
+        other = g.op("Relu", x, "other") if form == "two tensors" else x
+        y = g.op("Einsum", [x, other], "square", equation="bnd,bnd->bn" if form == "two tensors" else form)
+    floats = g.model(g.op("Relu", g.op("Sqrt", y, "root"), "last"))
+    data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
+    quantized = qdqtool.insert(floats, data, losses=0, predict=False).model
+    found = [f for f in predict(quantized, "trt10").findings if f.code == "NORM-PIECES"]
+    assert [(f.node, f.automatic) for f in found] == ([("square", False)] if named else [])
+    if named:
+        result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
+        (given,), (got,) = run(floats, data[0]), run(result.model, data[0])
+        assert np.isfinite(got).all()
+        np.testing.assert_allclose(got, given, rtol=0.02)
 
 
 @pytest.mark.parametrize("how", ["ReduceL2", "Pow"])
@@ -324,6 +390,7 @@ def test_fix_writes_layer_normalization(opset: int) -> None:
     ops = [n.op_type for n in fixed.proto.graph.node]
     assert ops.count("LayerNormalization") == 5 and "Sqrt" not in ops and ops.count("ReduceMean") == 1  # the pooling
     assert norms(fixed.proto, "trt8.6") == []
+    assert render(predict(model, "trt8.6")).count("fix --only NORM-PIECES") == 1
     feeds = samples(model, 1)[0]
     np.testing.assert_allclose(run(fixed.proto, feeds)[0], run(model, feeds)[0], rtol=0, atol=0.05)
     old = fix(model, "trt8.5", ["NORM-PIECES"])

@@ -19,6 +19,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.prediction import check_activations
 from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales, WeightScales, WeightScalesCause
+from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 
@@ -156,29 +157,81 @@ def behind_norm(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelPro
     return g.model(g.op("MatMul", [moved, g.const("w", RNG.normal(0, 1, (64, 16)), np.float32)], "fc"))
 
 
+def named_by(model: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None = None) -> list[OutlierScales]:
+    """What ``predict`` says of outliers, with data or without."""
+    prediction = qdqtool.predict(model)
+    if data is not None:
+        check_activations(model, prediction, data)
+    found = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
+    return [r for r in found if isinstance(r, OutlierScales)]
+
+
 @pytest.mark.parametrize("by_gain", [True, False])
 @pytest.mark.parametrize("count", [0, 1, 6, 16])
 def test_outliers_of_one_sign_behind_a_normalization(count: int, by_gain: bool) -> None:
     """They move the mean, and with it all other channels: seen by channel, and without data by gains alone.
 
-    Without gains the normalization holds them to a few times the others. Smoothed ones are none any more.
+    Without gains the normalization holds them to a few times the others. Smoothed ones are none any more, for insert
+    and predict alike.
     """
     named = by_gain and count > 0
     large = np.arange(64) < count
     data = [{"x": d["x"].reshape(1, 32, 64)} for d in outlying(0.0, 1.0)]
     model = behind_norm(Graph(17), np.where(large & by_gain, 60.0, 1.0), np.where(large, 20.0, 0.0))
     inserted = qdqtool.insert(model, data, method="max", predict=False)
-    assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
     smoothed = qdqtool.insert(model, data, method="max", smooth=0.5, predict=False)
     for changed in (inserted, smoothed):
-        prediction = qdqtool.predict(changed.model)
-        found = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
-        assert bool(found) is (changed is inserted and named)
-        assert all(isinstance(r, OutlierScales) and r.samples == 0 and r.linear for r in found)
-    prediction = qdqtool.predict(inserted.model)
-    check_activations(inserted.model, prediction, data)
-    found = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
-    assert [r.samples for r in found if isinstance(r, OutlierScales)] == [4] * named
+        bad = changed is inserted and named
+        assert any(w.startswith("ACT-OUTLIER") for w in changed.warnings) is bad
+        assert [(r.samples, r.linear) for r in named_by(changed.model)] == [(0, True)] * bad
+        assert [(r.samples, r.linear) for r in named_by(changed.model, data)] == [(4, True)] * bad
+
+
+def test_data_refute_what_gains_let_guess() -> None:
+    """Where channels with large gains hardly vary; a tensor that is always zero on the data is not judged by these."""
+    large = np.arange(64) < 6
+    model = behind_norm(Graph(17), np.where(large, 60.0, 1.0), np.zeros(64))
+    data = [{"x": d["x"].reshape(1, 32, 64)} for d in outlying(0.0, 1.0)]
+    inserted = qdqtool.insert(model, data, method="max", predict=False).model
+    assert [r.samples for r in named_by(inserted)] == [0]
+    assert named_by(inserted, [{"x": d["x"] * np.where(large, 0.01, 1.0).astype(np.float32)} for d in data]) == []
+    assert [r.samples for r in named_by(inserted, [{"x": np.zeros((1, 32, 64), np.float32)}])] == [0]
+
+
+@pytest.mark.parametrize("channels", [32, 768])
+@pytest.mark.parametrize(("spread", "factor", "named"), [
+    (0.0, 1.0, False), (0.5, 1.0, False), (1.0, 1.0, False), (0.0, 200.0, True), (0.3, 200.0, True),
+])
+def test_gains_that_spread_are_no_outliers(g: Graph, channels: int, spread: float, factor: float, named: bool) -> None:
+    """The largest of many lognormal gains is many times the one in the middle: 17 times of 768."""
+    gains = np.exp(spread * RNG.normal(0, 1, channels))
+    gains[:2] *= factor
+    x = g.op("LayerNormalization", [g.input(1, 8, channels), g.const("gains", gains, np.float32)], "norm", axis=-1)
+    q = g.q(x, "q", float(4 * gains.max() / 127))
+    weights = g.pair(g.const("w", RNG.normal(0, 1, (channels, 4)), np.float32), "wq")
+    model = g.model(g.op("MatMul", [g.dq(q, "dq", float(4 * gains.max() / 127)), weights], "fc"))
+    assert bool(named_by(model)) is named
+
+
+def test_insert_and_predict_judge_the_same_tensors_alike() -> None:
+    """Also where values are moved in front of a Linear, as those of attention are, shares left out."""
+    model = vit()
+    data = samples(model, 16)
+    for name, rows in (("b0.attn.v.weight", slice(0, 1)), ("b0.fc1.weight", slice(0, 2)), ("", slice(0))):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        for tensor in changed.graph.initializer:
+            if tensor.name == name:
+                value = numpy_helper.to_array(tensor).copy()
+                value[:, rows] *= 1000.0
+                tensor.CopyFrom(numpy_helper.from_array(value, name))
+        inserted = qdqtool.insert(changed, data, method="max", attention="int8", predict=False)
+        (*said,) = (w for w in inserted.warnings if w.startswith("ACT-OUTLIER"))
+        found = named_by(inserted.model, data)
+        assert len(said) == len(found) == bool(name)
+        for text, r in zip(said, found, strict=True):
+            assert text.startswith(f"ACT-OUTLIER: {r.bad} of {r.total} scales")
+            assert all(f"{q} (scale" in text and f" {ratio:.0f} times" in text for q, _, ratio in r.worst)
 
 
 def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) -> None:

@@ -78,7 +78,7 @@ def test_loads_and_policies(made: Made) -> None:
     assert {p.name for p in folder.iterdir()} == {*page.SCRIPTS, "style.css", "page.html"}
 
 
-def test_names_are_text(tmp_path: Path) -> None:
+def test_names_and_numbers(tmp_path: Path) -> None:
     path = hostile(tmp_path / "<b>&model.onnx")
     report = qdqtool.report(path)
     found = tags_of(report.html)
@@ -91,9 +91,6 @@ def test_names_are_text(tmp_path: Path) -> None:
     data = json.loads(zlib.decompress(base64.b64decode(inner[1])))
     assert any("<script>alert(1)</script>" in n["name"] for n in data["model"]["nodes"])
     assert all(len(n["name"]) <= page.LONGEST + 40 for n in data["model"]["nodes"])
-
-
-def test_numbers_and_long_names() -> None:
     one, two = ("x" * 1999 + end for end in "ab")
     assert page.shown(one) != page.shown(two) and "…" in page.shown(one)
     assert page.shown("short") == "short"

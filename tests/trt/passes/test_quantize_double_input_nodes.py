@@ -150,15 +150,12 @@ def test_fp8_weights_and_int8_data(target: str) -> None:
     assert found.refusals[0].types == ("INT8", "FP8")
 
 
-def test_fp8_on_both_sides_is_quantized_and_said_to_be_outside_the_rules() -> None:
+def test_fp8_and_what_stands_in_the_way() -> None:
     found = step(fp8_weights("FP8").model("c:0"), QuantizeDoubleInputNodes, target="trt10")
     layer = found.layer("c")
     assert layer.int8 and layer.quantized_as == Precision.FP8
     outside, _ = found.refusals
     assert (outside.reason, outside.node, outside.precision) == ("outside-rules", "c", Precision.FP8)
-
-
-def test_what_stands_in_the_way_is_named() -> None:
     g, out = refused("input-not-dequantized")
     refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.producer, refusal.op) == ("before", "Softmax")

@@ -83,7 +83,7 @@ def test_scales_that_differ() -> None:
     assert (node.a.weights_scale.count, node.b.weights_scale.count) == (8, 1)
 
 
-def test_the_prediction_says_why_where_the_pairs_are_there() -> None:
+def test_branches_and_reasons() -> None:
     """A zero point that is not 0 keeps a convolution from INT8 although nothing was removed."""
     spoilt = network()
     for tensor in spoilt.graph.initializer:
@@ -91,6 +91,14 @@ def test_the_prediction_says_why_where_the_pairs_are_there() -> None:
             tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
     node = at(compare(network(), spoilt), "b1.a")
     assert (node.lost, node.finding) == (Lost.FINDING, "ZP-NONZERO")
+    def branches(order: list[str]) -> onnx.ModelProto:
+        g = Graph()
+        x = g.input(1, 4, 8, 8)
+        made = {name: g.conv(x, name, scale=None, weights="float") for name in order}
+        return g.model(g.concat([made["p"], made["q"], made["r"]], "cat"))
+
+    found = pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"]))
+    assert found == {n: n for n in ("p", "q", "r", "cat")}
 
 
 def test_what_is_no_network_in_common(g: Graph) -> None:
@@ -125,7 +133,18 @@ def test_scales_exchanged_between_channels_and_scales_that_are_none() -> None:
         json.dumps(result.as_json(), allow_nan=False)
 
 
-def test_files_and_blocks(tmp_path: Path) -> None:
+def test_times_files_and_blocks(tmp_path: Path) -> None:
+    result = compare(network(), network(spoilt=[0]))
+    data = json.loads(json.dumps(result.as_json()))
+    assert data["schema"] == "qdqtool/comparison/1"
+    assert data["summary"]["lost_int8"] == 1 and data["summary"]["conversions"] == [result.a.conversions,
+                                                                                   result.b.conversions]
+    lost = next(n for n in data["nodes"] if n["name"] == "b0.a")
+    assert (lost["a"]["precision"], lost["b"]["precision"], lost["lost"]) == ("INT8", "FLOAT", "weights")
+    assert lost["a"]["quantized"] == {"data": True, "weights": True} and lost["b"]["quantized"]["weights"] is False
+    result = qdqtool.compare(float_network(), network(), target=T, gpu="T4")
+    assert result.a.ms and result.b.ms and result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
+    assert not result.a.measured
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
     (tmp_path / "b.onnx.gz").write_bytes(gzip.compress(data))
@@ -173,20 +192,6 @@ def test_forms_that_tensorrt_does_not_take_are_told_first(tmp_path: Path) -> Non
     assert not qdqtool.compare(path, path).a.obstacle and "--gpu" in verdict(qdqtool.predict(path))
 
 
-def test_times_and_json() -> None:
-    result = compare(network(), network(spoilt=[0]))
-    data = json.loads(json.dumps(result.as_json()))
-    assert data["schema"] == "qdqtool/comparison/1"
-    assert data["summary"]["lost_int8"] == 1 and data["summary"]["conversions"] == [result.a.conversions,
-                                                                                   result.b.conversions]
-    lost = next(n for n in data["nodes"] if n["name"] == "b0.a")
-    assert (lost["a"]["precision"], lost["b"]["precision"], lost["lost"]) == ("INT8", "FLOAT", "weights")
-    assert lost["a"]["quantized"] == {"data": True, "weights": True} and lost["b"]["quantized"]["weights"] is False
-    result = qdqtool.compare(float_network(), network(), target=T, gpu="T4")
-    assert result.a.ms and result.b.ms and result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
-    assert not result.a.measured
-
-
 def pairs(first: onnx.ModelProto, second: onnx.ModelProto) -> dict[str, str]:
     one = Model(first)
     return {one.nodes[i].name: n.name for i, n in match(View(one), View(Model(second))).pairs.items()}
@@ -220,17 +225,6 @@ def test_other_names_match_by_structure(blocks: int) -> None:
     found = pairs(network(blocks, names="b"), network(blocks, names="layer", scale=0.3))
     assert found == {n: n.replace("b", "layer", 1) for n in found}
     assert len(found) == len(float_network(blocks).graph.node)
-
-
-def test_parallel_branches_of_one_shape_match_by_name() -> None:
-    def branches(order: list[str]) -> onnx.ModelProto:
-        g = Graph()
-        x = g.input(1, 4, 8, 8)
-        made = {name: g.conv(x, name, scale=None, weights="float") for name in order}
-        return g.model(g.concat([made["p"], made["q"], made["r"]], "cat"))
-
-    found = pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"]))
-    assert found == {n: n for n in ("p", "q", "r", "cat")}
 
 
 @given(st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from(["b", "x/y"]))

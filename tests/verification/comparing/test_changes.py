@@ -162,7 +162,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_requested_and_realized(files: Path) -> None:
+def test_recorded_and_requested(files: Path) -> None:
     result = qdqtool.compare(files / "model.onnx", files / "bad.json", target="trt8.5")
     assert {n.name for n in result.nodes if Change.LOST_INT8 in n.changes} == {"b1.a", "b2.b"}
     assert (result.a.int8, result.b.int8, result.ok) == (7, 5, False)
@@ -171,6 +171,14 @@ def test_requested_and_realized(files: Path) -> None:
     assert {n.name for n in result.nodes if Change.GAINED_INT8 in n.changes} == {"b1.a", "b2.b"}
     result = qdqtool.compare(files / "good.json", files / "bad.json")
     assert result.summary()["lost_int8"] == 2 and result.engines is not None
+    # Convolutions and conversions as they are listed; times are the sums of the recorded profiles
+    float_, placed = (
+        [build_file(case, "graph.json"), build_file(case, "profile.json")]
+        for case in ("resnet18-a100-fp16", "resnet18-a100-qat-residual")
+    )
+    result = qdqtool.compare(float_, placed)
+    assert (result.a.int8, result.b.int8) == (0, 21)
+    assert result.times_as_long == pytest.approx(0.731136 / 1.016832)
 
 
 def test_builds_with_more_or_other_layers(files: Path) -> None:
@@ -270,17 +278,6 @@ def test_recorded_builds_and_their_own_profiles(case: str) -> None:
     folder, name = case.split("/")
     result = qdqtool.compare(build_file(folder, name), build_file(folder, "profile.json"))
     assert not result.changed and len(result.nodes) == result.a.convolutions
-
-
-def test_recorded_engines() -> None:
-    """Convolutions and conversions as they are listed; times are the sums of the recorded profiles."""
-    float_, placed = (
-        [build_file(case, "graph.json"), build_file(case, "profile.json")]
-        for case in ("resnet18-a100-fp16", "resnet18-a100-qat-residual")
-    )
-    result = qdqtool.compare(float_, placed)
-    assert (result.a.int8, result.b.int8) == (0, 21)
-    assert result.times_as_long == pytest.approx(0.731136 / 1.016832)
 
 
 @pytest.mark.parametrize("case", ["", "-residual", "-residual-qgap"])
