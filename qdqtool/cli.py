@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from typing import Any
 import click
 
 from qdqtool.base import files, outputs, process
-from qdqtool.base.text import Filtered, one_line
+from qdqtool.base.text import Filtered, middle, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION
 
+_LONG = re.compile(r"\S{500,}")  # what no name of a file or node should be
+_SHOWN = 200  # characters of such a word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
 
@@ -74,7 +77,7 @@ def _fail(message: str, code: int) -> int:
     if stop is not None:
         message, code = stop.message, stop.code
     with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
-        print(f"qdqtool: {one_line(message)}", file=sys.stderr)
+        print(f"qdqtool: {_LONG.sub(lambda word: middle(word[0], _SHOWN), one_line(message))}", file=sys.stderr)
     return code
 
 
@@ -96,8 +99,9 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _run(args: list[str] | None) -> int:
+    read = files.Guard()
     try:
-        with files.watch(), outputs.together():
+        with files.watch() as read, outputs.together():
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -125,7 +129,7 @@ def _run(args: list[str] | None) -> int:
     except MemoryError:
         return _fail(_OUT_OF_MEMORY, 2)
     except RecursionError:
-        return _fail("the input is nested too deeply", 2)
+        return _fail(str(read.nested()), 2)
     except Exception as error:  # a defect of ours; exit code 1 would read as an answer
         if process.stopped() is not None:
             return _fail("", 2)

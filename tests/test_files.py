@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -13,16 +14,18 @@ from pathlib import Path
 
 import click
 import numpy as np
+import onnx
 import pytest
 
 import qdqtool
 from qdqtool import insert
-from qdqtool.base import files, outputs
+from qdqtool.base import budgets, files, outputs
 from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.cli import cli, run
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.errors import ModelError, QdqtoolError
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
+from tests.growth import Net
 from tests.tables import cases
 from tests.verification.comparing.networks import network
 
@@ -97,6 +100,70 @@ def test_a_cut_model_is_called_cut(tmp_path: Path, share: float) -> None:
     data = network().SerializeToString()
     (tmp_path / "model.onnx").write_bytes(data[: int(share * len(data))])
     assert "cut off or damaged" in said(tmp_path / "model.onnx")
+
+
+def nested(levels: int) -> bytes:
+    """An If inside an If, and so on; put together from the inside, since protobuf does not copy that deep."""
+    def held(field: int, data: bytes) -> bytes:
+        size, length = len(data), b""
+        while size > 127:
+            length, size = length + bytes([size & 127 | 128]), size >> 7
+        return bytes([field << 3 | 2]) + length + bytes([size]) + data
+
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [], []).SerializeToString()
+    for _ in range(levels):
+        branch = onnx.AttributeProto(name="then_branch", type=onnx.AttributeProto.GRAPH).SerializeToString()
+        graph = held(1, onnx.NodeProto(op_type="If").SerializeToString() + held(5, branch + held(6, graph)))
+    opsets = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
+    return opsets.SerializeToString() + held(7, graph)
+
+
+def test_a_model_nested_too_deeply_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(nested(30))
+    assert len(onnx.load(path).graph.node) == 1
+    for levels in (40, 500):
+        path.write_bytes(nested(levels))
+        assert said(path).startswith(f"{path}: its graphs are nested deeper than the 100 levels that protobuf reads;")
+    path.write_bytes(nested(30)[:-5])
+    assert "cut off or damaged" in said(path)
+
+
+def test_a_chain_of_functions_too_deep_for_python_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opsets = [onnx.helper.make_opsetid(*o) for o in (("", 17), ("own", 1))]
+    functions = [
+        onnx.helper.make_function("own", f"f{k}", ["a"], ["b"], [onnx.helper.make_node(
+            "Relu" if k == 3000 else f"f{k + 1}", ["a"], ["b"], domain="" if k == 3000 else "own")], opsets)
+        for k in range(3001)
+    ]
+    net = Net()
+    model = net.done(net.add("f0", net.conv("x"), domain="own"))
+    model.functions.extend(functions)
+    model.opset_import.append(opsets[1])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert run(["predict", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"qdqtool: {path}: nested too deeply (functions in functions, ")
+    with pytest.raises(QdqtoolError, match=f"^{re.escape(str(path))}: nested too deeply"):
+        qdqtool.predict(str(path))
+    with pytest.raises(QdqtoolError, match=r"^the model in memory: nested too deeply"):
+        qdqtool.predict(model)
+
+
+def test_what_is_just_above_a_limit_is_told_in_digits() -> None:
+    for size, limit, expected in (
+        (1000, 999, "a: 1000 bytes; the limit is 999 bytes"), (1 << 30, 999, "a: 1 GB; the limit is 999 bytes"),
+        ((512 << 20) + 128, 512 << 20, "a: 536871040 bytes; the limit is 536870912 bytes"),
+    ):
+        with pytest.raises(QdqtoolError) as caught:
+            budgets.require(size, limit, "a:")
+        assert str(caught.value) == expected
+
+
+def test_a_long_word_of_an_error_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", "a" * 5000 + "/b.onnx"]) == 2
+    said = capsys.readouterr().err
+    assert len(said) < 400 and said.startswith("qdqtool: aaa") and "aaa...aaa" in said and "/b.onnx" in said
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +309,8 @@ def test_only_regular_files_are_read_and_written(
                 said = capsys.readouterr()
                 what = f"{kind}: {' '.join(args)[:500]}: {code}: {said.err[:1000]} {said.out[:200]}"
                 assert code == 2 and len(said.err.splitlines()) == 1, what
-                assert args[place] in said.err or (kind in ("long", "behind a file") and option in FOLDERS), what
+                shown = "x" * 100 if kind == "long" else args[place]
+                assert shown in said.err or (kind in ("long", "behind a file") and option in FOLDERS), what
                 assert state(tmp_path) == before, what
     finally:
         signal.alarm(0)

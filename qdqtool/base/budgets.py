@@ -101,6 +101,20 @@ def amount(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
+def against(size: float, limit: float, between: str = "") -> str:
+    """A number of bytes and the limit that it is above, in digits that show it.
+
+    Args:
+        size: What is there, or would be.
+        limit: One of this module's.
+        between: What stands behind the size.
+    """
+    shown = [amount(size), amount(limit)]
+    if shown[0] == shown[1]:
+        shown = [f"{number:.0f} bytes" for number in (size, limit)]
+    return f"{shown[0]}{between}; the limit is {shown[1]}"
+
+
 def unpacked(limit: int, packed: int) -> int:
     """What a packed file of that size may unpack to."""
     return max(limit, UNPACKED_TIMES * packed)
@@ -119,4 +133,4 @@ def require(size: float, limit: float, what: str, kind: type[QdqtoolError] = Qdq
         QdqtoolError: ``size`` is above ``limit``; the message names both.
     """
     if size > limit:
-        raise kind(f"{what} {amount(size)}; the limit is {amount(limit)}")
+        raise kind(f"{what} {against(size, limit)}")

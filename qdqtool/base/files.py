@@ -26,6 +26,7 @@ M = TypeVar("M", bound="Made")
 StrPath = str | os.PathLike[str]
 Key = tuple[int | str, ...]
 _BLOCK = 1 << 24
+_NAMED = 3  # files in a message
 
 
 class FileSet(Protocol):
@@ -62,6 +63,13 @@ class Guard:
             if key in guard._claims:
                 option, path = guard._claims[key]
                 raise QdqtoolError(would_overwrite(option, path, name))
+
+    def nested(self) -> QdqtoolError:
+        """The error for what Python's stack does not hold, with the files that were read."""
+        names = list(self._read.values())
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return QdqtoolError(f"{', '.join(names[:_NAMED]) or 'the model in memory'}{more}: nested too deeply (functions "
+                            "in functions, graphs in graphs, or lists in a JSON)")
 
     def note_set(self, files: FileSet) -> None:
         """Notes files that are read, however many.
@@ -141,7 +149,10 @@ def watched(function: Callable[P, M]) -> Callable[P, M]:
     @functools.wraps(function)
     def watching(*args: P.args, **kwargs: P.kwargs) -> M:
         with watch() as guard:
-            result = function(*args, **kwargs)
+            try:
+                result = function(*args, **kwargs)
+            except RecursionError as error:
+                raise guard.nested() from error
         result.read = guard
         return result
 

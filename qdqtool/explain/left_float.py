@@ -192,7 +192,9 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     KeptByPreset: lambda r: _PRESETS[r.what],
     OtherDomain: lambda r: f"operator of the domain '{r.domain}'",
     UnfitInput: lambda r: str(r.what),
-    WeightsNotConstant: lambda r: "its weights are computed, not constant",
+    WeightsNotConstant: lambda r: (
+        "its weights are stored as a sparse tensor: store them in full" if r.sparse
+        else "its weights are computed, not constant"),
     WeightsType: lambda r: f"its weights are {r.kind}, not float",
     WeightsRank: lambda r: (
         f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT takes constant INT8 weights of two"),

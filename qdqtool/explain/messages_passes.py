@@ -65,7 +65,8 @@ def _weights_not_dequantized(finding: Finding, cause: Cause, r: trt.WeightsNotDe
 
 @words(trt.WeightsNotConstant)
 def _weights_not_constant(finding: Finding, cause: Cause, r: trt.WeightsNotConstant) -> str:
-    return f"{r.node}: its weights '{r.weight}' are computed at run time, so it runs in float."
+    how = "stored as a sparse tensor (store them in full)" if r.sparse else "computed at run time"
+    return f"{r.node}: its weights '{r.weight}' are {how}, so it runs in float."
 
 
 @words(trt.ScaleComputed)

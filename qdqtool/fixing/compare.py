@@ -107,8 +107,8 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
             raise RunError(f"input '{name}' has a type that onnx does not have ({kind})") from None
         size = math.prod(shape) * 4
         if size > budgets.SESSION_INPUT or min(shape, default=1) < 1:
-            raise TooMuch(f"input '{name}' of the shape {shape} would take {budgets.amount(size)}; the limit is "
-                          f"{budgets.amount(budgets.SESSION_INPUT)}")
+            raise TooMuch(f"input '{name}' of the shape {shape} would take "
+                          f"{budgets.against(size, budgets.SESSION_INPUT)}")
         if not np.issubdtype(dtype, np.floating):
             result[name] = generator.integers(-100 if np.issubdtype(dtype, np.signedinteger) else 0, 100, shape).astype(
                 dtype
@@ -189,8 +189,8 @@ class Runs:
         load = load_of(proto, {n: array.shape for n, array in inputs.items()})
         need, memory = load.peak_bytes, budgets.SESSION_BYTES * self.effort
         if need > memory:
-            raise TooMuch(f"its tensors would take {budgets.amount(need)} at once; the limit is "
-                          f"{budgets.amount(memory)}, raise it with `effort`")
+            raise TooMuch(f"its tensors would take {budgets.against(need, memory, ' at once')}, "
+                          "raise it with `effort`")
         if load.operations > budgets.SESSION_WORK * self.effort:
             raise TooMuch(f"it takes {load.operations:.2g} multiplications; the limit is "
                           f"{budgets.SESSION_WORK * self.effort:.2g}, raise it with `effort`")

@@ -49,6 +49,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
 from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
+from qdqtool.model.qdq import is_sparse
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
@@ -298,7 +299,7 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
     if data not in varying:
         return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
     if not model.is_constant(weight):
-        return WeightsNotConstant(PLACEMENT, name, weight)
+        return WeightsNotConstant(PLACEMENT, name, weight, is_sparse(model, weight))
     if model.constant(weight) is None:
         return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
     if model.elem_type(weight) not in FLOATS:

@@ -217,6 +217,9 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError:
+        if _is_deep(data):
+            raise ModelError(f"{what}: its graphs are nested deeper than the {_DEPTH} levels that protobuf reads; "
+                             "export the model with fewer If, Loop and Scan inside each other") from None
         raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD])}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD], 'no graph or no opset')}")
@@ -224,6 +227,68 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     check_form(proto, what)
     check_functions(proto, what)
     return proto
+
+
+_DEPTH = 100
+_FIELDS = 1_000_000  # looked at in a file that protobuf refuses: it may be anything
+_VARINT, _HOLDS, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf; bytes of those of a fixed size
+# By message, the numbers of its fields that lead to graphs inside graphs, and which message each holds (onnx.proto).
+_INNER: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 25: "function"}, "function": {7: "node"}, "graph": {1: "node"}, "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph"},
+}
+
+
+def _is_deep(data: bytes) -> bool:
+    """Whether a file that protobuf refuses holds graphs inside graphs that are deeper than it reads."""
+    left = [("model", memoryview(data), 0)]
+    turns = iter(range(_FIELDS))
+    while left:
+        kind, part, depth = left.pop()
+        if depth > _DEPTH:
+            return True
+        try:
+            left += ((inner, held, depth + 1) for number, held in _messages(part, turns)
+                     if (inner := _INNER[kind].get(number)) is not None)
+        except IndexError:  # it is cut off
+            continue
+    return False
+
+
+def _messages(data: memoryview, turns: Iterator[int]) -> Iterator[tuple[int, memoryview]]:
+    """Number and content of each field that holds a text or a message, as protobuf writes them; up to damage.
+
+    Args:
+        data: The message.
+        turns: One for each field that may still be looked at.
+
+    Raises:
+        IndexError: The data ends within a field.
+    """
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        result = shift = 0
+        while shift < 70:
+            result |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if data[at - 1] < 0x80:
+                break
+        return result
+
+    while at < len(data) and next(turns, None) is not None:
+        field, wire = divmod(number(), 8)
+        if wire == _VARINT:
+            number()
+        elif wire in _FIXED:
+            at += _FIXED[wire]
+        elif wire == _HOLDS:
+            size = number()
+            yield field, data[at : at + size]
+            at += size
+        else:
+            return
 
 
 def load_full(source: ModelSource | Model) -> Model:

@@ -261,6 +261,11 @@ def is_quantized(model: Model) -> bool:
     return any(is_qdq(n) or n.op in INTEGER_OPERATORS for n in model.nodes)
 
 
+def is_sparse(model: Model, tensor: str) -> bool:
+    """Whether a tensor is stored as a sparse one."""
+    return any(sparse.values.name == tensor for sparse in model.proto.graph.sparse_initializer)
+
+
 def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     """Nodes that read a stored int8, int4 or FP8 constant though they are no quantizer, with its name.
 

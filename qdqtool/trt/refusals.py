@@ -177,9 +177,10 @@ class WeightsNotDequantized(Refusal, reason="weights-not-dequantized"):
 
 
 class WeightsNotConstant(Refusal, reason="weights-not-constant"):
-    """The weights are computed at run time."""
+    """The weights are computed at run time, or stored as a sparse tensor."""
 
     weight: str
+    sparse: bool = False
 
 
 class ScaleComputed(Refusal, reason="scale-computed"):

@@ -53,6 +53,26 @@ def test_convolutions_and_chains_of_residuals(net: Net) -> None:
     assert not any(node == "add" for _, node, _ in inputs(placed(net)))
 
 
+def test_weights_that_are_stored_sparse_are_called_so(net: Net) -> None:
+    net.output(net.conv("c", "x"))
+    model = with_sparse_weights(net.open_model(), "c.weight")
+    (skipped,) = place(Model(model), Rules(head="none")).skipped
+    assert skipped.refusal == WeightsNotConstant(skipped.refusal.pass_name, "c", "c.weight", True)
+    assert skipped.reason == "its weights are stored as a sparse tensor: store them in full"
+
+
+def with_sparse_weights(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with an initializer as a sparse one, with all its values."""
+    graph = model.graph
+    (full,) = (t for t in graph.initializer if t.name == name)
+    array = onnx.numpy_helper.to_array(full)
+    places = onnx.numpy_helper.from_array(np.arange(array.size, dtype=np.int64))
+    values = onnx.numpy_helper.from_array(array.reshape(-1), name)
+    graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, array.shape))
+    graph.initializer.remove(full)
+    return model
+
+
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
     """Conv, then (activation and) an Add with its own input, then what ``after`` says."""
     net = Net()
@@ -284,7 +304,7 @@ def test_what_stays_float_with_its_reason(net: Net) -> None:
     net.output(net.op("Conv", "c", "x", kernel), right)
     net.output(net.op("Conv", "d", wide, w), dtype=11)
     assert reasons(placed(net, Rules(include=["k"]))) == {
-        "c": (WeightsNotConstant, "kr.out"), "d": (left.WeightsType, "double"), "m3": (left.WeightsRank, 3),
+        "c": (WeightsNotConstant, "kr.out", False), "d": (left.WeightsType, "double"), "m3": (left.WeightsRank, 3),
     }
     net = Net()
     # A user who includes it all the same gets no other answer

@@ -36,7 +36,8 @@ def run(view: View, report: Report) -> None:
             sources[weights.source].append((conv, weights))
             _check_quantized(view, report, conv, weights)
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
-            report.add("W-NONCONST", WeightsNotConstant(CHECK, conv.name, weights.source), convolutions=[conv.name])
+            found = WeightsNotConstant(CHECK, conv.name, weights.source, qdq.is_sparse(view.model, weights.source))
+            report.add("W-NONCONST", found, convolutions=[conv.name])
         elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
             report.add("MATMUL-COMPUTED", ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
         _bias(view, report, conv)

@@ -10,6 +10,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import Step, WeightsNotConstant
 from qdqtool.types import Precision, Severity
+from tests.insertion.test_placement import with_sparse_weights
 from tests.trt.builder import Graph
 
 
@@ -187,6 +188,10 @@ def test_weights_that_are_stored_or_are_outputs(g):
     proto = g.model(out)
     assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(CHECK, "c", "w")
     assert "W-NONCONST" not in codes_of(proto, "rtx1.7")
+    name = next(t.name for t in simple().graph.initializer if list(t.dims) == [16, 16, 1, 1])
+    found = finding(with_sparse_weights(simple(), name), "W-NONCONST")
+    assert cause(found) == WeightsNotConstant(CHECK, "c1", name, sparse=True)
+    assert f"'{name}' are stored as a sparse tensor (store them in full)" in found.message
 
 
 @pytest.mark.parametrize(("op", "axis", "code"), [
