@@ -98,7 +98,7 @@ def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
 
 def _with_itself(model: Model, node: Node) -> list[int]:
     """The axes that a product of vectors with themselves sums over, from the end; empty for another node."""
-    known = contraction(node)
+    known = contraction(model, node)
     if known is not None:
         letters = known.operands[0]
         same = len(set(_sources(model, node))) == 1 and known.operands[1] == letters
