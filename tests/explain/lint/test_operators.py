@@ -327,8 +327,8 @@ def test_a_bias_counts_for_what_a_normalization_makes(bias: float) -> None:
 
 
 @pytest.mark.parametrize(("form", "named"), [
-    ("bnd,bnd->bn", True), ("bid,bjd->bij", False), ("two tensors", False), ("row by column", True),
-    ("all with all", False),
+    ("bnd,bnd->bn", True), ("...d,...d->...", True), ("bid,bjd->bij", False), ("two tensors", False),
+    ("row by column", True), ("all with all", False),
 ])
 def test_products_of_vectors_with_themselves_are_sums_of_squares(form: str, named: bool) -> None:
     """And what takes their root is FP32 with them, past what only moves the sums."""
