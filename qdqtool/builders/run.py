@@ -329,6 +329,7 @@ answer, parent, marks, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].s
 os.set_inheritable(answer, False)
 try:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    ctypes.CDLL(None).prctl(1, signal.SIGCONT, 0, 0, 0)  # PR_SET_PDEATHSIG: the command may have stopped this process
 except AttributeError:
     pass  # no Linux
 woken, wake = os.pipe()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -193,6 +194,29 @@ def test_a_command_that_kills_what_waits_for_it_is_told_and_ended() -> None:
     with pytest.raises(QdqtoolError, match=r"^sh: its exit code is not known: .* killed \(signal 9\), by the command"):
         CommandCheck(residual(1), f"sh -c 'kill -KILL $PPID; sleep {mark} & setsid sleep {mark} & sleep {mark}'")
     assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
+def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> None:
+    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
+    source = f"import qdqtool.builders.run as r; r.exit_code(['sh', '-c', 'kill -STOP $PPID; sleep {mark}'], 60)"
+    process = subprocess.Popen([sys.executable, "-c", source])
+
+    def left() -> list[Path]:
+        return [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep " + mark.encode() in _read(p)]
+
+    def wait_for(number: int) -> bool:
+        end = time.monotonic() + 20
+        while len(left()) != number and time.monotonic() < end:
+            time.sleep(0.05)
+        return len(left()) == number
+
+    try:
+        assert wait_for(3)  # the process, what waits for the command, and the command
+    finally:
+        process.kill()
+        process.wait()
+    assert wait_for(0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
