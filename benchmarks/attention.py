@@ -36,7 +36,6 @@ OUTLIERS, OFFSET, GAIN = 3, 8.0, 20.0  # channels, where their tokens begin, and
 QUERIES = {"vit": 0, "detector": 4}
 TABLES = (*QUERIES, "outliers", "random", "onesided")
 COUNTS, SEEDS = (0, 1, 3, 7, 14), 3  # outlier channels of 48; networks of each, without training three times as many
-SIGNS, ONE_SIGN = (1.0, -1.0, 1.5), (1.0, 1.0, 1.5)  # of the offsets, over and over
 VARIANTS = ("Linears INT8", "the same, --smooth", "residual sums INT8 too", "attention INT8 too")
 Images = npt.NDArray[np.float32]
 Made = tuple[onnx.ModelProto, set[str]]
@@ -79,9 +78,7 @@ class Block(nn.Module):  # type: ignore[misc]
 class Network(nn.Module):  # type: ignore[misc]
     """The direction of the stripes by the mean of the tokens, and with ``queries`` also a box by a decoder."""
 
-    def __init__(
-        self, queries: int, outliers: int = OUTLIERS, heavy: bool = False, signs: Sequence[float] = SIGNS
-    ) -> None:
+    def __init__(self, queries: int, outliers: int = OUTLIERS, heavy: bool = False, one_sign: bool = False) -> None:
         super().__init__()
         tokens = (SIDE // PATCH) ** 2
         self.embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
@@ -95,7 +92,7 @@ class Network(nn.Module):  # type: ignore[misc]
         outlying = (torch.arange(outliers) * 13 + 5) % WIDTH
         times = 1 / (torch.rand(outliers) * 0.9 + 0.1) if heavy else torch.ones(outliers)
         with torch.no_grad():
-            self.places[..., outlying] += OFFSET * times * torch.tensor(signs).repeat(WIDTH)[:outliers]
+            self.places[..., outlying] += OFFSET * times * torch.tensor([1.0, one_sign or -1.0, 1.5]).repeat(WIDTH)[:outliers]
             for norm in (m for m in self.modules() if isinstance(m, nn.LayerNorm)):
                 norm.weight[outlying] = GAIN * times
             readers = [m for b in self.modules() if isinstance(b, Block) for m in (b.q, b.kv, b.up)]
@@ -189,7 +186,7 @@ def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Call
     return inserted
 
 
-def by_outliers(steps: int, signs: Sequence[float] = SIGNS) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def by_outliers(steps: int, one_sign: bool = False) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of what INT8 costs by the share of outlier channels, the mean of all seeds (least and most).
 
     With 0 steps of training the error of the results, root mean square over their standard deviation; else the share of
@@ -201,7 +198,7 @@ def by_outliers(steps: int, signs: Sequence[float] = SIGNS) -> tuple[tuple[str, 
         warned = 0
         for seed in range(SEEDS if steps else 3 * SEEDS):
             torch.manual_seed(seed)
-            network = trained(0, steps, seed, count) if steps else Network(0, count, True, signs).eval()
+            network = trained(0, steps, seed, count) if steps else Network(0, count, True, one_sign).eval()
             floats, data = exported(network), calibrating()
             inserted = inserter(floats, data)
             plain, said = inserted()
@@ -251,8 +248,7 @@ def main() -> None:
         if name in QUERIES:
             found = rows(QUERIES[name], given.steps)
         else:
-            signs = ONE_SIGN if name == "onesided" else SIGNS
-            head, found = by_outliers(given.steps if name == "outliers" else 0, signs)
+            head, found = by_outliers(given.steps if name == "outliers" else 0, name == "onesided")
         publish(name, table(head, found), given.page)
 
 
