@@ -91,8 +91,9 @@ class Network(nn.Module):  # type: ignore[misc]
                                                                      nn.Linear(WIDTH, 4))
         outlying = (torch.arange(outliers) * 13 + 5) % WIDTH
         times = 1 / (torch.rand(outliers) * 0.9 + 0.1) if heavy else torch.ones(outliers)
+        signs = torch.tensor([1.0, 1.0 if one_sign else -1.0, 1.5]).repeat(WIDTH)[:outliers]
         with torch.no_grad():
-            self.places[..., outlying] += OFFSET * times * torch.tensor([1.0, one_sign or -1.0, 1.5]).repeat(WIDTH)[:outliers]
+            self.places[..., outlying] += OFFSET * times * signs
             for norm in (m for m in self.modules() if isinstance(m, nn.LayerNorm)):
                 norm.weight[outlying] = GAIN * times
             readers = [m for b in self.modules() if isinstance(b, Block) for m in (b.q, b.kv, b.up)]
