@@ -280,7 +280,7 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
     if left:
         notes.append(f"{len(left)} normalizations in pieces stay FP32 ({left[0].square.name} first): FP16 cannot hold "
                      "their squares, and no LayerNormalization computes the same")
-    if loose := [nodes[0].name for nodes in sums_of_squares(model) if not in_half(model, nodes)]:
+    if loose := [nodes[0].name for nodes in sums_of_squares(model, pieces) if not in_half(model, nodes)]:
         notes.append(f"{len(loose)} other sums of squares stay FP32 ({loose[0]} first)")
     return notes
 

@@ -26,9 +26,9 @@ from qdqtool.base.options import Images, choices_of
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
-from qdqtool.insertion.structure import FLOATS
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.sizes import FLOATS
 from qdqtool.options import Kept, Output, Workers
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json

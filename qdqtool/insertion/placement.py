@@ -43,14 +43,14 @@ from qdqtool.explain.left_float import (
 )
 from qdqtool.explain.lint.operators import LARGE_KERNEL
 from qdqtool.insertion.prepare import Products
-from qdqtool.insertion.structure import FLOATS, all_dequantized, convolution_behind, longest_path, weight_scale_axis
+from qdqtool.insertion.structure import all_dequantized, convolution_behind, longest_path, weight_scale_axis
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
 from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.qdq import is_sparse
-from qdqtool.model.sizes import contraction
+from qdqtool.model.sizes import FLOATS, contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel

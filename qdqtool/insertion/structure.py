@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import onnx
-
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import LayerKind, inputs_behind_q, of, output_axis
 from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region
 
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 
 

@@ -75,7 +75,8 @@ def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
     """
     tail = _tail(model)
     apart = {*wide, *out_of_range(model)}
-    squares = [*(p.wide for p in layer_norms(model)), *sums_of_squares(model)]
+    norms = layer_norms(model)
+    squares = [*(p.wide for p in norms), *sums_of_squares(model, norms)]
     kept = tail | {n.index for nodes in squares for n in nodes}
     half = {
         n.index for n in model.nodes

@@ -75,13 +75,13 @@ def gains_of_last_axis(model: Model) -> dict[str, str]:
     return found | {p.output: p.scale for p in layer_norms(model) if p.axes == (-1,)}
 
 
-def sums_of_squares(model: Model) -> list[tuple[Node, ...]]:
+def sums_of_squares(model: Model, norms: Iterable[Pieces]) -> list[tuple[Node, ...]]:
     """Other squares that are summed, as in F.normalize: the nodes to compute in FP32, what squares first.
 
     A product of vectors with themselves (Einsum, MatMul) squares and sums as well. Those are left out of which a scale,
-    a gain or an operator in front proves that FP16 holds them.
+    a gain or an operator in front proves that FP16 holds them. ``norms`` are the model's :func:`layer_norms`.
     """
-    inside = {n.index for pieces in layer_norms(model) for n in pieces.nodes}
+    inside = {n.index for pieces in norms for n in pieces.nodes}
     found: list[tuple[Node, ...]] = []
     for node in model.ordered:
         if node.index in inside:

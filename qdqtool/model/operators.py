@@ -157,16 +157,15 @@ def _zero_pad(model: Model, node: Node) -> bool:
     return _fill(model, node) == 0
 
 
-def fills_below(model: Model, node: Node | None) -> bool:
+def fills_below(model: Model, node: Node) -> bool:
     """Whether a Pad fills in what no reader looks at: less than everything, or below zero in front of maximum poolings.
 
     What it fills in then has no part in a range: quantized it saturates, and is never the largest.
     """
-    value = _fill(model, node) if node is not None and of(node).kind == LayerKind.PADDING else None
+    value = _fill(model, node) if of(node).kind == LayerKind.PADDING else None
     if value is None or value >= 0:
         return False
-    read = model.readers(node.output) if node is not None else []
-    return value == -math.inf or all(r.op == "MaxPool" for r in read)
+    return value == -math.inf or all(r.op == "MaxPool" for r in model.readers(node.output))
 
 
 def _copying_pad(model: Model, node: Node) -> bool:

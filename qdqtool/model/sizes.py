@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onnx import TensorProto
 
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import CUTS, LayerKind, of, rearranges
+from qdqtool.model.operators import CUTS, WEIGHTED, LayerKind, of, rearranges
 from qdqtool.model.subgraphs import DOMAINS
 
 MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
@@ -81,6 +81,11 @@ def linear_inputs(model: Model) -> set[str]:
         found.update(new)
         pending += new
     return set(found)
+
+
+def is_multiplication(model: Model, node: Node) -> bool:
+    """Whether a node is a convolution or a matrix product, also one that an Einsum computes."""
+    return node.op in WEIGHTED or contraction(model, node) is not None
 
 
 class Contraction(NamedTuple):

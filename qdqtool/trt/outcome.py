@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import is_dq, is_qdq
-from qdqtool.model.sizes import contraction
+from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import constant_behind
@@ -110,8 +109,7 @@ class Outcome:
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         self.float_products: list[str] = []
-        products = (n for n in model.nodes if n.op in operators.WEIGHTED or contraction(model, n) is not None)
-        found = map(self._convolution, products)
+        found = (self._convolution(n) for n in model.nodes if is_multiplication(model, n))
         self.convolutions = [c for c in found if c is not None]
 
     # Precisions -----------------------------------------------------------------------------------------------

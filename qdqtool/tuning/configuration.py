@@ -16,9 +16,9 @@ from qdqtool.insertion import halfprecision
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, float_nodes, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale, scale_groups
-from qdqtool.insertion.structure import FLOATS
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.sizes import FLOATS
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes, light

@@ -16,7 +16,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_qdq
-from qdqtool.model.sizes import contraction
+from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction
 
@@ -244,7 +244,7 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
         names: Node index to the name that the node had in the build.
     """
     mapper = Mapper(model, layers, names)
-    products = [n for n in model.nodes if n.op in WEIGHTED or contraction(model, n) is not None]
+    products = [n for n in model.nodes if is_multiplication(model, n)]
     placed = [{id(x): x for x, _ in mapper.places(n)}.values() for n in products]
     # A generated kernel that computes several small products does not say which of them is in which type. One with a
     # layer of its own is not computed there: the kernel takes in what stands behind it, or gives it its integers.

@@ -144,11 +144,12 @@ def half(view: View, report: Report) -> None:
 def norms(view: View, report: Report) -> None:
     """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
     target = target_named(report.target)
-    for pieces in layer_norms(view.model):
+    whole = layer_norms(view.model)
+    for pieces in whole:
         if not target.strongly_typed or in_half(view.model, (pieces.square, pieces.mean)):
             exact = target.layer_normalization and as_one(view.model, pieces) is not None
             report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
-    for square, *others in sums_of_squares(view.model):
+    for square, *others in sums_of_squares(view.model, whole):
         if not target.strongly_typed or in_half(view.model, (square, *others)):
             report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op),
                        automatic=False)

@@ -11,9 +11,8 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
-from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import QuantParams, precision_of
-from qdqtool.model.sizes import contraction
+from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
 from qdqtool.trt.faults import (
     BiasQuantized,
@@ -70,7 +69,7 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     for node in model.nodes:
         if node.op == "Conv":
             prediction.refusals.extend(half_shape1(model, walk.types, walk.states, node))
-        if node.op in WEIGHTED or contraction(model, node) is not None:
+        if is_multiplication(model, node):
             outcome, refusal = _outcome(model, walk, node, sm)
             if not (outcome is not None and outcome.is_int8) and node.output not in view.varying:
                 continue  # computed from constants and shapes alone, while building
@@ -124,7 +123,7 @@ class _Walk:
             self._type(node)
             if qdq.is_dq(node):
                 self.states[node.output] = self._dequantized(node)
-            elif not (qdq.is_q(node) or node.op in (*WEIGHTED, "Constant") or contraction(self.model, node)):
+            elif not (qdq.is_q(node) or node.op == "Constant" or is_multiplication(self.model, node)):
                 state = self.motion.through(node, [self.state(t) for t in node.inputs])
                 for output in self._carrying(node):
                     self.states[output] = state
