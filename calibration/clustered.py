@@ -21,7 +21,7 @@ from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
 from calibration.session import fetched_bytes, open_packed, packed_model, worker_count
-from calibration.statistics import TensorStatistics, spotted_samples
+from calibration.statistics import TensorStatistics
 from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.errors import ClusterError
 from qdqtool.model.graph import Model
@@ -41,6 +41,7 @@ class Assignment:
         focus: See :func:`calibration.runner.collect`.
         inputs: The model's.
         fetched: Bytes of one sample's tensors.
+        samples: Of all portions.
         by_channel: See :class:`calibration.counting.Tally`.
     """
 
@@ -52,6 +53,7 @@ class Assignment:
     focus: Focus | None
     inputs: tuple[InputSpec, ...]
     fetched: int
+    samples: int
     by_channel: tuple[str, ...] = ()
 
 
@@ -63,13 +65,11 @@ class Portion:
         numbers: The samples' numbers.
         source: Their parts, in order; the last sample alone may be filled up.
         identities: Of the parts, as the client sees them.
-        spotted: Those of the numbers to look at closely, see :mod:`calibration.statistics`.
     """
 
     numbers: tuple[int, ...]
     source: Source
     identities: Sequence[bytes]
-    spotted: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"samples {self.numbers[0]} to {self.numbers[-1]}"
@@ -90,8 +90,8 @@ class Engine:
             assignment.model = b""
         self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
         for _ in range(slots):
-            self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters, (),
-                                 assignment.by_channel))
+            self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters,
+                                 assignment.samples, assignment.by_channel))
 
     @contextlib.contextmanager
     def tally(self) -> Iterator[Tally]:
@@ -152,7 +152,6 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         warnings.filterwarnings("ignore", module="PIL")
         begin = time.perf_counter()
         dataset = Dataset(Held(portion.source, portion.identities), given.inputs, len(portion.identities))
-        tally.spotted = portion.spotted
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the job is over")
@@ -205,7 +204,7 @@ class ClusterPass:
         packed = packed_model(model, computed) if computed else b""
         self.assignment = Assignment(
             packed, hashlib.sha256(packed).hexdigest(), model.path, tuple(names), bins, focus, tuple(dataset.inputs),
-            fetched_bytes(model, computed), tuple(sorted(linear_inputs(model).intersection(names))),
+            fetched_bytes(model, computed), len(dataset), tuple(sorted(linear_inputs(model).intersection(names))),
         )
         self.cluster = cluster
         self.dataset = dataset
@@ -247,7 +246,6 @@ class ClusterPass:
 
     def _portions(self, job: Job) -> Iterator[Portion]:
         left = len(self.dataset) - len(self.left_out)
-        spotted = spotted_samples(len(self.dataset))
         samples = self._samples()
         while left > 0:
             taken = list(itertools.islice(samples, self._pace.size(left, job.slots)))
@@ -257,8 +255,7 @@ class ClusterPass:
             if type(self.dataset.source).identity is not Source.identity:
                 identities = [self.dataset.source.identity(i) for i in indices]
             numbers = tuple(n for n, _, _ in taken)
-            yield Portion(numbers, self.dataset.source.portion(indices), identities,
-                          tuple(n for n in numbers if n in spotted))
+            yield Portion(numbers, self.dataset.source.portion(indices), identities)
 
     def _samples(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
         """Number, indices and digests of each sample that is left; all digests are read on the way."""

@@ -16,7 +16,7 @@ from calibration.cache import Statistics
 from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
 from calibration.session import Fetcher
-from calibration.statistics import TensorStatistics, scratch_buffer
+from calibration.statistics import TensorStatistics, scratch_buffer, spotted_samples, step
 from qdqtool.base.process import Crew
 
 
@@ -32,7 +32,7 @@ class Tally:
 
     def __init__(
         self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int,
-        spotted: Collection[int] = (), by_channel: Collection[str] = (),
+        samples: int | None = None, by_channel: Collection[str] = (),
     ) -> None:
         """Begins with nothing counted.
 
@@ -42,12 +42,13 @@ class Tally:
             bins: See :class:`calibration.statistics.TensorStatistics`.
             focus: See :func:`calibration.runner.collect`.
             counters: Threads that count the tensors of a sample.
-            spotted: Numbers of the samples to look at closely, see :mod:`calibration.statistics`.
+            samples: How many there are in all, wherever they are counted; None where that is not known.
             by_channel: Tensors whose last axis holds channels to count apart.
         """
         self._names = tuple(names)
         self._bins = bins
-        self.spotted = spotted
+        self._samples = samples
+        self._spotted = spotted_samples(samples)
         self._by_channel = frozenset(by_channel)
         self.lock = threading.Lock()
         self.forget()
@@ -110,8 +111,8 @@ class Tally:
     def _count(self, number: int, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
         part = self.tensors[name]
         everywhere = looked_at is not None and looked_at.covers(array)
-        part.add(array, _thread.scratch, everywhere)
-        if number in self.spotted:
+        part.add(array, _thread.scratch, everywhere, step(array.shape, self._samples))
+        if number in self._spotted:
             part.add_spots(array, number)
         if name in self._by_channel:
             part.add_channels(array)

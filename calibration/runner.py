@@ -26,7 +26,7 @@ from calibration.session import (
     open_session,
     worker_count,
 )
-from calibration.statistics import DEFAULT_BINS, spotted_samples
+from calibration.statistics import DEFAULT_BINS
 from qdqtool.base.files import check_output
 from qdqtool.base.options import Preprocess
 from qdqtool.base.parameters import typed
@@ -256,9 +256,9 @@ class _Job:
         count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
-        spotted = spotted_samples(None if self.dataset.indices is None else len(self.dataset))
+        samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
-        tallies = [Tally(session, wanted, self.bins, self.focus, threads, spotted, by_channel) for _ in range(count)]
+        tallies = [Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel) for _ in range(count)]
         return ThreadPass(self.dataset.tasks(self.done), tallies)
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:

@@ -262,11 +262,16 @@ def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> None:
         apart = ("pass_name", "op") if isinstance(value, Refusal) else ("op", "shape")
         parts = [part for name, part in vars(value).items() if name not in apart]
     for part in parts:
-        if type(part) is str:
+        kind = type(part)
+        if kind is str:
             if part:
                 found[part] = None
-        elif id(part) not in seen and (isinstance(part, (tuple, frozenset)) or hasattr(part, "_fields")):
+        elif kind not in _NAMELESS and id(part) not in seen and (
+                isinstance(part, (tuple, frozenset)) or hasattr(part, "_fields")):
             _add_names(part, found, seen)
+
+
+_NAMELESS = frozenset((int, float, bool, type(None)))
 
 
 @record

@@ -20,10 +20,22 @@ from tests.growth import FAMILIES
 EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these
 SOME = ("residual", "lattice", "fan-out")
+
+
+def _extract(model, **how):
+    """By the first finding; by the last node where there is none."""
+    found = qdqtool.predict(model, target="trt8.5").findings
+    what = {"finding": found[0].code} if found else {"node": model.graph.node[-1].name}
+    qdqtool.extract(model, target="trt8.5", **what, **how)
+
+
 WORK = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "extract": lambda model: qdqtool.extract(model, outputs=[model.graph.output[0].name], target="trt8.5"),
+    "extract a finding": _extract,
+    "extract in private": lambda model: _extract(model, private=True),
+    "extract the least": lambda model: _extract(model, minimize=True),
     "report": lambda model: qdqtool.report(model, target="trt8.5"),
 }
 # A drawing is improved until its budget of work is used up: what the smallest of these takes is not yet all of that.

@@ -28,6 +28,11 @@ _WORDS = {
     tuple: "a tuple",
 }
 _TEXTS = (str, bytes, bytearray, memoryview, Mapping)
+_OURS = ("qdqtool", "calibration", "numpy")
+_SOUND = ("builtins", *_OURS)  # packages whose classes do what they are derived from
+_CONTAINERS = (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Mapping, dict, tuple)
+_DECIDED = (str, float, type(None))  # built in, and whether one fits is decided by its type alone
+_fitting: set[tuple[str, str, type, Any]] = set()  # what was found to fit: a call for each tensor of each image asks
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -69,8 +74,14 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
         QdqtoolError: The value is of another type.
     """
     hint = _evaluated(annotation, module) if isinstance(annotation, str) else annotation
-    if type(value) is hint:
+    kind = type(value)
+    if kind is hint:
         return value
+    key = None
+    if isinstance(annotation, str) and (kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS):
+        key = annotation, module, kind, getattr(value, "dtype", None)
+        if key in _fitting:
+            return value
     said = ""
     try:
         right = _sound(value) and fits(value, hint)
@@ -80,7 +91,11 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
         wanted = "" if said and hint in (Any, object) else f"; give {_words(hint)}"
         raise QdqtoolError(f"`{name}={shown(value)}`: is {_class(value)}{said}{wanted}")
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return _plain(value, typing.get_args(hint) if either else (hint,))
+    hints = typing.get_args(hint) if either else (hint,)
+    result = _plain(value, hints)
+    if key and result is value and not any((typing.get_origin(h) or h) in _CONTAINERS for h in hints):
+        _fitting.add(key)
+    return result
 
 
 def shown(value: object) -> str:
@@ -109,7 +124,7 @@ def _sound(value: object) -> bool:
     Raises:
         Exception: Whatever it raises when it does not.
     """
-    if type(value).__module__ == "builtins":
+    if type(value).__module__.partition(".")[0] in _SOUND:
         return True
     if isinstance(value, os.PathLike):
         return isinstance(os.fspath(value), str)  # a path may be bytes

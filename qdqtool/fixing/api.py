@@ -205,6 +205,15 @@ def _wanted(only: Sequence[str]) -> set[str]:
     return wanted
 
 
+@dataclass(frozen=True)
+class _Tried:
+    """An attempt: of which step, with which places, and what would have come of it."""
+
+    step: Step
+    places: list[tuple[str, str]]
+    prediction: Prediction
+
+
 class _Work:
     """The model as it stands, and what is known about it."""
 
@@ -227,6 +236,7 @@ class _Work:
         self._cannot_run = ""
         self._body = False
         self._left: list[tuple[Step, set[str]]] = []
+        self._first: _Tried | None = None  # the last attempt of the first of these, unless the model is another now
         self._answers: dict[tuple[str, str], tuple[str, str]] = {}  # finding to change, each by code and node
 
     def result(self) -> Fixed:
@@ -295,6 +305,8 @@ class _Work:
         except ModelError as error:
             return str(error), {}
         prediction = predict(candidate, self.target)
+        if not self._left:
+            self._first = _Tried(step, [(s.code, s.node) for s in sites], prediction)
         against = gains.no_better(self.prediction, prediction, step)
         if against is not None:
             fault = gains.blamed(self.model, candidate, touched, self.prediction, prediction, step)
@@ -319,8 +331,13 @@ class _Work:
             except ModelError:  # reported when the step was tried alone
                 continue
             if sites:
+                places = [(s.code, s.node) for s in sites]
+                first = None if tried else self._first
+                if first is not None and (first.step, first.places) == (step, places):
+                    prediction = first.prediction
+                else:
+                    prediction = predict(edited, self.target)
                 model = edited
-                prediction = predict(model, self.target)
                 changes += [Change(s.code, s.node, s.what) for s in sites]
                 tried.append(step)
         if not changes:
@@ -371,7 +388,7 @@ class _Work:
         why_not, noise = self._runs_as_well(candidate, aim)
         if why_not:
             return why_not
-        self.model, self.prediction, self._noise = candidate, prediction, noise
+        self.model, self.prediction, self._noise, self._first = candidate, prediction, noise, None
         self.applied += changes
         return ""
 

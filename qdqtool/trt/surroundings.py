@@ -43,6 +43,7 @@ _READERS = 100  # of one tensor that are listed; a network has a dozen
 _PATHS = 1500  # steps on the ways to those tensors together; there are 1176 in that block
 _STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
 _FEW = 4
+_ELEMENTWISE = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
 
 
 def scale_of(layer: Layer | None) -> Scale:
@@ -131,17 +132,18 @@ def _gains(layer: Layer) -> bool:
         return False
     queue, seen, found = [layer], {layer.id}, False
     for current in queue:
-        if any(t.is_output for t in current.outputs):
-            return False
-        for reader in (r for t in current.outputs for r in t.consumers):
-            if reader.kind == LayerKind.QUANTIZE:
-                found = True
-            elif not (reader.passage is not None or _averages(reader) or reader.operation == "SUM"
-                      or reader.kind in (LayerKind.ACTIVATION, LayerKind.POINTWISE)):
+        for tensor in current.outputs:
+            if tensor.is_output:
                 return False
-            elif reader.id not in seen:
-                seen.add(reader.id)
-                queue.append(reader)
+            for reader in tensor.consumers:
+                if reader.kind == LayerKind.QUANTIZE:
+                    found = True
+                elif reader.id not in seen:
+                    if not (reader.operation == "SUM" or reader.kind in _ELEMENTWISE or reader.passage is not None
+                            or _averages(reader)):
+                        return False
+                    seen.add(reader.id)
+                    queue.append(reader)
         if len(seen) > _BEHIND:
             return True
     return found

@@ -161,15 +161,15 @@ def test_tallies() -> None:
         assert list(tally.tensors) == ["images", "c1"]
         assert [p.count for p in tally.tensors.values()] == [768, 1024]
         assert all(p.focus is not None and 0 < p.focus.count <= p.count for p in tally.tensors.values())
-        assert not tally.tensors["c1"].spots
-    with Tally(None, ["images"], 64, None, 1, {1}) as tally:
+        assert len(tally.tensors["c1"].spots) == 1
+    with Tally(None, ["images"], 64, None, 1) as tally:
         assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
         for number, feed in enumerate(FEEDS):
             tally.add(number, (feed, number + 2))
         tally.add(9, None)
         part = tally.tensors["images"]
         assert (tally.images, tally.done, part.count, part.bins) == (2 + 3 + 4, {0, 1, 2, 9}, 3 * 768, 64)
-        assert len(part.spots) == 1 and part.focus is None
+        assert len(part.spots) == 3 and part.focus is None
         tally.forget()
         assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
 
@@ -207,7 +207,7 @@ def test_nobody_counts_any_more_when_a_count_has_failed(monkeypatch: pytest.Monk
 
 def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, **facts: Any) -> Assignment:
     digest = facts.get("sha256", hashlib.sha256(model).hexdigest())
-    return Assignment(model, digest, "net.onnx", names, 64, None, (SPEC,), fetched)
+    return Assignment(model, digest, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
 
 
 @pytest.mark.parametrize(
@@ -236,19 +236,19 @@ def test_a_model_that_arrives_damaged() -> None:
 
 def test_a_portion_is_counted() -> None:
     source = MemorySource(FEEDS, [SPEC])
-    portion = Portion((4, 7, 9), source, [source.digest(k) for k in range(3)], (7,))
+    portion = Portion((4, 7, 9), source, [source.digest(k) for k in range(3)])
     assert str(portion) == "samples 4 to 9"
     engine = Engine(assignment(packed_model(load(conv_net()), ["c1"])), 1)
     for _ in range(2):  # nothing is left of the one before
         packed = count(engine, portion, threading.Event())
         assert (packed["images"], packed["skipped"], packed["looks"]["total"]) == (3, [], 3)
         found = packed["tensors"]
-        assert [p.count for p in found.values()] == [3 * 768, 3 * 1024] and len(found["images"].spots) == 1
+        assert [p.count for p in found.values()] == [3 * 768, 3 * 1024] and len(found["images"].spots) == 3
         assert packed["seconds"] > 0
     stopped = threading.Event()
     stopped.set()
     with pytest.raises(ClusterError, match=r"^the job is over$"):
         count(engine, portion, stopped)
-    other = Portion((0,), MemorySource(FEEDS[:1], [SPEC]), [b"another"], ())
+    other = Portion((0,), MemorySource(FEEDS[:1], [SPEC]), [b"another"])
     with pytest.raises(ClusterError, match=r"^sample 0 is another file there; let all machines see the same files$"):
         count(engine, other, threading.Event())

@@ -3,9 +3,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import strategies as st
 
 from calibration import amax_of, collect, load_statistics
 from calibration.arrays import MemorySource, rows_of
@@ -20,6 +22,7 @@ from calibration.statistics import (
     merge_all,
     rounding,
     spotted_samples,
+    step,
     taken,
 )
 from qdqtool.errors import DataError
@@ -93,6 +96,38 @@ def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[
     fresh = of(1.0)
     fresh.add(np.array([2.0], np.float32), looked_at=True)
     assert fresh.focus is not None and fresh.focus.count == 1
+
+
+@hypothesis.given(st.integers(1, 400), st.integers(1, 60), st.booleans())
+def test_every_so_manieth_value_stands_for_so_many(size: int, every: int, looked_at: bool) -> None:
+    values = np.random.default_rng(size).normal(0.1, 1, size).astype(np.float32)
+    stats = TensorStatistics(64)
+    stats.add(values, looked_at=looked_at, every=every)
+    for part in (stats, *([stats.focus] if stats.focus is not None else [])):
+        counts, edges = part.histogram
+        assert (part.count, part.minimum, part.maximum) == (size, values.min(), values.max())
+        assert counts.sum() == size
+        bins = np.searchsorted(edges, np.abs([values.min(), values.max()]), "right") - 1
+        assert (counts[np.minimum(bins, len(counts) - 1)] > 0).all(), "the extremes are counted"
+        if every < size:
+            whole = (size - 2) // every
+            expected, _ = np.histogram(np.abs(values[: whole * every : every]), edges)
+            rest = counts - expected * every
+            assert rest.min() >= 0 and rest.sum() == size - whole * every <= every + 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "samples", "expected"),
+    [((1, 16, 320, 320), 64, 23), ((1, 16, 320, 320), None, 1), ((1, 16, 320, 320), 1, 1), ((1, 8, 90, 90), 500, 1),
+     ((1, 32, 160, 160), 16, 3), ((1, 32, 160, 160), 1000, 11), ((1, 64, 80, 81), 1000, 5), ((0, 3), 9, 1), ((), 9, 1)],
+)  # fmt: skip
+def test_which_values_are_counted(shape: tuple[int, ...], samples: int | None, expected: int) -> None:
+    found = step(shape, samples)
+    assert found == expected
+    if samples is not None and found > 1:
+        size = math.prod(shape)
+        assert size // found >= 1 << 16 and size * samples // found >= 1 << 22
+        assert math.gcd(found, shape[-1]) == 1, "not the same columns in every row"
 
 
 def test_ranges_of_channels_are_those_of_the_values() -> None:
