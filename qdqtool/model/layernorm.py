@@ -63,9 +63,13 @@ class Pieces:
         return self.nodes[-1].output
 
 
+_ROOTS = ("Sqrt", "Pow")
+_SQUARES = ("ReduceL2", "ReduceSumSquare", "LpNormalization", "RMSNormalization", "Mul", "Pow", "Einsum", "MatMul")
+
+
 def layer_norms(model: Model) -> list[Pieces]:
     """Every normalization in pieces, in graph order, recognised by what reads what past Casts between float types."""
-    return [found for root in model.ordered if (found := _pieces(model, root)) is not None]
+    return [found for root in model.ordered if root.op in _ROOTS and (found := _pieces(model, root)) is not None]
 
 
 def gains_of_last_axis(model: Model) -> dict[str, str]:
@@ -84,7 +88,7 @@ def sums_of_squares(model: Model, norms: Iterable[Pieces]) -> list[tuple[Node, .
     inside = {n.index for pieces in norms for n in pieces.nodes}
     found: list[tuple[Node, ...]] = []
     for node in model.ordered:
-        if node.index in inside:
+        if node.op not in _SQUARES or node.index in inside:
             continue
         alone = _is(node, "ReduceL2", "ReduceSumSquare") or (_is(node, "LpNormalization") and node.integer("p", 2) == 2)
         half = node.integer("stash_type", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT16
