@@ -143,8 +143,6 @@ CASES = {
     "insert-x": Case("YOLOv8x, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, letter="x"),
                      (8, 640), True),
     "insert-photos": Case("`--model`, photographs", "insert MODEL --calib IMAGES -o OUT", None, (0, 0), True),
-    "tune": Case("`tune --front`, YOLOv8s, 32 images of 640", "tune MODEL --calib IMAGES -o OUT --no-state --front",
-                 partial(_yolo, letter="s"), (128, 640)),
     "tune-photos": Case("`tune --front`, `--model`, photographs",
                         "tune MODEL --calib IMAGES -o OUT --no-state --front", None, (0, 0)),
 }  # fmt: skip

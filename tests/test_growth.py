@@ -89,7 +89,7 @@ def test_work(command, family):
 @pytest.mark.parametrize("command", WORK)
 @pytest.mark.growth
 def test_memory(command, family):
-    _grows_with_the_file(_bytes, WORK[command], family, DOUBLINGS[1:])
+    _grows_with_the_file(_bytes, WORK[command], family, DOUBLINGS)
 
 
 @pytest.mark.parametrize(("command", "family"), [

@@ -12,7 +12,7 @@ from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
-MAX_NAME = 4000  # characters; bounds what a hostile nest of concatenations can take
+MAX_NAME = 1000  # characters; bounds what a hostile nest of concatenations can take
 
 CONCAT = passage_of("Concat").case
 NESTED = documented(
