@@ -25,6 +25,7 @@ values of every channel at a few positions do.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -232,8 +233,8 @@ def _unit_edges(bits: int) -> Floats:
 
 # Which values are counted --------------------------------------------------------------------------------------------
 
-_OF_SAMPLE = 1 << 16  # values of a sample that are counted at least, where it has as many
-_OF_ALL = 1 << 22  # values of all samples that are counted at least: with fewer, each counts
+_OF_SAMPLE = 1 << 16  # values of a sample that are counted about, where it has as many
+_OF_ALL = 1 << 22  # values of all samples that are counted about: with fewer than twice as many, each counts
 
 
 def step(shape: Sequence[int], samples: int | None) -> int:
@@ -249,10 +250,10 @@ def step(shape: Sequence[int], samples: int | None) -> int:
     size = math.prod(shape)
     if samples is None or size < 2 * _OF_SAMPLE or size * samples < 2 * _OF_ALL:
         return 1
-    found = min(size // _OF_SAMPLE, size * samples // _OF_ALL)
-    while math.gcd(found, shape[-1]) > 1:  # else it would be the same columns in each row
-        found -= 1
-    return found
+    most = min(size // _OF_SAMPLE, size * samples // _OF_ALL)
+    # With a factor in common it would be the same columns of each row, or rows of each map.
+    found = next((k for k in range(most, most // 2, -1) if math.gcd(k, size) == 1), None)
+    return found or next(k for k in itertools.count(most) if math.gcd(k, size) == 1)
 
 
 # Every channel at a few positions ------------------------------------------------------------------------------------

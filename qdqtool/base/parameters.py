@@ -28,8 +28,8 @@ _WORDS = {
     tuple: "a tuple",
 }
 _TEXTS = (str, bytes, bytearray, memoryview, Mapping)
-_OURS = ("qdqtool", "calibration", "numpy")
-_SOUND = ("builtins", *_OURS)  # packages whose classes do what they are derived from
+_OURS = ("qdqtool", "calibration")
+_SOUND = ("builtins", "numpy", *_OURS)  # packages whose classes do what they are derived from
 _CONTAINERS = (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Mapping, dict, tuple)
 _DECIDED = (str, float, type(None))  # built in, and whether one fits is decided by its type alone
 _fitting: set[tuple[str, str, type, Any]] = set()  # what was found to fit: a call for each tensor of each image asks
@@ -77,9 +77,10 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     kind = type(value)
     if kind is hint:
         return value
+    array = kind.__module__ == "numpy" and kind.__name__ == "ndarray"
     key = None
-    if isinstance(annotation, str) and (kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS):
-        key = annotation, module, kind, getattr(value, "dtype", None)
+    if isinstance(annotation, str) and (array or kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS):
+        key = annotation, module, kind, value.dtype if array else None
         if key in _fitting:
             return value
     said = ""
@@ -243,7 +244,8 @@ def fits(value: object, hint: Any) -> bool:
 def _is_array(value: object) -> bool:
     """Whether it is an array of numbers, of numpy or of what gives numpy its arrays."""
     return hasattr(value, "ndim") and hasattr(value, "__array__") and (
-        getattr(getattr(value, "dtype", None), "kind", "f") not in "OSUMm")
+        getattr(getattr(value, "dtype", None), "kind", "f") not in "OSUMm"
+        and getattr(getattr(value, "dtype", None), "names", None) is None)
 
 
 def _class(value: object) -> str:

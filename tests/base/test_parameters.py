@@ -185,3 +185,13 @@ def test_results_that_take_a_model_and_a_log_to_make_look_at_arguments_as_the_ot
     for result in _NOT_MADE:
         methods = [m for n, m in inspect.getmembers(result, inspect.isfunction) if not n.startswith("_")]
         assert all(hasattr(m, "__wrapped__") for m in methods if len(inspect.signature(m).parameters) > 1)
+
+
+def test_objects_of_numpy_that_hold_anything(tmp_path: Path) -> None:
+    """What looks like an array by its attributes alone, and arrays of records."""
+    np.savez(tmp_path / "a.npz", dtype=np.ones(2))
+    with np.load(tmp_path / "a.npz") as found, pytest.raises(QdqtoolError, match=r"^`model="):
+        qdqtool.predict(found.f)
+    records = np.rec.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")])
+    with pytest.raises(QdqtoolError, match=r"give an array of numbers$"):
+        TensorStatistics().add(records)

@@ -119,15 +119,18 @@ def test_every_so_manieth_value_stands_for_so_many(size: int, every: int, looked
 @pytest.mark.parametrize(
     ("shape", "samples", "expected"),
     [((1, 16, 320, 320), 64, 23), ((1, 16, 320, 320), None, 1), ((1, 16, 320, 320), 1, 1), ((1, 8, 90, 90), 500, 1),
-     ((1, 32, 160, 160), 16, 3), ((1, 32, 160, 160), 1000, 11), ((1, 64, 80, 81), 1000, 5), ((0, 3), 9, 1), ((), 9, 1)],
+     ((1, 32, 160, 160), 16, 3), ((1, 32, 160, 160), 1000, 11), ((1, 64, 80, 81), 1000, 7),
+     ((1, 8192, 128, 1), 512, 15), ((1, 512, 256, 16, 1), 1000, 31), ((1, 2048, 16, 15), 1000, 7),
+     ((0, 3), 9, 1), ((), 9, 1)],
 )  # fmt: skip
 def test_which_values_are_counted(shape: tuple[int, ...], samples: int | None, expected: int) -> None:
     found = step(shape, samples)
     assert found == expected
     if samples is not None and found > 1:
         size = math.prod(shape)
-        assert size // found >= 1 << 16 and size * samples // found >= 1 << 22
-        assert math.gcd(found, shape[-1]) == 1, "not the same columns in every row"
+        assert size // found >= 1 << 15 and size * samples // found >= 1 << 21
+        places = np.unravel_index(np.arange(0, size, found), shape)
+        assert all(len(np.unique(at)) == n for at, n in zip(places, shape, strict=True)), "all columns, of all rows"
 
 
 def test_ranges_of_channels_are_those_of_the_values() -> None:
