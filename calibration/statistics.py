@@ -240,8 +240,7 @@ _OF_ALL = 1 << 22  # values of all samples that are counted about: with fewer th
 def step(shape: Sequence[int], samples: int | None) -> int:
     """Every which value of an activation goes into its histogram, see :meth:`TensorStatistics.add`.
 
-    A histogram of four million values, evenly spread over the maps of all images, differs from that of all of them by
-    less than one of other images of the same kind does.
+    docs/accuracy.md says what that changes against counting all of them.
 
     Args:
         shape: Of the activation, of one sample.
