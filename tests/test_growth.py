@@ -84,8 +84,6 @@ def _grows_with_the_file(measured, work, family: str, sizes) -> None:
 @pytest.mark.parametrize("command", WORK)
 @pytest.mark.growth
 def test_work(command, family):
-    if family == "wide Concat" and command.startswith("extract "):
-        pytest.xfail("onnx-graphsurgeon compares each input of a node with each: a second for 4,000")
     _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else DOUBLINGS)
 
 

@@ -1,4 +1,4 @@
-"""Cuts a part out of a model with onnx-graphsurgeon and puts back what that leaves out."""
+"""Cuts a part out of a model: nodes, constants, types, opsets and metadata stay those of the whole."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
-from qdqtool.model.modelfile import quiet_graphsurgeon
 from qdqtool.model.subgraphs import called, inner_graphs, leading_to
 
 FLOATS = frozenset({
@@ -204,11 +202,26 @@ class Cutter:
         """The model of a part: nodes, constants, types, opsets and metadata are the original's.
 
         Raises:
-            ModelError: onnx-graphsurgeon cannot read the part, or the type of an input is not known.
+            ModelError: The type of an input is not known.
         """
-        slim = self._slim(part)
-        cut = _through_graphsurgeon(slim, part, self.model.path or "model")
-        return self._put_back(cut, slim)
+        result = self._slim(part)
+        graph = result.graph
+        weights = [self.model.initializers[t.name] for t in graph.initializer]
+        del graph.initializer[:]
+        graph.initializer.extend(weights)
+        functions = called(result)
+        if len(functions) < len(result.functions):
+            functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
+            del result.functions[:]
+            result.functions.extend(functions)
+        used = {n.domain for n in graph.node} | {n.domain for f in result.functions for n in f.node} | {""}
+        opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
+        if any(True for _ in inner_graphs(graph.node)):
+            opsets = list(result.opset_import)  # a subgraph may use any of them
+        copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
+        del result.opset_import[:]
+        result.opset_import.extend(copies)
+        return result
 
     def sketch(self, part: Part) -> Model:
         """What :meth:`make` would make, to be predicted: its weights are the whole model's, and cost no copying.
@@ -216,13 +229,8 @@ class Cutter:
         Raises:
             ModelError: The type of an input is not known.
         """
-        slim = self._slim(part)
-        nodes, _ = leading_to(slim.graph.node, part.outputs)
-        if len(nodes) < len(slim.graph.node):
-            del slim.graph.node[:]
-            slim.graph.node.extend(nodes)
         model = self.model
-        return Model(slim, model.path, "a part", model.base_dir, types=model, constants=model)
+        return Model(self._slim(part), model.path, "a part", model.base_dir, types=model, constants=model)
 
     def _slim(self, part: Part) -> onnx.ModelProto:
         """The part's nodes and small constants alone, so that the cut costs what the part is worth, not the whole.
@@ -248,15 +256,18 @@ class Cutter:
         graph = slim.graph
         graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
         graph.metadata_props.extend(source.graph.metadata_props)
-        chosen = self._sorted(part.nodes)
+        # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
+        inside = self._sorted(part.nodes)
+        leading = {id(n) for n in leading_to([n.proto for n in inside], part.outputs)[0]}
+        chosen = [n for n in inside if id(n.proto) in leading]
         tensors = {t for n in chosen for t in (*n.inputs, *n.outputs, *n.captured) if t}
         for node in chosen:
             copy = graph.node.add()
             copy.CopyFrom(node.proto)
             copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
         stored = sorted((t for t in tensors if t in self._stored and t not in typed), key=self._stored.__getitem__)
-        inside = (self.model.initializers[t] for t in stored)
-        graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else without_data(t) for t in inside)
+        kept = (self.model.initializers[t] for t in stored)
+        graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else without_data(t) for t in kept)
         graph.quantization_annotation.extend(
             a for a in source.graph.quantization_annotation if a.tensor_name in tensors)
         graph.input.extend(typed[t] for t in part.inputs)
@@ -265,59 +276,6 @@ class Cutter:
         types = (self.value_info(t) for t in sorted(made))
         graph.value_info.extend(v for v in types if v.type.WhichOneof("value") is not None)
         return slim
-
-    def _put_back(self, cut: onnx.ModelProto, slim: onnx.ModelProto) -> onnx.ModelProto:
-        """The original's protos for whatever graphsurgeon kept: it drops metadata and rewrites types and attributes."""
-        result = onnx.ModelProto()
-        result.CopyFrom(slim)
-        graph = result.graph
-        made = {o for n in cut.graph.node for o in n.output if o}
-        # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
-        kept = [n for n in slim.graph.node if not made.isdisjoint(n.output)]
-        tensors = {t for n in cut.graph.node for t in (*n.input, *n.output)}
-        tensors |= {v.name for v in (*graph.input, *graph.output)} | {t for n in self.model.nodes for t in n.captured}
-        del graph.node[:]
-        graph.node.extend(kept)
-        weights = [self.model.initializers[t.name] for t in graph.initializer if t.name in tensors]
-        types = [v for v in graph.value_info if v.name in tensors]
-        del graph.initializer[:], graph.value_info[:]
-        graph.initializer.extend(weights)
-        graph.value_info.extend(types)
-        functions = called(result)
-        if len(functions) < len(result.functions):
-            functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
-            del result.functions[:]
-            result.functions.extend(functions)
-        used = {n.domain for n in graph.node} | {n.domain for f in result.functions for n in f.node} | {""}
-        opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
-        if any(True for _ in inner_graphs(graph.node)):
-            opsets = list(result.opset_import)  # a subgraph may use any of them
-        copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
-        del result.opset_import[:]
-        result.opset_import.extend(copies)
-        return result
-
-
-def _through_graphsurgeon(slim: onnx.ModelProto, part: Part, what: str) -> onnx.ModelProto:
-    import onnx_graphsurgeon as gs
-
-    bare = onnx.ModelProto()
-    bare.CopyFrom(slim)
-    del bare.functions[:]  # a call from a subgraph sends graphsurgeon round in circles; a call is a node as any other
-    with quiet_graphsurgeon():
-        try:
-            graph = gs.import_onnx(bare)
-            tensors = graph.tensors()
-            graph.inputs = [tensors[t] for t in part.inputs if t in tensors]
-            graph.outputs = [tensors[t] for t in part.outputs]
-            for tensor in graph.inputs:
-                tensor.inputs.clear()
-            graph.cleanup(remove_unused_graph_inputs=False).toposort()
-            exported: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
-        except Exception as error:
-            # graphsurgeon raises whatever its parts raise: KeyError, TypeError, its own exception.
-            raise ModelError(f"{what}: onnx-graphsurgeon cannot cut it: {reason_of(error)}") from error
-    return exported
 
 
 def _constant_nodes(model: Model) -> frozenset[int]:
