@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.process import collector_paused
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import is_dq, is_q
@@ -50,7 +48,7 @@ def predict(
         from qdqtool.explain.ways import way_named
 
         way = way_named(way).name
-    with _collector_paused():
+    with collector_paused():
         index = load(model)
         if chosen.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -118,7 +116,7 @@ def _without_pairs(model: Model, tensor: str) -> str:
 
 def outcome(model: Model, target: Target) -> Prediction:
     """The bare outcome: no findings, and what a target assumes is taken for settled."""
-    with _collector_paused():
+    with collector_paused():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
@@ -201,15 +199,3 @@ def _number(findings: list[Finding], prediction: Prediction, model: Model) -> No
             concerned = by_name.get(name)
             if concerned is not None:
                 concerned.findings.append(number)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A large network is many objects, all of which stay: looking for garbage among them takes half the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

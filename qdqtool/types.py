@@ -249,18 +249,18 @@ class Refusal:
 
     def names(self) -> Iterator[str]:
         """Every name in it, of nodes and of tensors, each once; operators and the pass are none."""
-        found: dict[str, None] = {}
-        _add_names(self, found, set())
-        return iter(found)
+        if _NAMES not in vars(self):
+            vars(self)[_NAMES] = tuple(_add_names(self, {}, set()))
+        return iter(vars(self)[_NAMES])
 
 
-def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> None:
+def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, None]:
     """Adds the names in a record or tuple; what several others hold, as ways do their steps, is looked at once."""
     seen.add(id(value))
     parts: Iterable[Any] = value
     if hasattr(value, "_fields"):
         apart = ("pass_name", "op") if isinstance(value, Refusal) else ("op", "shape")
-        parts = [part for name, part in vars(value).items() if name not in apart]
+        parts = vars(value).get(_NAMES) or [p for name, p in vars(value).items() if name not in apart]
     for part in parts:
         kind = type(part)
         if kind is str:
@@ -269,9 +269,11 @@ def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> None:
         elif kind not in _NAMELESS and id(part) not in seen and (
                 isinstance(part, (tuple, frozenset)) or hasattr(part, "_fields")):
             _add_names(part, found, seen)
+    return found
 
 
 _NAMELESS = frozenset((int, float, bool, type(None)))
+_NAMES = "_names"  # in a refusal's dictionary, once they are known
 
 
 @record

@@ -83,7 +83,17 @@ def _eq(self: Any, other: object) -> bool:
 
 
 def _hash(self: Any) -> int:
-    return hash((type(self), contents(self)))
+    """Worked out once: a record may hold others, each of which holds the one before."""
+    values = self.__dict__
+    found: int | None = values.get(_HASH)
+    if found is None:
+        found = values[_HASH] = hash((type(self), contents(self)))
+    return found
+
+
+def _state(self: Any) -> dict[str, Any]:
+    """What a copy gets, or another process, where texts have other hashes."""
+    return dict(zip(self._fields, contents(self), strict=True))
 
 
 def _repr(self: Any) -> str:
@@ -92,4 +102,5 @@ def _repr(self: Any) -> str:
 
 
 _METHODS = {"__init__": _init, "__setattr__": _set, "__delattr__": _set, "__eq__": _eq, "__hash__": _hash,
-            "__repr__": _repr}
+            "__repr__": _repr, "__getstate__": _state}
+_HASH = "_hash"  # in a record's dictionary

@@ -14,6 +14,7 @@ from qdqtool.base import budgets
 from qdqtool.base.files import Guard, not_over, watched
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.process import collector_paused
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.report import FIXES, fixed
@@ -181,15 +182,16 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     model = load_full(source)
     if not is_quantized(model):
         raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
-    work = _Work(model, chosen, fixes.inputs, effort)
-    for step in STEPS:
-        if wanted.intersection(step.codes) or (not only and not step.costs):
-            work.try_step(step, wanted if only else set(step.codes))
-    work.try_together()
-    for aim, what, convert in _WHOLE:
-        if not only or wanted.intersection(aim.codes):
-            work.try_whole(aim, what, convert)
-    work.account_for(wanted)
+    with collector_paused():
+        work = _Work(model, chosen, fixes.inputs, effort)
+        for step in STEPS:
+            if wanted.intersection(step.codes) or (not only and not step.costs):
+                work.try_step(step, wanted if only else set(step.codes))
+        work.try_together()
+        for aim, what, convert in _WHOLE:
+            if not only or wanted.intersection(aim.codes):
+                work.try_whole(aim, what, convert)
+        work.account_for(wanted)
     return work.result()
 
 

@@ -308,3 +308,11 @@ except ImportError:
 else:
     raise AssertionError("imported")
 """
+
+
+def test_a_copy_of_a_record_works_out_its_own_hash():
+    """In another process texts have others."""
+    part = Part("a", last=(1, 2))
+    assert hash(part) == hash(Part("a", last=(1, 2))) and "_hash" in vars(part)
+    for again in (copy.copy(part), pickle.loads(pickle.dumps(part))):
+        assert again == part and "_hash" not in vars(again)
