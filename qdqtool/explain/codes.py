@@ -137,8 +137,13 @@ def hint(text: str) -> str:
     return f"did you mean {', '.join(near)}?" if near else "see 'qdqtool explain --list'"
 
 
+_WORDS = 2  # of a code that is not spelled with hyphens
+
+
 def similar(text: str, count: int = 3) -> list[str]:
-    """The codes spelled most like ``text``, the nearest first."""
+    """The codes spelled most like ``text``, the nearest first; none for a sentence."""
+    if len(text.split()) > _WORDS:
+        return []
     wanted = text.strip().upper().replace("_", "-")
     import difflib
 

@@ -61,7 +61,7 @@ _FUNCTION = re.compile(r"In function (\w{1,80})|Assertion Error in (\w{1,80})|In
 _CODE = re.compile(r"Error Code:? (\d{1,2})\b|Error\[(\d{1,2})\]")
 _BARE_CODE = re.compile(r"(?:^|\] |ERROR: |INTERNAL_ERROR: )(\d{1,2}): (?=\[|Assertion|Could|Internal)")
 _ASSERTION = re.compile(r"Assertion(?: failed:)? [`']?(.{1,300}?)'?(?: failed|$|\n|\. ?\))")
-_CATEGORY = re.compile(r"Error Code:? \d{1,2}: ([A-Z][A-Za-z ]{2,40}?) (?:Error|Failure)")
+_SAID = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\s*(?:$|\n)")
 _STATUS = re.compile(
     r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
     r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"
@@ -139,6 +139,7 @@ class ErrorLine:
         part: Which part of TensorRT the file belongs to.
         about: What errors of that part are about.
         status: What the parser says of the node, with the code in front.
+        said: What stands in parentheses behind ``Error Code N``.
     """
 
     file: str = ""
@@ -149,6 +150,7 @@ class ErrorLine:
     part: str = ""
     about: str = ""
     status: str = ""
+    said: str = ""
 
     @property
     def is_error(self) -> bool:
@@ -179,8 +181,10 @@ def parse_error(text: str) -> ErrorLine:
     part, about = next(((p.name, p.about) for p in _PARTS if lower.startswith(tuple(p.files.split()))), ("", ""))
     if not part and (status or function.startswith("import")):
         part, about = _PARSER.name, _PARSER.about
-    said = f"{status[1]}: {status[2].strip().rstrip('.')}" if status else ""
-    return ErrorLine(file, function, line, number, condition, part, about, said)
+    refused = f"{status[1]}: {status[2].strip().rstrip('.')}" if status else ""
+    said = _SAID.search(text)
+    return ErrorLine(file, function, line, number, condition, part, about, refused,
+                     said[1].strip().rstrip(".") if said else "")
 
 
 def from_shape(text: str) -> KnownError | None:
@@ -193,6 +197,8 @@ def from_shape(text: str) -> KnownError | None:
         parts.append(f"The parser says {found.status}.")
     if found.condition:
         parts.append(f"A condition in TensorRT's code did not hold: {found.condition}.")
+    elif found.said and not found.file:
+        parts.append(f"TensorRT says: {found.said}.")
     if found.code is not None:
         parts.append(f"Error code {found.code} is {_CODES.get(found.code, 'none that the documentation names')}.")
     if found.file:
@@ -211,7 +217,7 @@ def from_shape(text: str) -> KnownError | None:
         " ".join(parts), first + _steps(found),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
-                f"'{(found.condition or found.status or found.function or found.file)[:80]}'.",
+                f"'{(found.condition or found.said or found.status or found.function or found.file)[:80]}'.",
     )  # fmt: skip
 
 
@@ -255,6 +261,8 @@ def _steps(found: ErrorLine) -> str:
         )
     if found.code == 5 or "alloc" in found.function.lower():
         return "Free GPU memory, lower the workspace or the batch, and close other programs on this GPU."
+    if found.code == 3 or (found.code == 9 and not found.file):
+        return "Change the call, option or setting that the text names."
     if found.part in ("the runtime", "CUDA and memory"):
         return "Check that engine, TensorRT, driver and GPU belong together; build the engine again on this machine."
     return (
