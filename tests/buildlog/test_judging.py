@@ -250,7 +250,7 @@ def test_what_either_file_knows() -> None:
                    Build(profile_rows=two.profile_rows, iterations=7, memory=Memory(activation=2)))  # fmt: skip
     assert (again.iterations, again.profile_rows[0].name, again.memory.activation) == (9, "q", 1)
     build = merged(Build(layers=[layer("a", line=3)]), Build(layers=[layer("a", "x", "y", line=9)]))
-    assert build.layer("a").line == 9
+    assert build.layers[0].line == 9
 
 
 @pytest.mark.parametrize(("first", "second", "kept"), [
@@ -269,7 +269,7 @@ def test_the_richer_listing_counts_with_the_lines_of_both(
     build = merged(Build(layers=first, listing=Listing.ENGINE_LINES), Build(layers=second, listing=Listing.LAYER_JSON))
     assert build.layers is both[kept] and build.second_layers == both[1 - kept]
     assert build.listing == (Listing.ENGINE_LINES, Listing.LAYER_JSON)[kept]
-    assert build.layer("a").line == 40
+    assert build.layers[0].line == 40
 
 
 @pytest.mark.parametrize(("first", "second", "same"), [

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog import layers
-from qdqtool.buildlog.names import base_name, clone_suffix, parts
+from qdqtool.buildlog.names import base_name, parts
 from qdqtool.types import Precision
 from tests.tables import cases
 
@@ -205,8 +205,6 @@ def test_base_names_and_known_names() -> None:
     assert base_name("QuantizeLinear_7_quantize_scale_node") == "QuantizeLinear_7"
     assert base_name("QuantizeLinear_7_clone_1_quantize_scale_node") == "QuantizeLinear_7"
     assert base_name("/a/clone_1/Conv") == "/a/clone_1/Conv"
-    assert clone_suffix("Q_clone_1_clone_2") == "_clone_1_clone_2"
-    assert clone_suffix("Q") == ""
     parts("PWN(" * 5000 + "a" + ")" * 5000)
     parts(" + ".join(["x"] * 50_000), frozenset({"x + x"}))
     parts("(a + " * 40_000, frozenset({"b + c"}))

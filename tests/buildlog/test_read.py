@@ -279,7 +279,7 @@ def test_dumped_layer_information_adds_attributes_to_the_listing() -> None:
                           "Bindings:", "images", "out", lines[-1]])
     build = read(detailed)
     assert build.listing == "layer-info"
-    conv = build.layer("w + wq + conv + relu")
+    conv = next(layer for layer in build.layers if layer.name == "w + wq + conv + relu")
     assert (conv.extras["Kernel"], conv.extras["Weights"]) == ([3, 3], {"Type": "Int8", "Count": 432})
     assert detailed.splitlines()[conv.line - 1] == INFO
     again = next(layer for layer in build.second_layers if layer.name == conv.name)

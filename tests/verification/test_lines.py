@@ -1,5 +1,6 @@
 """Pass lines, layers, conversions and tensors held against each other: each rule on builds of a few layers."""
 
+import functools
 import io
 import re
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.buildlog.agreement import ConversionCounts, Difference, LayerCounts, Mismatch, TraceCounts
+from qdqtool.buildlog.agreement import ConversionCounts, Difference, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import listing_hole
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, Lack, LogEvent, Milestone, Section
@@ -25,7 +26,6 @@ from qdqtool.verification.lines import (
     _edge_difference,
     _layer_key,
     compare_conversions,
-    compare_copies,
     compare_layers,
     compare_trace,
     inconsistent_tensors,
@@ -60,28 +60,22 @@ def logged(*events: Event) -> list[LogEvent]:
 
 # Lines ----------------------------------------------------------------------------------------------------------
 
-COMPARERS = [(compare_trace, QDQ, "trace"), (compare_copies, COPIES, "copy")]
-
-
-@pytest.mark.parametrize(("compare", "events", "kind"), COMPARERS)
+@pytest.mark.parametrize(("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)])
 @pytest.mark.parametrize("ended", [True, False])
-def test_lines_of_one_side(compare, events, kind, ended) -> None:  # type: ignore[no-untyped-def]
+def test_lines_of_one_side(events: list[Event], kind: MismatchKind, ended: bool) -> None:
     """One more in the log is always a mismatch; one less only where the log holds the passes to their end."""
+    compare = functools.partial(compare_trace, kind=kind)
     more = compare(predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended)
     assert more.counts == TraceCounts(1, 3, 1, 1)
-    assert [(str(m.kind), m.line, m.differs) for m in more.mismatches] == [
+    assert [(m.kind, m.line, m.differs) for m in more.mismatches] == [
         (kind, 12, Difference.FIRST_LINE), (kind, 13, Difference.LOGGED)]
     assert (more.mismatches[0].predicted, more.mismatches[0].name) == ({}, trace.render(events[1]))
     less = compare(predicted(trace=[*events[:2], events[1]]), Build(trace=logged(*events[:1])), ended)
     assert less.counts == TraceCounts(3, 1, 1, 1)
     assert [(m.differs, m.line, m.built) for m in less.mismatches] == [(Difference.NOT_LOGGED, None, {})] * 2 * ended
-
-
-@pytest.mark.parametrize(("compare", "events", "kind"), COMPARERS)
-def test_a_log_without_such_lines_says_nothing(compare, events, kind) -> None:  # type: ignore[no-untyped-def]
-    other = COPIES if kind == "trace" else QDQ
-    found = compare(predicted(trace=events), Build(trace=logged(*other)), True)
-    assert (found.counts, found.mismatches) == (TraceCounts(len(events)), [])
+    # a log without such lines says nothing
+    none = compare(predicted(trace=events), Build(trace=logged(*(COPIES if events is QDQ else QDQ))), True)
+    assert (none.counts, none.mismatches) == (TraceCounts(len(events)), [])
 
 
 def test_lines_that_do_not_count() -> None:
@@ -93,7 +87,7 @@ def test_lines_that_do_not_count() -> None:
     assert found.counts == TraceCounts(3, 3, 3, 3) and found.mismatches == []
     # After concat removal: N shows that it ran, so that a predicted line is missing
     build = Build(milestones=[Milestone("After concat removal", 9, 5)])
-    found = compare_copies(predicted(trace=COPIES), build, True)
+    found = compare_trace(predicted(trace=COPIES), build, True, kind=MismatchKind.COPY)
     assert found.counts == TraceCounts(2, 0, 0, 0) and len(found.mismatches) == 2
     assert compare_trace(predicted(trace=QDQ), build, True).counts == TraceCounts(3)
 
