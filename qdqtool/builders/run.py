@@ -84,18 +84,13 @@ def log_names(model: Model) -> dict[int, str]:
 
 
 def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
-    """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name.
-
-    Raises:
-        ModelError: An external weight file is missing.
-    """
+    """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name."""
     same = all(names[n.index] == n.proto.name for n in model.nodes)
     if same and model.path and not model.path.endswith(".gz"):
         modelfile.require_weights(model)  # the compiler would say no more than "Failed to import initializer"
         return Path(model.path)
-    full = modelfile.load_full(model)
     copy = onnx.ModelProto()
-    copy.CopyFrom(full.proto)
+    copy.CopyFrom(modelfile.load_full(model).proto)
     for node in model.nodes:
         copy.graph.node[node.index].name = names[node.index]
     path = folder / "model.onnx"
@@ -116,20 +111,19 @@ def run_one(
     ``compiled`` builds the file given first, and leaves what it printed in the folder given second.
     """
     model = modelfile.load(source)
-    folder = None if output is None else Path(output)
-    if folder is not None:
+    if output is not None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            Path(output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BuilderError(f"{folder}: cannot be made: {error.strerror or error}") from error
+            raise BuilderError(f"{Path(output)}: cannot be made: {error.strerror or error}") from error
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
         result = compiled(with_log_names(model, names, work), work)
         read_log(model, names, work, result)
-        if folder is not None:
-            result.log_path = _kept(work / "build.log", folder)
-            result.engine_path = _kept(work / "engine.plan", folder)
+        if output is not None:
+            result.log_path = _kept(work / "build.log", Path(output))
+            result.engine_path = _kept(work / "engine.plan", Path(output))
     return result
 
 
@@ -328,16 +322,8 @@ _ENDING = 5  # seconds that ending a command may take
 def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
     """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
 
-    Nothing that it started runs on.
-
-    Args:
-        command: The words; no shell reads them.
-        timeout: In seconds.
-        output: Where its output goes, errors included.
-
-    Raises:
-        OSError: It cannot be started.
-        BuilderError: What waits for it was killed.
+    No shell reads its words; its errors go to ``output`` as well. Nothing that it started runs on. It raises OSError
+    where the command cannot be started, BuilderError where what waits for it was killed.
     """
     mark = f"QDQTOOL_COMMAND={os.urandom(8).hex()}"
     marks = " ".join((mark, *(f"{name}={value}" for name, value in marked({}).items())))

@@ -305,11 +305,7 @@ def _quoted(lines: Iterable[str]) -> str:
 # SVG --------------------------------------------------------------------------------------------------------------
 
 def svg(drawing: Drawing) -> str:
-    """The picture, without Graphviz.
-
-    Raises:
-        QdqtoolError: fast-sugiyama is not installed, or the engine has too many layers to draw.
-    """
+    """The picture, without Graphviz; QdqtoolError where fast-sugiyama is missing, or there is too much to draw."""
     if not installed():
         raise QdqtoolError("drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use `dot` and Graphviz)")
     for box in drawing.boxes:

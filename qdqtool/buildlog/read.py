@@ -43,11 +43,7 @@ def name_of(source: LogSource) -> str:
 def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
     """Gives the unpacked bytes of a source, block by block, as UTF-8 (UTF-16 with a byte-order mark is recoded).
 
-    Args:
-        source: A path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
-
-    Raises:
-        BuildLogError: The source cannot be read, or is a damaged compressed file from its very start.
+    It is a path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
     """
     name = name_of(source)
     try:

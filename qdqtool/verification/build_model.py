@@ -59,8 +59,7 @@ def build_model(
 ) -> BuiltModel:
     """Builds a model and maps the build back to it; arguments and errors as for :func:`qdqtool.builders.build`.
 
-    Returns:
-        What came out; with ``output``, the layers and convolutions are written to ``layers.json`` there.
+    With ``output``, the layers and convolutions are written to ``layers.json`` there.
     """
     result = mapped(builders.build(model, builder, output, sm, timeout, keep_engine, shapes))
     if output is not None and result.build is not None and result.status == "built":

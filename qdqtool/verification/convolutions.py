@@ -153,8 +153,7 @@ def common_names(model: Model, build: Build) -> tuple[int, int]:
 def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[str, str, str]]:
     """Names that stand for one node in the model and for another in the build, as numbered names of two exports do.
 
-    Returns:
-        The name, what the model has there, what the build has: operator, shape of the weights, or name of the weights.
+    With each: what the model has there and what the build has: operator, shape of the weights, or their name.
     """
     found: dict[str, tuple[str, str]] = {}
     parsed = {n.name: n for n in build.parse.nodes if n.name}
@@ -327,11 +326,11 @@ class PassLines:
     """What the pass lines say of the convolutions: the log's ground truth where the engine listing is missing.
 
     Attributes:
+        build: Whose lines they are.
+        known: Names of the model's nodes.
         inputs: Node to the line that quantizes its inputs.
         outputs: Node to the line that quantizes its output.
         complete: Whether the optimizer came to its end, so that what no line quantizes stays float.
-        build: Whose lines they are.
-        known: Names of the model's nodes.
     """
 
     build: Build

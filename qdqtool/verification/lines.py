@@ -154,13 +154,9 @@ def compare_trace(
 ) -> Compared[TraceCounts]:  # fmt: skip
     """Holds the simulated lines of the Q/DQ passes, or those about copies, against the logged ones, as multisets.
 
-    Args:
-        prediction: The prediction.
-        build: The build.
-        ended: Whether the log holds the passes to their end; otherwise a predicted line that is not there says nothing.
-        uncertain: Predicted events that rest on scales that are not known: left out on both sides.
-        kind: Which lines. Those about copies are printed once, near the end of the optimizer's part: ``After concat
-            removal`` shows that they were.
+    Those about copies are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they
+    were. Unless the log holds the passes to their end, a predicted line that is not there says nothing; ``uncertain``
+    events, which rest on scales that are not known, are left out on both sides.
     """
     unsure, copies = set(uncertain), kind == MismatchKind.COPY
 

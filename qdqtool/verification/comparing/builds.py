@@ -64,10 +64,9 @@ def with_profile_rows(build: Build) -> Build:
 
 
 def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
-    """What an engine made of a model's nodes; nodes of which the build says nothing are left out.
+    """What an engine made of a model's nodes, by index; nodes of which the build says nothing are left out.
 
-    Returns:
-        Node index to what became of it, and how the nodes were matched: ``names``, ``structure`` or ``shapes``.
+    With it, how the nodes were matched: by ``names``, ``structure`` or ``shapes``.
     """
     model, ms = view.model, build.profile
     names, by = None, "names"

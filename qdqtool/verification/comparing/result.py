@@ -362,8 +362,7 @@ _FIRST_FIELD = b"\x08"  # ir_version, with which every exporter begins
 def is_model(path: str | os.PathLike[str]) -> bool:
     """Whether a path names an ONNX model, by its ending or its first byte; other text is read as a build.
 
-    Raises:
-        QdqtoolError: The file cannot be read, or is neither (a PyTorch file, an engine ...).
+    A file that is neither (a PyTorch file, an engine ...) is a QdqtoolError.
     """
     name = os.fspath(path)
     if files.named_as_model(name):
@@ -384,13 +383,7 @@ _SAME = 1e-5  # scales nearer than this, relatively, are equal: exporters write 
 
 
 def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
-    """Everything that differs, words apart.
-
-    Args:
-        a: The first side.
-        b: The second.
-        scales: Whether both sides know of Q/DQ in a file, so that scales and pairs can be compared.
-    """
+    """Everything that differs, words apart; ``scales`` and pairs too where both sides know of Q/DQ in a file."""
     found = NodeChange(a, b)
     changes: list[Change] = []
     unknown = (None, Precision.UNKNOWN)

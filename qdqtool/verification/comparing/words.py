@@ -128,10 +128,7 @@ def _times(comparison: Comparison) -> list[str]:
 def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "writes")) -> str:
     """What happened at one node.
 
-    Args:
-        node: The node.
-        finding: Message of the finding that explains a lost INT8.
-        said: How what A and B write is told.
+    ``finding`` is the message of the one that explains a lost INT8; ``said`` is how what A and B write is told.
     """
     a, b = node.a, node.b
     parts: list[str] = []
