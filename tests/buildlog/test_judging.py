@@ -156,8 +156,7 @@ def test_a_hole_in_a_listing(
 
 def test_q_and_dq_of_the_users_own_names_are_marked() -> None:
     """By the pass that turned them into conversions, or by the parse section; what is told already stays."""
-    layers = [layer("first", kind="Reformat"), layer("second_clone_1", kind="Reformat"), layer("third",
-        kind="Reformat"),
+    layers = [*(layer(name, kind="Reformat") for name in ("first", "second_clone_1", "third")),
               layer("first", kind="Reformat", origin="REFORMAT")]  # fmt: skip
     nodes = [ParsedNode("second", "QuantizeLinear"), ParsedNode("third", "Conv"), ParsedNode("", "QuantizeLinear")]
     build = judged(layers=layers, trace=[LogEvent("QDQToCopy", "Running", "first"), LogEvent("P", "Running", "third")],
@@ -181,8 +180,8 @@ def spelled(vector: int = 1, layout: str = "", **more: Any) -> BuiltLayer:
     ([layer("QuantizeLinear_2_quantize_scale_node")], Listing.ENGINE_LINES, "8.0"),
     ([spelled(extras={"StrideOrder": "x"})], Listing.LAYER_JSON, "11"),
     ([spelled(layout="(NHWC) Channel major format")], Listing.LAYER_INFO, "11"),
-    ([spelled(onnx_names=["n"])], Listing.LAYER_JSON, "8.6"), ([spelled(extras={"StreamId": 0})], Listing.LAYER_INFO,
-                                                               "8.6"),
+    ([spelled(onnx_names=["n"])], Listing.LAYER_JSON, "8.6"),
+    ([spelled(extras={"StreamId": 0})], Listing.LAYER_INFO, "8.6"),
     ([BuiltLayer("__myl_CastMul_myl0_1", "kgen", onnx_names=["n"])], Listing.LAYER_JSON, "10"),
     ([spelled(vector=32)], Listing.ENGINE_LINES, "8.5"), ([spelled(vector=32)], Listing.LAYER_JSON, "8.4"),
     ([spelled(tactic="0x1")], Listing.ENGINE_LINES, "8.4"), ([spelled(tactic="12")], Listing.ENGINE_LINES, "8.2"),
@@ -221,8 +220,8 @@ def merged(first: Build, second: Build) -> Build:
 
 @pytest.mark.parametrize(("first", "second", "source"), [
     (BuildSource.PROFILE_JSON, BuildSource.TRTEXEC_LOG, BuildSource.TRTEXEC_LOG),
-    (BuildSource.LAYER_JSON, BuildSource.LOG, BuildSource.LOG), (BuildSource.LAYER_INFO, BuildSource.LOG,
-                                                                 BuildSource.LOG),
+    (BuildSource.LAYER_JSON, BuildSource.LOG, BuildSource.LOG),
+    (BuildSource.LAYER_INFO, BuildSource.LOG, BuildSource.LOG),
     (BuildSource.LOG, BuildSource.LAYER_JSON, BuildSource.LOG),
     (BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON, BuildSource.LAYER_JSON),
     (BuildSource.LAYER_JSON, BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON),

@@ -1,6 +1,5 @@
 """verify on logs written from predictions and changed in one place, and on the recorded builds."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, ConvolutionCounts, Difference, Mismatch, MismatchKind
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, LogEvent, ParseSection, Section
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
@@ -25,6 +23,7 @@ from qdqtool.verification.build_model import BuiltModel, Pair, build_model
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.lines import Verification, of_pairs
 from tests.buildlog.evidence import build_file
+from tests.buildlog.samples import build_of
 from tests.slow import slow_after
 from tests.tables import cases
 from tests.trt.builder import Graph
@@ -191,7 +190,7 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
     for i, match in places[:: len(places) // 10]:
         words = ("Int8", "Float") if lines[i].startswith("Layer(") else ("Int8", "FP32")
         changed = lines[i][: match.start()] + swapped(match[0], words) + lines[i][match.end() :]
-        result = verify(model, read_build(io.BytesIO("\n".join([*lines[:i], changed, *lines[i + 1 :]]).encode())))
+        result = verify(model, build_of([*lines[:i], changed, *lines[i + 1 :]]))
         assert exit_code(result) == 1, changed
         assert any(m.line == i + 1 or i + 1 in m.values for m in result.mismatches), changed
 
@@ -206,13 +205,13 @@ def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest
     for edge in [edges[-1], *edges[::4]]:  # the last one is the network's output, which the model names otherwise
         before = edge["Format/Datatype"]
         edge["Format/Datatype"] = "Row major linear FP32" if "Int8" in before else "Row major Int8 format"
-        assert exit_code(verify(model, read_build(io.BytesIO(json.dumps(data).encode())))) == 1, edge
+        assert exit_code(verify(model, build_of(data))) == 1, edge
         edge["Format/Datatype"] = before
     for lost in range(0, len(data["Layers"]), 5):
         rest = data | {"Layers": [*data["Layers"][:lost], *data["Layers"][lost + 1 :]]}
-        assert exit_code(verify(model, read_build(io.BytesIO(json.dumps(rest).encode())))) == 2
+        assert exit_code(verify(model, build_of(rest))) == 2
     half = json.dumps(data, indent=1)
-    result = verify(model, read_build(io.BytesIO(half[: len(half) // 2].encode())))
+    result = verify(model, build_of(half[: len(half) // 2]))
     assert result.mismatches == []
     assert exit_code(result) == 2
 
@@ -328,7 +327,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         if arguments[4] == 1:
             return BuildResult("tensorrt", "refused", message="no")
         model = load(MODEL)
-        read = read_build(io.BytesIO("\n".join(log_of(prediction(CASE))).encode()))
+        read = build_of(log_of(prediction(CASE)))
         return BuildResult("tensorrt", "built", "8.5.2", model=model, names={n.index: n.name for n in model.nodes},
                            build=read)  # fmt: skip
 

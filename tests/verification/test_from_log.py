@@ -1,7 +1,6 @@
 """verify --from-log: what depends on scales, which no log prints, is unknown and never agreement."""
 
 import contextlib
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from qdqtool.verification import api
 from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.lines import agreement, is_copy_line
 from tests.buildlog.evidence import build_file
+from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
 from tests.trt.evidence import model as published
 from tests.verification.synthetic import log_of
@@ -63,10 +63,10 @@ def test_stems_and_torn_sections() -> None:
     lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
     start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
     with pytest.raises(BuildLogError, match="parse section \\(the beginning\\) is missing"):
-        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
+        api.verify_from_log(build_of(lines[start:]))
     hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
     with pytest.raises(BuildLogError, match="no node makes"):
-        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
+        api.verify_from_log(build_of(lines[: hole[0]] + lines[hole[-1] :]))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown()
     before, arrow, after = lines[at].rpartition(" -> ")
     assert "(Float[" in after
     changed = "\n".join([*lines[:at], before + arrow + after.replace("(Float[", "(Int8["), *lines[at + 1 :]])
-    result = api.verify_from_log(read_build(io.BytesIO(changed.encode())))
+    result = api.verify_from_log(build_of(changed))
     assert api.exit_code(result) == 1
     assert any(m.differs == Difference.TWO_TYPES and at + 1 in m.values for m in result.mismatches)
 
@@ -174,7 +174,7 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
     Only what runs TensorRT-RTX speaks of its licence.
     """
     proto = onnx.load(written(model, 0))
-    log = read_build(io.BytesIO("\n".join(log_of(predict(proto, "trt8.5"))).encode()))
+    log = build_of(log_of(predict(proto, "trt8.5")))
     answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
     result = api.verify_with_builder(model, "trtexec")
     assert (result.prediction is not None and result.prediction.target, result.mismatches) == ("trt8.5", [])
@@ -242,7 +242,7 @@ def test_a_changed_copy_line_is_a_mismatch(
     at = next(i for i, line in enumerate(lines) if words in line)
     made = change(lines[at])
     changed = [*lines[:at], *([] if made is None else [made]), *lines[at + 1 :]]
-    result = api.verify(model_bevfusion, read_build(io.BytesIO("\n".join(changed).encode())))
+    result = api.verify(model_bevfusion, build_of(changed))
     assert api.exit_code(result) == 1
     found = [m for m in result.mismatches if m.kind == "copy"]
     assert found[0].differs == differs

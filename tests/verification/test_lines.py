@@ -1,7 +1,6 @@
 """Pass lines, layers, conversions and tensors held against each other: each rule on builds of a few layers."""
 
 import functools
-import io
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from qdqtool.verification.lines import (
     compare_trace,
     inconsistent_tensors,
 )
+from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -229,7 +229,7 @@ def engine_line(conv: str) -> int:
 def mismatches(changes: dict[int, str], lines: list[str] | None = None) -> dict[str, Mismatch]:
     """Those of convolutions, by name, of the log with some lines exchanged."""
     text = "\n".join(changes.get(i, x) for i, x in enumerate(lines or LINES))
-    result = verify(MODEL_EDGES, read_build(io.BytesIO(text.encode())))
+    result = verify(MODEL_EDGES, build_of(text))
     return {m.name: m for m in result.mismatches if m.kind == "convolution"}
 
 
@@ -273,20 +273,20 @@ def test_what_a_layer_absorbed() -> None:
 def test_cut_passes_and_lines_too_many() -> None:
     """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
     first = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22"))
-    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join(LINES[: first + 1]).encode())))
+    result = verify(MODEL_EDGES, build_of(LINES[: first + 1]))
     counts = result.as_json()["convolutions"]
     assert result.mismatches == []
     assert 0 < counts["agree"] + counts["unknown"] == counts["total"] and counts["unknown"] > 10
     # Lines are held against each other as often as they are said; every layer of a build that agrees is counted
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
+    result = verify(MODEL_EDGES, build_of([*LINES[:at], LINES[at], *LINES[at:]]))
     assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
     assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
     # The rest are counted in a note, kind by kind
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
     for extra in (50, 51, 70):
         more = [LINES[at]] * extra
-        result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], *more, *LINES[at:]]).encode())))
+        result = verify(MODEL_EDGES, build_of([*LINES[:at], *more, *LINES[at:]]))
         assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
         told = [note for note in result.notes if "more mismatches" in note]
         assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
@@ -294,7 +294,7 @@ def test_cut_passes_and_lines_too_many() -> None:
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
 def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure: tuple[str, ...]) -> None:
-    build = read_build(io.BytesIO("\n".join(LINES).encode()))
+    build = build_of(LINES)
     result = compare(load(MODEL_EDGES), prediction(CASE), build, unsure)
     counts = result.as_json()["convolutions"]
     assert (counts["agree"], counts["unknown"]) == (21 - len(unsure), len(unsure))
@@ -318,7 +318,7 @@ def test_the_rule_behind_a_prediction() -> None:
     assert 0 < len(mute.trace) < len(whole.trace)
     at = engine_line("Conv_9")
     lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
-    build = read_build(io.BytesIO("\n".join(lines).encode()))
+    build = build_of(lines)
     for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
         found = next(m for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9")
         assert found.rule == (f"by {rule}" if told is whole else rule)
@@ -387,13 +387,13 @@ def test_a_graph_with_holes_is_refused(damage: str) -> None:
     else:
         lines, why = lines[: parse[5]] + lines[parse[6] :], "no node makes"
     with pytest.raises(BuildLogError, match=f"{why}.*give the model as well"):
-        verify_from_log(read_build(io.BytesIO("\n".join(lines).encode())))
+        verify_from_log(build_of(lines))
 
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
     """A listing without bindings seems whole until the model is at hand; one known to be torn is not told so twice."""
-    whole = replace(read_build(io.BytesIO("\n".join(LINES).encode())), milestones=[])  # no count of layers either
+    whole = replace(build_of(LINES), milestones=[])  # no count of layers either
     assert whole.complete and not whole.bindings
     assert compare(load(MODEL_EDGES), prediction(CASE), whole).as_json()["build"]["complete"] is True
     torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
@@ -411,7 +411,7 @@ def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> Non
         node.name = node.name if named else ""
     model = Model(proto)
     shown = parse_section(proto)
-    build = read_build(io.BytesIO("\n".join([*log_of(predict(chain(), "trt8.5"))[:2], *shown]).encode()))
+    build = build_of([*log_of(predict(chain(), "trt8.5"))[:2], *shown])
     assert len(build.parse.nodes) == len(proto.graph.node) and not build.layers
     assert common_names(model, build) == (2, 2)
     other = Model(forked((0.1, 0.1)))
@@ -423,7 +423,7 @@ def test_a_build_from_a_calibration_table_is_named(
     files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqtool.verification.api.implicit_int8", lambda build: True)
-    build = replace(read_build(io.BytesIO("\n".join(LINES).encode())), files=files)
+    build = replace(build_of(LINES), files=files)
     check_explicit(build, load(MODEL_EDGES))  # it names the model's Qs
     with pytest.raises(BuildLogError) as told:
         check_explicit(build)

@@ -1,6 +1,5 @@
 """From engine layers back to nodes: which layers multiply, which no prediction speaks of, and whose they are."""
 
-import io
 import json
 import re
 from collections import Counter
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog.agreement import TraceCounts
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
@@ -22,6 +20,7 @@ from qdqtool.verification.build_model import BuiltModel, compare, status_agrees
 from qdqtool.verification.convolutions import BuiltNode, Mapper, common_names, is_aside, product_rank, trt_name
 from qdqtool.verification.lines import agreement, in_order
 from tests.builders.models import two_convolutions
+from tests.buildlog.samples import build_of
 from tests.fuzz.net import Net
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
@@ -168,7 +167,7 @@ MERGED = next(i for i, line in enumerate(LINES) if line.startswith("Layer(") and
 
 
 def check(lines: list[str]) -> tuple[int, set[str]]:
-    result = verify(MERGED_MODEL, read_build(io.BytesIO("\n".join(lines).encode())))
+    result = verify(MERGED_MODEL, build_of(lines))
     return exit_code(result), {m.name for m in result.mismatches if m.kind == "convolution"}
 
 
@@ -274,8 +273,8 @@ def test_the_kernel_that_multiplies_is_found_and_told() -> None:
         ("first_myl0_1", "correlation", "Int8", written, "first"),
         ("second_myl0_2", "correlation", "Int8", "Float", "second"),
     ]
-    result = verify(model, read_build(io.BytesIO(listing(*rows))), target="trt10")
+    result = verify(model, build_of(listing(*rows)), target="trt10")
     assert (result.convolutions.agree, result.convolutions.total) == (2, 2)
     rows[2] = ("second_myl0_2", "correlation", "Float", "Float", "second")
-    result = verify(model, read_build(io.BytesIO(listing(*rows))), target="trt10")
+    result = verify(model, build_of(listing(*rows)), target="trt10")
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["second"]

@@ -1,13 +1,11 @@
 """The estimated time held against a build that was profiled or timed: figures by hand from the same estimate."""
 
-import io
 import statistics
 from dataclasses import replace
 
 import pytest
 
 from qdqtool.buildlog.agreement import BuildFacts, Difference, LayerCounts, Mismatch, MismatchKind, TraceCounts
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
@@ -21,6 +19,7 @@ from qdqtool.types import Precision
 from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
 from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
+from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
@@ -71,7 +70,7 @@ def test_nothing_to_compare(g: Graph) -> None:
         compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, "no such GPU")
     model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
     predicted = predict(model, OTHER_TARGET)
-    build = read_build(io.BytesIO("\n".join(log_of(predicted)).encode()))
+    build = build_of(log_of(predicted))
     result = compare_assuming(model, predicted, build, OTHER_TARGET)
     assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
@@ -153,7 +152,7 @@ def test_notes_and_nothing_to_compare() -> None:
     """Which version was taken comes first; no note of the comparison is lost for it."""
     lines = LINES["apart"][2:-1]  # without those that tell the version
     at = next(i for i, x in enumerate(lines) if "fusing" in x)
-    build = read_build(io.BytesIO("\n".join([*lines[:at], *[lines[at]] * 60, *lines[at:]]).encode()))
+    build = build_of([*lines[:at], *[lines[at]] * 60, *lines[at:]])
     first, second, third = verify(SKIP, build).notes
     assert "does not state its version" in first and "more mismatches" in second and "silu-add" in third
     timed = Build(device="Orin", performance={"GPU Compute Time": {"median": 1.0}})
@@ -190,7 +189,7 @@ LINES = {value: log_of(predict(SKIP, OTHER_TARGET, assume={"silu-add": value})) 
 
 
 def settled(lines: list[str]) -> Verification:
-    build = read_build(io.BytesIO("\n".join(lines).encode()))
+    build = build_of(lines)
     return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
@@ -209,7 +208,7 @@ def test_which_of_two_outcomes_a_build_shows() -> None:
     (told,) = result.prediction.assumptions
     assert (told.value, told.why) == ("fused", "shown by the build")
     # A log that ends before the passes fits both alike; the default is kept
-    build = replace(read_build(io.BytesIO("\n".join(LINES["fused"]).encode())), layers=[], trace=[], headings=[])
+    build = replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[])
     result = compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
     assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
     assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
