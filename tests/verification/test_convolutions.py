@@ -14,7 +14,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
-from qdqtool.verification.convolutions import Mapper, built_nodes, compare_convolutions, pass_lines
+from qdqtool.verification.convolutions import BuiltNode, Mapper, built_nodes, compare_convolutions, pass_lines
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
@@ -100,16 +100,13 @@ def test_what_tells_nothing() -> None:
     wrong = Build(layers=[layer("b", inputs="FP32", outputs="FP32")])
     assert compared(PLAIN, wrong).mismatches and not compared(PLAIN, wrong, "b").mismatches
     assert compared(PLAIN, wrong, "b").unknown_names == ["b"]
-    model = load(two_convolutions())
     both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
-    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
-    assert {r.precision for r in rows} == {Precision.UNKNOWN}
+    assert {r.precision for r in nodes_of(both)} == {Precision.UNKNOWN}
     # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
     own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
     name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
     behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
-    rows = built_nodes(model, [own, behind], {n.index: n.name for n in model.nodes})
-    assert [(r.name, r.precision, r.layer) for r in rows] == [
+    assert [(r.name, r.precision, r.layer) for r in nodes_of(own, behind)] == [
         ("first", Precision.INT8, own.name), ("second", Precision.INT8, name)]
 
 
@@ -232,10 +229,10 @@ def row_of(name: str, kind: str, inputs: str, constants: str, output: str, *node
     return found
 
 
-def precision_of(one: BuiltLayer) -> str:
+def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
+    """What was built of ``first`` and ``second``."""
     model = load(two_convolutions())
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    return str(next(r.precision for r in rows if r.name == "first"))
+    return built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 
 
 @pytest.mark.parametrize(("kind", "name", "inputs", "constants", "output", "expected"), [
@@ -270,43 +267,31 @@ def precision_of(one: BuiltLayer) -> str:
 def test_precision_of_a_layer(
     kind: str, name: str, inputs: str, constants: str, output: str, expected: str
 ) -> None:
-    assert precision_of(row_of(name, kind, inputs, constants, output, "first")) == expected
+    assert nodes_of(row_of(name, kind, inputs, constants, output, "first"))[0].precision == expected
 
 
 def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
-    model = load(two_convolutions())
-    names = {n.index: n.name for n in model.nodes}
-    layers = [
+    first, second = nodes_of(
         row_of("__myl_MulMinMaxRounCast_myl0_0", "kgen", "Float", "Float", "Int8", "first"),
         row_of("first_myl0_1", "correlation", "Int8", "Int8 Float", "Float", "first"),
         row_of("__myl_MulAddRelu_myl0_2", "kgen", "Float", "Float", "Float", "first", "second"),
-        row_of("second_myl0_3", "correlation", "Float", "Float", "Float", "second"),
-    ]
-    rows = {r.name: r for r in built_nodes(model, layers, names)}
-    assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
-        Precision.INT8, Precision.FP32, "first_myl0_1")
-    assert rows["second"].precision == Precision.FP32
+        row_of("second_myl0_3", "correlation", "Float", "Float", "Float", "second"))
+    assert (first.precision, first.output, first.layer) == (INT8, FP32, "first_myl0_1")
+    assert second.precision == FP32
 
 
-@pytest.mark.parametrize(
-    ("constants", "told"), [("Int8 Float", (Precision.INT8,)), ("", (Precision.INT8, Precision.FP32))]
-)
+@pytest.mark.parametrize(("constants", "told"), [("Int8 Float", (INT8,)), ("", (INT8, FP32))])
 def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> None:
     """The data alone where the weights are constants; otherwise what stands second as well, and no third."""
-    model = load(two_convolutions())
-    one = row_of("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first")
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    first = next(r for r in rows if r.name == "first")
-    assert (first.inputs, first.output) == (told, Precision.FP32)
+    first, _ = nodes_of(row_of("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first"))
+    assert (first.inputs, first.output) == (told, FP32)
     assert first.as_json()["inputs"] == [str(p) for p in told]
 
 
 @pytest.mark.parametrize(("constants", "precision"), [("Half Half", "FP16"), ("Half Int8", "UNKNOWN")])
 def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str, precision: str) -> None:
-    model = load(two_convolutions())
     one = row_of("__myl_SlicReshAddMulReshSlicReshMulEtc_myl0_5", "kgen", "Half Half", constants, "Half Int8", "first")
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    assert [str(r.precision) for r in rows] == [precision, "UNKNOWN"]
+    assert [str(r.precision) for r in nodes_of(one)] == [precision, "UNKNOWN"]
 
 
 @pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
@@ -320,7 +305,7 @@ def test_products_with_casts_behind_and_products_written_out(
 ) -> None:
     kind = "kgen" if "Slic" in name else "runtime_fusion"
     one = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
-    assert precision_of(one) == precision
+    assert nodes_of(one)[0].precision == precision
 
 
 @pytest.mark.parametrize(("inputs", "precision"), [
@@ -328,10 +313,8 @@ def test_products_with_casts_behind_and_products_written_out(
     ("Half Half Int8 Int8 Int8", "INT8"), ("Half Half Bool Bool Half", "FP16"),
 ])  # fmt: skip
 def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
-    model = load(two_convolutions())
     for name in ("_gemm_mha_v2_myl0_5", "_gemv_mha_v1_myl0_62"):
-        one = row_of(name, "kgen", inputs, "", "Int8", "first", "second")
-        rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+        rows = nodes_of(row_of(name, "kgen", inputs, "", "Int8", "first", "second"))
         assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {Precision.UNKNOWN}
 
 

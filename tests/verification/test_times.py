@@ -59,11 +59,10 @@ def compared(build: Build) -> dict[str, object]:
 def test_nothing_to_compare(g: Graph) -> None:
     """Rows or a median are enough, either alone; a GPU that nobody names is needed for both."""
     timed = {"GPU Compute Time": {"median": 1.0}}
-    assert compare_times(MODEL, PREDICTED, Build(device=GPU), TARGET) is None
-    assert compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET) is None
-    assert compare_times(MODEL, PREDICTED, Build(profile_rows=profile(1.0)), TARGET) is None
-    assert compare_times(MODEL, PREDICTED, Build(device=GPU, performance=timed), TARGET) is not None
-    assert compare_times(MODEL, PREDICTED, Build(device=GPU, profile_rows=profile(1.0)), TARGET) is not None
+    for build, enough in ((Build(device=GPU), False), (Build(performance=timed), False),
+                          (Build(profile_rows=profile(1.0)), False), (Build(device=GPU, performance=timed), True),
+                          (Build(device=GPU, profile_rows=profile(1.0)), True)):
+        assert (compare_times(MODEL, PREDICTED, build, TARGET) is not None) is enough
     named = compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, GPU, 1500.0)
     assert named is not None and named["clock_mhz"] == 1500
     with pytest.raises(QdqtoolError, match="no such GPU"):
@@ -80,8 +79,7 @@ def test_nothing_to_compare(g: Graph) -> None:
 ])  # fmt: skip
 def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: float | None) -> None:
     """The median, else the mean, else the profile's rows, each less what profiling adds and none below zero."""
-    rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25),
-            row("c", OVERHEAD / 2)]  # fmt: skip
+    rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
     found = compared(Build(device=GPU, performance={"GPU Compute Time": told} if told else {}, profile_rows=rows))
     assert found["built_ms"] == pytest.approx(0.75 if measured is None else measured)
     assert str(found["built_from"]).startswith("sum of the profile less" if measured is None else "GPU compute time")
@@ -93,10 +91,8 @@ def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: f
 ])  # fmt: skip
 def test_the_range_holds_its_ends(measured: float, within: bool) -> None:
     found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": measured}}))
-    assert found["within"] is within
     assert (found["predicted_ms"], found["low_ms"], found["high_ms"]) == (TIME.total_ms, TIME.low_ms, TIME.high_ms)
-    assert found["layers"] == {"compared": 0, "median_error": None}
-    assert found["slow"] == []
+    assert (found["within"], found["layers"], found["slow"]) == (within, {"compared": 0, "median_error": None}, [])
 
 
 def test_what_is_compared_layer_by_layer() -> None:
@@ -188,28 +184,24 @@ OF_SKIP = predict(SKIP, OTHER_TARGET)
 LINES = {value: log_of(predict(SKIP, OTHER_TARGET, assume={"silu-add": value})) for value in ("apart", "fused")}
 
 
-def settled(lines: list[str]) -> Verification:
-    build = build_of(lines)
+def settled(build: Build) -> Verification:
     return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
 def test_which_of_two_outcomes_a_build_shows() -> None:
-    result = settled(LINES["apart"])
-    assert result.mismatches == []
-    assert result.notes == ["silu-add: the build shows apart, as is assumed for trt8.5"]
+    result = settled(build_of(LINES["apart"]))
+    assert (result.mismatches, result.notes) == ([], ["silu-add: the build shows apart, as is assumed for trt8.5"])
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
     # The prediction that is handed on is the one that the build shows, and says so
-    result = settled(LINES["fused"])
-    assert result.mismatches == []
-    assert result.notes == ["silu-add: the build shows fused; apart is what trt8.5 assumes"]
+    result = settled(build_of(LINES["fused"]))
+    assert (result.mismatches, result.notes) == ([], ["silu-add: the build shows fused; apart is what trt8.5 assumes"])
     assert result.prediction is not None
     assert result.prediction.convolution("c1").output == Precision.INT8 != OF_SKIP.convolution("c1").output
     (told,) = result.prediction.assumptions
     assert (told.value, told.why) == ("fused", "shown by the build")
     # A log that ends before the passes fits both alike; the default is kept
-    build = replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[])
-    result = compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
+    result = settled(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
     assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
     assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
@@ -219,7 +211,7 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     """One layer besides is otherwise than predicted: the build still shows which of the two it is."""
     at = next(i for i, x in enumerate(LINES[value]) if x.startswith("Layer(") and " + end" in x)
     changed = [x.replace("Float", "Int8") if i == at else x for i, x in enumerate(LINES[value])]
-    result = settled(changed)
+    result = settled(build_of(changed))
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     assert f"silu-add: the build shows {value}, the nearest, though it does not fit everywhere" in result.notes[0]
 
