@@ -30,15 +30,10 @@ ENGINE_SCHEMA = "qdqtool/engine/1"
 
 @dataclass(slots=True)
 class LayerCost:
-    """One layer and what it costs.
+    """One layer, its place in the engine, and what it costs; bytes are None for dynamic shapes.
 
     Attributes:
-        layer: The layer as built.
-        index: Its place in the engine.
         macs: Multiply-accumulates; None where weights or shapes are not known, 0 for layers without any.
-        input_bytes: Bytes read, weights apart; None for dynamic shapes.
-        weight_bytes: Bytes of the weights; None where they are not known.
-        output_bytes: Bytes written.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
         expected_ms: What such a layer usually takes on the GPU, as a profile shows it; None where that is not known.
@@ -115,13 +110,9 @@ class Totals:
 
 @dataclass(slots=True)
 class EngineReport:
-    """An engine's layers with their costs.
+    """An engine's layers, in their order, with their costs.
 
-    Attributes:
-        build: Where they come from.
-        rows: The layers in engine order.
-        unmatched: Names in the profile that no layer has.
-        gpu: The GPU that expected times are for; None where they are not known.
+    ``unmatched`` are names in the profile that no layer has; ``gpu`` is what expected times are for, where known.
     """
 
     build: Build
@@ -353,13 +344,9 @@ class Pair:
 
 @dataclass(slots=True)
 class Comparison:
-    """Two engines, aligned.
+    """Two engines, aligned: layers of both in the first's order, with what only the second has at the end.
 
-    Attributes:
-        first: The engine given first.
-        second: The other one.
-        pairs: Layers of both, in the first's order, with what only the second has at the end.
-        by: ``names`` or ``shapes``: how most pairs were found.
+    ``by`` is ``names`` or ``shapes``: how most pairs were found.
     """
 
     first: EngineReport

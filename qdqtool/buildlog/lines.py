@@ -21,8 +21,8 @@ from qdqtool.buildlog.types import (
 from qdqtool.knowledge.tables import rows
 
 _LAYER_MEMORY = re.compile(
-    r"Layer: (.*) Host Persistent: (\d{1,15})(?: bytes)? Device Persistent: (\d{1,15})(?: bytes)? "
-    r"Scratch Memory: (\d{1,15})(?: bytes)?"
+    r"Layer: .* Host Persistent: \d{1,15}(?: bytes)? Device Persistent: \d{1,15}(?: bytes)? "
+    r"Scratch Memory: \d{1,15}(?: bytes)?"
 )
 _TOTALS = ("host_persistent", "device_persistent", "scratch", "activation", "weights")
 _TOTAL = re.compile(r"(?:Total|Max(?= Scratch)) ([A-Z][a-z]+(?: [A-Z][a-z]+)?) Memory: (\d{1,19})(?: bytes)?")
@@ -38,10 +38,7 @@ _MAX_ROWS = 100_000
 
 def read_memory(memory: Memory, text: str) -> bool:
     """Takes a line about memory; False when it is none."""
-    if match := _LAYER_MEMORY.fullmatch(text):
-        if len(memory.layers) < _MAX_ROWS:
-            memory.layers[match[1]] = (int(match[2]), int(match[3]), int(match[4]))
-    elif match := _TOTAL.fullmatch(text):
+    if match := _TOTAL.fullmatch(text):
         name = match[1].lower().replace(" ", "_")
         if name in _TOTALS:  # printed before and after block assignment: the last one is the engine's
             setattr(memory, name, int(match[2]))
@@ -50,7 +47,7 @@ def read_memory(memory: Memory, text: str) -> bool:
     elif match := _ENGINE.fullmatch(text):
         memory.engine_mib = int(match[1])
     beginnings = ("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]")
-    return match is not None or text.startswith(beginnings)
+    return match is not None or text.startswith(beginnings) or _LAYER_MEMORY.fullmatch(text) is not None
 
 
 def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:

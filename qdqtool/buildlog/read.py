@@ -153,7 +153,6 @@ def merge(build: Build, other: Build) -> None:
         if not getattr(build, key) and getattr(other, key):
             setattr(build, key, getattr(other, key))
     build.is_rtx = build.is_rtx or other.is_rtx
-    build.builds = max(build.builds, other.builds)
     if build.parse == ParseSection():
         build.parse = other.parse
     if other.profile_rows and not build.profile_rows:

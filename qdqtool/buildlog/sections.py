@@ -92,10 +92,7 @@ class Sections:
             or (level and text[:1] == " " and self._understood(level, text.lstrip(), line))
             or (not level and self._messages.continued(text, line))
         ):
-            counts = self.build.lines
-            counts.unexplained += 1
-            if len(counts.samples) < 50:
-                counts.samples.append((line, text[:200]))
+            self.build.lines.unexplained += 1
         if level not in ("", "W", "E"):
             self._messages.end()
 
@@ -139,10 +136,8 @@ class Sections:
         build = self.build
         if match := _MILESTONE.fullmatch(text):
             self.trace.reset()
-            if match[1] == "Original":
-                build.builds += 1
-                if any(m.what == "Original" for m in build.milestones):
-                    self._begin_again()
+            if match[1] == "Original" and any(m.what == "Original" for m in build.milestones):
+                self._begin_again()
             if self._keep(match[1]):
                 build.milestones.append(Milestone(match[1], int(match[2]), line))
             return True

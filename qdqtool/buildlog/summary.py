@@ -255,7 +255,7 @@ def summarize(build: Build) -> Json:
         "merged": build.merged,
         "tuning": _tuning(build),
         "seconds": dict(build.seconds),
-        "memory": {name: value for name, value in published(build.memory).items() if name != "layers"},
+        "memory": published(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
         "messages": [{"level": "error" if m.level == "E" else "warning", **published(m, "text", "line", "count")}

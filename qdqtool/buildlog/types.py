@@ -245,7 +245,6 @@ class Memory:
     engine_mib: int | None = None
     peak_cpu_mib: int | None = None
     peak_gpu_mib: int | None = None
-    layers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -260,8 +259,6 @@ class LineCounts:
     marked: int = 0
     blank: int = 0
     unexplained: int = 0
-    samples: list[tuple[int, str]] = field(default_factory=list)
-
 
 REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at run time
 _MAX_ELEMENTS = 1 << 50
@@ -401,7 +398,7 @@ class BuiltLayer:
 
 @dataclass(slots=True)
 class Build:
-    """One TensorRT build, read from one or several files.
+    """One TensorRT build, read from one or several files; the last one of those in a file.
 
     Attributes:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (``--dumpLayerInfo`` text alone),
@@ -429,8 +426,6 @@ class Build:
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
             for the throughput, s for the totals.
-        builds: Number of builds found in the file; everything refers to the last one (a network that is built twice is
-            parsed once).
         gaps: Sections that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
         names_only: Whether the listing has layer names and nothing else.
@@ -467,7 +462,6 @@ class Build:
     seconds: dict[str, float] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     lines: LineCounts = field(default_factory=LineCounts)
-    builds: int = 0
     gaps: list[Gap] = field(default_factory=list)
     complete: bool = False
     names_only: bool = False

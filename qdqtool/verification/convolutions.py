@@ -7,7 +7,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Difference, Mismatch, MismatchKind, Said
@@ -321,40 +321,31 @@ class BuiltConv:
         return published(self, "precision", "inputs", "output", "fused", "layer")
 
 
-@dataclass
 class PassLines:
-    """What the pass lines say of the convolutions: the log's ground truth where the engine listing is missing.
+    """What the ``QuantizeDoubleInputNodes: fusing`` lines say of the convolutions: where there is no listing, the truth.
 
     Attributes:
-        build: Whose lines they are.
-        known: Names of the model's nodes.
         inputs: Node to the line that quantizes its inputs.
         outputs: Node to the line that quantizes its output.
         complete: Whether the optimizer came to its end, so that what no line quantizes stays float.
     """
 
-    build: Build
-    known: frozenset[str]
-    inputs: dict[str, int] = field(default_factory=dict)
-    outputs: dict[str, int] = field(default_factory=dict)
-    complete: bool = False
+    def __init__(self, build: Build, mapper: Mapper) -> None:
+        self._build, self._known = build, mapper.known
+        self.inputs: dict[str, int] = {}
+        self.outputs: dict[str, int] = {}
+        self.complete = any("epilogue" in heading for heading, _ in build.headings)
+        for event in build.trace:
+            if (event.pass_name, event.kind) == ("QuantizeDoubleInputNodes", FUSING_INTO):
+                node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
+                side = self.inputs if event.subject.startswith("(") else self.outputs
+                if node is not None:
+                    side.setdefault(node.name, event.line)
 
     @functools.cached_property
     def named(self) -> set[str] | None:
         """What the build names at all: of anything else it says nothing. None where it parses no nodes."""
-        return said_names(self.build, self.known) if self.build.parse.nodes else None
-
-
-def pass_lines(build: Build, mapper: Mapper) -> PassLines:
-    """Reads the ``QuantizeDoubleInputNodes: fusing`` lines: node name to line number, input side and output side."""
-    found = PassLines(build, mapper.known, complete=any("epilogue" in heading for heading, _ in build.headings))
-    for event in build.trace:
-        if (event.pass_name, event.kind) == ("QuantizeDoubleInputNodes", FUSING_INTO):
-            node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
-            side = found.inputs if event.subject.startswith("(") else found.outputs
-            if node is not None:
-                side.setdefault(node.name, event.line)
-    return found
+        return said_names(self._build, self._known) if self._build.parse.nodes else None
 
 
 def _members(layer: str) -> list[str]:
@@ -369,7 +360,7 @@ def compare_convolutions(
 
     Those whose prediction is ``uncertain``, for it rests on scales that are not known, are always unknown.
     """
-    lines = pass_lines(build, mapper)
+    lines = PassLines(build, mapper)
     skip = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []

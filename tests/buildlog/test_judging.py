@@ -234,14 +234,14 @@ def test_the_richest_source_gives_its_name(first: BuildSource, second: BuildSour
 
 def test_what_either_file_knows() -> None:
     """The first file's word counts where both say something; lines, messages and notes of both stand."""
-    one = Build(files=["a"], device="A", parse=parsed(), iterations=3, builds=1, notes=["n"], is_rtx=False)
+    one = Build(files=["a"], device="A", parse=parsed(), iterations=3, notes=["n"], is_rtx=False)
     two = Build(files=["b"], device="B", tensorrt="8.5.2", command="c", profile_rows=[ProfileRow("p", 1, 1, None, 1)],
-                profile_total_ms=1.0, iterations=7, performance={"Latency": {"mean": 1.0}}, builds=2, is_rtx=True,
+                profile_total_ms=1.0, iterations=7, performance={"Latency": {"mean": 1.0}}, is_rtx=True,
                 memory=Memory(activation=5), notes=["m"], gaps=[BEYOND, Gap(Section.END)])  # fmt: skip
     one.lines.total, two.lines.total, two.lines.timing = 5, 7, 2
     build = merged(one, two)
     assert (build.files, build.device, build.tensorrt, build.command) == (["a", "b"], "A", "8.5.2", "c")
-    assert (build.iterations, build.profile_total_ms, len(build.profile_rows), build.builds) == (7, 1.0, 1, 2)
+    assert (build.iterations, build.profile_total_ms, len(build.profile_rows)) == (7, 1.0, 1)
     assert (build.memory.activation, build.performance, build.is_rtx) == (5, {"Latency": {"mean": 1.0}}, True)
     assert (build.lines.total, build.lines.timing, build.notes) == (12, 2, ["n", "m"])
     assert build.parse == parsed() and BEYOND in build.gaps

@@ -14,7 +14,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
-from qdqtool.verification.convolutions import BuiltNode, Mapper, built_nodes, compare_convolutions, pass_lines
+from qdqtool.verification.convolutions import BuiltNode, Mapper, PassLines, built_nodes, compare_convolutions
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
@@ -143,10 +143,10 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
     mapper = Mapper(model, [])
     events = [line("q", 3, "my + conv"), line("(x)", 4, "w + d + PWN(r)"), line("q", 5, "d"), line("q", 8, "d"),
               line("(x)", 9, "other || my + conv"), line("(x)", 10, "unknown")]  # fmt: skip
-    found = pass_lines(Build(trace=events), mapper)
+    found = PassLines(Build(trace=events), mapper)
     assert found.outputs == {"my + conv": 3, "d": 5}
     assert found.inputs["d"] == 4 and "unknown" not in found.inputs
-    assert not found.complete and pass_lines(Build(headings=EPILOGUE), mapper).complete
+    assert not found.complete and PassLines(Build(headings=EPILOGUE), mapper).complete
     found = compared(PLAIN, Build(layers=[layer("b + pool", inputs="INT8", outputs="INT8", line=12)])).mismatches[0]
     assert found.predicted == {k: PLAIN.as_json()[k] for k in
                                ("precision", "inputs", "output", "fused", "layer", "evidence")}  # fmt: skip

@@ -20,6 +20,7 @@ from qdqtool.verification.comparing.matching import ALIKE, match
 from qdqtool.verification.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.verification.convolutions import (
     Mapper,
+    PassLines,
     built_convolution,
     built_nodes,
     common_names,
@@ -27,7 +28,6 @@ from qdqtool.verification.convolutions import (
     contradicted_names,
     in_myelin,
     multiplies,
-    pass_lines,
     trt_name,
     writes,
 )
@@ -90,7 +90,7 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
         return found, by
     if names is not None:
         mapper = Mapper(model, build.layers, names)
-    lines = pass_lines(build, mapper)
+    lines = PassLines(build, mapper)
     for conv in prediction.convolutions:
         built = built_convolution(model.node(conv.name), conv, build, mapper, lines)
         if built.precision is not None:
