@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from qdqtool.base import budgets
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
-from qdqtool.buildlog.sections import Sections
+from qdqtool.buildlog.sections import UNSTAMPED, Sections
 from qdqtool.buildlog.types import Build, Gap, Lack, Section, TunedLayer
 
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
@@ -130,12 +130,6 @@ def is_marked(line: bytes) -> bool:
     return b"[TRT]" in head or b"TensorRT" in head or b":onnxruntime" in head
 
 
-def interleaved(message: bytes) -> tuple[bytes, bytes]:
-    """Cuts a message where another stamped one was printed into it; the second is empty when that did not happen."""
-    found = _SECOND.search(message)
-    return (message[: found.start()], message[found.start() :]) if found else (message, b"")
-
-
 def seconds_of(stamp: bytes) -> int | None:
     """Seconds since some midnight of a ``[MM/DD/YYYY-HH:MM:SS]`` stamp; days count as 86 400 s within a month."""
     try:
@@ -181,11 +175,6 @@ class LogReader:
         self._now: int | None = None
         self._deaf = False
 
-    def skip_blank(self, lines: int) -> None:
-        """Counts blank lines that were passed over in front of the log."""
-        self.build.lines.total += lines
-        self.build.lines.blank += lines
-
     def feed(self, lines: Iterable[bytes]) -> None:
         """Takes the next lines, without their line ends."""
         counts, sections, timing = self.build.lines, self.sections, _TIMING.match
@@ -196,8 +185,8 @@ class LogReader:
             number += 1
             if not line or (len(line) < 3 and not line.strip()):
                 blank += 1
-                if sections.block:
-                    sections.end_paragraph()
+                if sections.block in UNSTAMPED:  # the list ends
+                    sections.block = ""
                 continue
             match = timing(line)
             if match is not None:
@@ -242,7 +231,9 @@ class LogReader:
             level, _stamp, message = split(line)
             if level and is_marked(line):
                 self.build.lines.marked += 1
-            message, rest = interleaved(message)
+            inner = _SECOND.search(message)
+            rest = message[inner.start() :] if inner else b""
+            message = message[: inner.start()] if inner else message
             match = _TIMING.match(message)
             if match is not None:  # behind a stamp that the expression for whole lines does not know
                 self.build.lines.timing += 1

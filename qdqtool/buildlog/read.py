@@ -233,7 +233,7 @@ def _read(one: LogSource) -> Build:
             build = read_json(_whole(head, read, name), name)
         else:
             reader, carrier = LogReader(), Carrier()
-            reader.skip_blank(skipped)
+            reader.build.lines.total = reader.build.lines.blank = skipped
             for lines in lines_of(itertools.chain([head], read)):
                 reader.feed(carrier.strip(lines))
             build = reader.finish()

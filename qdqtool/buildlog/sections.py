@@ -40,7 +40,7 @@ _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
 _OPENS = {"Bindings:": "bindings", "I/O Tensors:": "io", "SYMBOLIC CHECKS": "dump", "Output Tensors:": "values",
           "Input Tensors:": "values"}  # line to the block that it opens
-_UNSTAMPED = ("bindings", "io", "metadata")  # blocks whose lines have no stamp
+UNSTAMPED = ("bindings", "io", "metadata")  # blocks whose lines have no stamp, and that end with an empty one
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
 
@@ -81,7 +81,7 @@ class Sections:
         """Takes one message; ``level`` is V, I, W, E or an empty string for a line without a prefix."""
         if not text.strip():
             self.build.lines.blank += 1
-            if level or self.block in _UNSTAMPED:
+            if level or self.block in UNSTAMPED:
                 self.block = ""
             return
         if level in ("W", "E"):
@@ -95,11 +95,6 @@ class Sections:
             self.build.lines.unexplained += 1
         if level not in ("", "W", "E"):
             self._messages.end()
-
-    def end_paragraph(self) -> None:
-        """An empty line without a stamp ends the lists that are printed without stamps."""
-        if self.block in _UNSTAMPED:
-            self.block = ""
 
     def _understood(self, level: str, text: str, line: int) -> bool:
         if self.block and self._in_block(level, text, line):
@@ -116,11 +111,9 @@ class Sections:
             return layer is not None
         handler = self._by_word.get(text.split(" ", 1)[0])
         if handler is None or not handler(text, line):
-            event = self.trace.read(text)
-            if event is not None:
+            if (said := self.trace.read(text)) is not None:
                 if self._keep(text):
-                    said = LogEvent(event.pass_name, event.kind, event.subject, event.object, line=line)
-                    self.build.trace.append(said)
+                    self.build.trace.append(LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line))
                 return True
             if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
                 self._begin_again(parse=True)
@@ -162,7 +155,7 @@ class Sections:
         block, build = self.block, self.build
         if block == "profile":
             return not text.startswith("===") and lines.read_profile_row(build, text)
-        unstamped, settings = block in _UNSTAMPED, block in ("device", "trace", *build.options)
+        unstamped, settings = block in UNSTAMPED, block in ("device", "trace", *build.options)
         if text.startswith("&&&&"):  # torn
             self.block = ""
             return False
@@ -297,12 +290,11 @@ class Sections:
         return layer is not None
 
     def _timed(self, text: str, _line: int) -> bool:
-        match = _SECONDS.match(text)
+        match = _SECONDS.match(text) if len(self.build.seconds) < 100 else None
         value = lines.number(match[2]) if match else None
-        if match is None or value is None or len(self.build.seconds) >= 100:
-            return False
-        self.build.seconds[match[1]] = value
-        return True
+        if match is not None and value is not None:
+            self.build.seconds[match[1]] = value
+        return value is not None
 
     def _added(self, text: str, line: int) -> bool:
         """``NAME (TENSOR) from FORMAT to FORMAT``; from 8.6 on the target may be ``long-strided``."""

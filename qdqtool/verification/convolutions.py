@@ -189,7 +189,6 @@ def _by_x(shape: Iterable[object]) -> str:
 
 # Convolutions --------------------------------------------------------------------------------------------------------
 
-
 FLOAT = Precision.FP32
 _SHORTENED = re.compile("(Cas|Rou)[tn]")  # 10.3 shortens the names of steps to three letters, other versions to four
 
@@ -322,7 +321,7 @@ class BuiltConv:
 
 
 class PassLines:
-    """What the ``QuantizeDoubleInputNodes: fusing`` lines say of the convolutions: where there is no listing, the truth.
+    """What the ``QuantizeDoubleInputNodes: fusing`` lines say of the convolutions, for builds without a listing.
 
     Attributes:
         inputs: Node to the line that quantizes its inputs.

@@ -100,7 +100,6 @@ def test_rows_that_lack_a_figure(
 
 # Damage ---------------------------------------------------------------------------------------------------------
 
-
 def test_stray_escapes_and_whole_rows_of_damaged_files() -> None:
     build = read('{"Layers": [{"Name": "a\\d\\"b\tc", "LayerType": "C"}]}\0\0')
     assert [x.name for x in build.layers] == ['a\\d"b\tc'] and build.missing == []

@@ -196,7 +196,6 @@ def test_the_earliest_version_that_spells_so(layers: list[BuiltLayer], listing: 
 
 # Building again -------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(*cases("buildlog/judging-the-command-for-a-version"))
 def test_the_command_for_a_version(
     version: str, command: str, begins: str, typed: bool, listed: bool, apart: bool
@@ -211,7 +210,6 @@ def test_the_command_for_a_version(
 
 
 # Several files --------------------------------------------------------------------------------------------------
-
 
 def merged(first: Build, second: Build) -> Build:
     merge(first, second)

@@ -33,7 +33,6 @@ def parse(*lines: str) -> ParseSection:
 
 # Parse section --------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
 def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
     section = parse("Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]")
@@ -154,7 +153,6 @@ def test_layers_whose_costs_were_computed(line: str, costed: set[str]) -> None:
 
 # Blocks ---------------------------------------------------------------------------------------------------------
 
-
 def informed(*lines: str) -> Build:
     return read(*(stamped("I", line) for line in lines))
 
@@ -236,7 +234,6 @@ def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
 
 # Messages -------------------------------------------------------------------------------------------------------
 
-
 def test_messages_are_counted_and_cut() -> None:
     build = read(stamped("W", "one"), stamped("W", "two"), " and more", stamped("W", "one"),
                  stamped("V", "Original: 3 layers"), " belongs to nothing", "RuntimeError: it failed")  # fmt: skip
@@ -250,7 +247,6 @@ def test_messages_are_counted_and_cut() -> None:
 
 
 # Numbers, prefixes, shapes --------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("text", "value"), [
     ("1.5", 1.5), ("-2e3", -2000.0), ("0", 0.0), *((x, None) for x in ("nan", "inf", "-inf", "x", ""))])  # fmt: skip

@@ -112,7 +112,6 @@ def test_what_tells_nothing() -> None:
 
 # Pass lines -----------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("events", "ended", "outcome", "agree", "wrong"), [
     ([line("(d and w)", 7)], True, PLAIN, 1, 0),
     ([line("(d and w)", 7)], True, replace(PLAIN, output=INT8), 0, 1),
@@ -173,7 +172,6 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
 
 # Both -----------------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("events", "ended", "inputs", "outputs", "contradiction"), [
     ([line("(d)", 7)], True, "INT8", "FP16", None),
     ([line("(d)", 7)], True, "FP16", "FP16", (Difference.LINE_AND_INPUT, (7,))),
@@ -197,7 +195,6 @@ def test_a_log_that_says_two_things(
 
 # Kernels of Myelin ----------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("kind", "nodes", "inputs", "outputs", "agree"), [
     ("correlation", ["b"], "INT8 INT8", "FP16", 1), ("correlation", ["b"], "FP16 FP16", "FP16", 0),
     ("correlation", ["a", "b"], "FP16 FP16", "FP16", None),  # two products in one kernel
@@ -211,7 +208,6 @@ def test_a_kernel(kind: str, nodes: list[str], inputs: str, outputs: str, agree:
 
 
 # Words ----------------------------------------------------------------------------------------------------------
-
 
 def row_of(name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str) -> BuiltLayer:
     """A line of the engine listing in TensorRT-RTX's form; types are lists such as ``Int8 Float``."""

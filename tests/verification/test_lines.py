@@ -102,7 +102,6 @@ def test_lines_that_do_not_count() -> None:
 
 # Conversions ----------------------------------------------------------------------------------------------------
 
-
 def q(name: str, line: int = 0) -> BuiltLayer:
     return layer(name, "Reformat", "FP32", "INT8", line=line)
 
@@ -153,7 +152,6 @@ def test_conversions_and_layers_by_name() -> None:
 
 # Layers ---------------------------------------------------------------------------------------------------------
 
-
 def mine(name: str, inputs: list[Precision], outputs: list[Precision]) -> EngineLayer:
     edges = ([TensorPrecision(f"t{i}", p) for i, p in enumerate(side)] for side in (inputs, outputs))
     return EngineLayer(name, "Convolution", *edges, [])
@@ -189,7 +187,6 @@ def test_types_at_an_edge(
 
 
 # Tensors --------------------------------------------------------------------------------------------------------
-
 
 def tensors(**types: Precision) -> list[BuiltTensor]:
     return [BuiltTensor(name, p) for name, p in types.items()]

@@ -91,7 +91,6 @@ def _read(source: Side, name: str) -> Model | EngineReport:
 
 # Two models -------------------------------------------------------------------------------------------------------
 
-
 def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
     chosen = target_named(target if target is not None else DEFAULT_TARGET)
     names = distinct_names([one.path or "first model"], [two.path or "second model"])
@@ -199,7 +198,6 @@ class _Reasons:
 
 
 # Builds -----------------------------------------------------------------------------------------------------------
-
 
 def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     profiles = [not report.build.layers and bool(report.build.profile_rows) for report in (one, two)]
