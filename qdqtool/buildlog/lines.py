@@ -148,6 +148,8 @@ class ParseReader:
         """Takes a line; False when it is not one of the parser's. ``keep`` says whether there is room for a record."""
         section = self.section
         first = text.split(" ", 1)[0]
+        if first in ("Searching", "Static"):
+            return text.startswith(("Searching for input: ", "Static check for parsing node: "))
         if first == "Parsing":
             if match := _NODE.fullmatch(text):
                 self._begin(ParsedNode(match[1].strip(), match[2], line=line), keep(text))
@@ -168,8 +170,6 @@ class ParseReader:
             if (match := _MARKED.fullmatch(text)) and keep(text):
                 section.outputs.append(match[2])
             return match is not None
-        if first in ("Searching", "Static"):
-            return text.startswith(("Searching for input: ", "Static check for parsing node: "))
         return self._edges(text, line, keep) or self._detail(text) or self._header(text)
 
     def _begin(self, node: ParsedNode, kept: bool) -> None:
@@ -276,9 +276,10 @@ _UNMISTAKABLE = (
 
 def is_chatter(text: str) -> bool:
     """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
+    if text.startswith(_BEGINNINGS) or text.endswith(" to plan file."):
+        return True
     # TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment.
-    foreign = sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200])
-    return text.startswith(_BEGINNINGS) or text.endswith(" to plan file.") or foreign >= 2
+    return sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
 
 
 def is_unmistakable(text: str) -> bool:

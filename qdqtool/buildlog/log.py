@@ -39,7 +39,8 @@ _COLOUR = re.compile(rb"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,4096}(?:\
 
 def clean(line: bytes) -> bytes:
     """The line without colour codes and its trailing carriage return."""
-    line = line.removesuffix(b"\r")
+    if line.endswith(b"\r"):
+        line = line[:-1]
     return _COLOUR.sub(b"", line) if b"\x1b" in line else line
 
 
