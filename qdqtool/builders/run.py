@@ -133,12 +133,10 @@ def build_with(
 ) -> BuildResult:
     """One build in a running child; leaves ``build.log`` (and ``engine.plan``, ``inspector.json``) in ``work``."""
     rtx = builder == "tensorrt-rtx"
-    request = {
-        "model": str(path.resolve()), "log": str(work / "build.log"), "sm": list(sm) if rtx else [],
-        "engine": str(work / "engine.plan") if keep_engine else None,
-        "layers": None if rtx else str(work / "inspector.json"),
-        "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()},
-    }
+    request = {"model": str(path.resolve()), "log": str(work / "build.log"), "sm": list(sm) if rtx else [],
+               "engine": str(work / "engine.plan") if keep_engine else None,
+               "layers": None if rtx else str(work / "inspector.json"),
+               "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()}}
     start = time.monotonic()
     answer = child.ask(request, timeout, lambda: importlib.import_module("qdqtool.buildlog.read"))
     errors = [str(e) for e in answer.get("errors", [])]

@@ -153,16 +153,11 @@ class EngineReport:
 
     def as_json(self) -> Json:
         return {
-            "schema": ENGINE_SCHEMA,
-            "build": self.build.as_json(),
-            "bindings": list(self.build.bindings),
+            "schema": ENGINE_SCHEMA, **published(self, "build"), "bindings": list(self.build.bindings),
             "total_ms": self.total_ms if self.timed else None,
             "totals": {key: {k: t.as_json() for k, t in self.totals(key).items()}
                        for key in ("kind", "precision", "type")},
-            "layers": [row.as_json() for row in self.rows],
-            "unmatched": list(self.unmatched),
-            "gpu": self.gpu,
-            "implicit_int8": self.implicit_int8,
+            "layers": [row.as_json() for row in self.rows], **published(self, "unmatched", "gpu", "implicit_int8"),
         }
 
 

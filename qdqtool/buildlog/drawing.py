@@ -334,15 +334,10 @@ def _svg_arrow(arrow: Arrow) -> list[str]:
     before, (x, y) = arrow.points[-2:]
     head = f"M{x - 4:.1f},{y - 8:.1f} L{x:.1f},{y:.1f} L{x + 4:.1f},{y - 8:.1f} Z"
     label_x, label_y = (before[0] + x) / 2 + 6, (before[1] + y) / 2 - 4
-    rows = [
-        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
-        for i, row in enumerate(arrow.lines)
-        for paint in (_HALO, f'fill="{colour}"')
-    ]
-    return [
-        f'<g><title>{_text(arrow.tensor)}</title><path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
-        f'<path d="{head}" fill="{colour}"/>', *rows, "</g>",
-    ]
+    rows = [f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
+            for i, row in enumerate(arrow.lines) for paint in (_HALO, f'fill="{colour}"')]
+    line = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+    return [f'<g><title>{_text(arrow.tensor)}</title>{line}<path d="{head}" fill="{colour}"/>', *rows, "</g>"]
 
 
 def _svg_box(box: Box) -> list[str]:

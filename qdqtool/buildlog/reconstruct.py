@@ -18,6 +18,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.base.text import counted
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, whole
@@ -178,18 +179,12 @@ class _Rebuilder:
 
     def _unknowns(self, inferred: Counter[str]) -> list[str]:
         lines = ["weights and other constants: their values are not in a log; zeros were written"]
-        qdq = sum(node.op in (_Q, _DQ) for node in self.nodes)
-        if qdq:
-            lines.append(
-                f"scales of {qdq} Q and DQ: not in a log; invented, and equal only where the log shows that TensorRT "
-                "merged Qs or where they read one constant"
-            )
-        lines += [
-            f"{what} of {number} node{'s' if number > 1 else ''}: not printed; inferred from shapes (see doc_string)"
-            for what, number in sorted(inferred.items())
-        ]
-        alphas = sum(node.op == "LeakyRelu" for node in self.nodes)
-        if alphas:
+        if qdq := sum(node.op in (_Q, _DQ) for node in self.nodes):
+            lines.append(f"scales of {qdq} Q and DQ: not in a log; invented, and equal only where the log shows that "
+                         "TensorRT merged Qs or where they read one constant")
+        lines += [f"{what} of {counted(number, 'node')}: not printed; inferred from shapes (see doc_string)"
+                  for what, number in sorted(inferred.items())]
+        if alphas := sum(node.op == "LeakyRelu" for node in self.nodes):
             lines.append(f"alpha of {alphas} LeakyRelu: not printed; ONNX's default was left")
         others = Counter(node.op for node in self.nodes if not onnx.defs.has(node.op))
         lines += [f"{op} ({number}): no operator of ONNX; put into domain 'unknown'" for op, number in others.items()]

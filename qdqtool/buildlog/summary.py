@@ -231,16 +231,9 @@ def summarize(build: Build) -> Json:
     """The facts of a build, in the order of the page; a missing fact is None or an empty list."""
     flags = build.precision_flags
     return {
-        "schema": LOG_SCHEMA,
-        "tool": TOOL_VERSION,
-        "build": build.as_json(),
-        "title": build.title,
-        "read": what_was_read(build),
-        "passed": build.passed,
-        "gpu": dict(build.gpu),
-        "command": build.command or None,
-        "precision": sorted(build.precision_flags),
-        "implicit_int8": implicit_int8(build),
+        "schema": LOG_SCHEMA, "tool": TOOL_VERSION, "build": build.as_json(), "title": build.title,
+        "read": what_was_read(build), "passed": build.passed, "gpu": dict(build.gpu), "command": build.command or None,
+        "precision": sorted(flags), "implicit_int8": implicit_int8(build),
         # With the flag for INT8 and no 16-bit float, what is not INT8 runs in FP32.
         "float_remainder_fp32": "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
         "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
@@ -248,22 +241,17 @@ def summarize(build: Build) -> Json:
                   "nodes": len(build.parse.nodes) or None},
         "milestones": [published(m) for m in build.milestones],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
-        "passes": passes(build),
-        "engine": _engine(build),
+        "passes": passes(build), "engine": _engine(build),
         "conversions": [_edge(layer) for layer in build.conversions],
         "reformats": [_edge(layer) for layer in build.layout_reformats],
-        "merged": build.merged,
-        "tuning": _tuning(build),
-        "seconds": dict(build.seconds),
+        "merged": build.merged, "tuning": _tuning(build), "seconds": dict(build.seconds),
         "memory": published(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
         "messages": [{"level": "error" if m.level == "E" else "warning", **published(m, "text", "line", "count")}
                      for m in build.messages],
-        "names_only": build.names_only,
-        "rerun": rerun_commands(build) if build.names_only else {},
-        "notes": list(build.notes),
-        "lines": {"total": build.lines.total, "timing": build.lines.timing, "unexplained": build.lines.unexplained},
+        "names_only": build.names_only, "rerun": rerun_commands(build) if build.names_only else {},
+        "notes": list(build.notes), "lines": published(build.lines, "total", "timing", "unexplained"),
     }
 
 
@@ -347,8 +335,7 @@ def _engine(build: Build) -> Json | None:
         return None
     convolutions = [layer for layer in build.layers if layer.is_convolution]
     return {
-        "layers": len(build.layers),
-        "listing": build.listing,
+        "layers": len(build.layers), "listing": build.listing,
         "types": dict(Counter(layer.type or "unknown" for layer in build.layers).most_common()),
         "convolutions": len(convolutions),
         "signatures": dict(Counter(signature(layer) for layer in convolutions).most_common()),
@@ -369,17 +356,12 @@ def _tuning(build: Build) -> Json:
     reformats = [t for t in tactics.reformats.values() if t.best_ms is not None]
     reformats.sort(key=lambda t: (-(t.best_ms or 0.0), t.name))
     return {
-        "tactics": tactics.timed,
-        "combinations": tactics.combinations,
-        "reformats": tactics.reformat_timings,
-        "without_tactics": tactics.skipped,
-        "cached": tactics.cached,
-        "costed": len(tactics.costed),
+        "tactics": tactics.timed, "combinations": tactics.combinations, "reformats": tactics.reformat_timings,
+        "without_tactics": tactics.skipped, "cached": tactics.cached, "costed": len(tactics.costed),
         "reasons": [{"reason": reason, "count": count} for reason, count in tactics.reasons.most_common(SLOWEST)],
         "refused": [{"runner": runner, "layer": layer, "count": count}
                     for (runner, layer), count in tactics.refused.most_common(SLOWEST)],
-        "layers": len(tactics.layers),
-        "chosen": dict(tactics.chosen.most_common()),
+        "layers": len(tactics.layers), "chosen": dict(tactics.chosen.most_common()),
         "added_reformats": len(build.reformats),
         "slowest": [published(t, "name", "seconds", "tactics", "best_ms", "runner") for t in slowest],
         "slowest_reformats": [published(t, "name", "best_ms") for t in reformats[:3]],
@@ -391,10 +373,5 @@ def _profile(build: Build) -> Json | None:
         return None
     total = build.profile_total_ms or sum(row.average_ms for row in build.profile_rows)
     rows = sorted(build.profile_rows, key=lambda row: -row.average_ms)[:SLOWEST]
-    return {
-        "iterations": build.iterations,
-        "total_ms": total,
-        "layers": len(build.profile_rows),
-        "slowest": [{"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0}
-                    for r in rows],
-    }
+    slowest = [{"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows]
+    return {"iterations": build.iterations, "total_ms": total, "layers": len(build.profile_rows), "slowest": slowest}

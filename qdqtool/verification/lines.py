@@ -83,8 +83,9 @@ class Verification(Saved):
             "model": self.prediction.model.as_json() if self.prediction else None,
             "target": self.prediction.target if self.prediction else None,
             **published(self, "build", "convolutions", "layers", "trace", "conversions", "copies", "mismatches"),
-            "notes": list(self.notes), "times": self.times,
+            **published(self, "notes", "times"),
         }
+
 
 _MOST_BITS = 4_000_000_000  # work for the longest common subsequence: 60,000 lines against as many
 
@@ -117,13 +118,12 @@ def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | Non
 #: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
 #: shuffles, and the merging of layers, which names no pass.
 QDQ_PASSES = frozenset({
-        "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion",
-        "ConstWeightsQuantizeFusion", "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion",
-        "ConvScaleFusion", "DqQFusion", "EltReluFusion", "EltwiseAddToPwn", "GenericConvActFusion",
-        "HorizontalMergeQNodes", "MatMulToConvTransform", "PointWiseFusion", "QConvScaleFusion", "QDQToCopy",
-        "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes", "ReduceToPoolingFusion",
-        "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn", "VanillaSwapWithFollowingQ",
-        "VanillaSwapWithPreceedingDQ",
+    "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion", "ConstWeightsQuantizeFusion",
+    "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion", "ConvScaleFusion", "DqQFusion", "EltReluFusion",
+    "EltwiseAddToPwn", "GenericConvActFusion", "HorizontalMergeQNodes", "MatMulToConvTransform", "PointWiseFusion",
+    "QConvScaleFusion", "QDQToCopy", "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes",
+    "QuantizeSingleInputNodes", "ReduceToPoolingFusion", "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn",
+    "VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ",
 })
 #: What becomes of slices and concatenations: taken out of the network, or made by copying.
 COPY_KINDS = frozenset({
