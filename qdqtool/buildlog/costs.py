@@ -185,13 +185,10 @@ def analyze(build: Build) -> EngineReport:
 
 
 def _bytes(tensors: Iterable[BuiltTensor]) -> int | None:
-    total = 0.0
-    for tensor in tensors:
-        elements, width = tensor.elements, tensor.precision.width
-        if elements is None or width is None:
-            return None
-        total += elements * width
-    return math.ceil(total)
+    sizes = [None if t.elements is None or t.precision.width is None else t.elements * t.precision.width
+             for t in tensors]
+    known = [size for size in sizes if size is not None]
+    return math.ceil(sum(known)) if len(known) == len(sizes) else None
 
 
 def _has_weights(layer: BuiltLayer) -> bool:

@@ -56,11 +56,8 @@ def precision_of(text: str) -> Precision:
 
     ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear FP32``, ``Half``, ``INT8``, ...
     """
-    for word in _WORD.findall(text[:400]):
-        found = _TYPES.get(word.lower())
-        if found is not None:
-            return found
-    return Precision.UNKNOWN
+    found = map(_TYPES.get, map(str.lower, _WORD.findall(text[:400])))
+    return next((precision for precision in found if precision is not None), Precision.UNKNOWN)
 
 
 def vector_of(text: str) -> int:

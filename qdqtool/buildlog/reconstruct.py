@@ -79,10 +79,9 @@ class _Rebuilder:
         listed = self._listed()
         guesses = [attributes_of(node, listed.get(node.name, {})) for node in self.nodes]
         for guess in guesses:
-            for position, value in guess.values.items():
-                tensor = guess.node.inputs[position] if position < len(guess.node.inputs) else None
-                if tensor is not None:
-                    self.values.setdefault(tensor.name, value)
+            for position, tensor in enumerate(guess.node.inputs):
+                if tensor is not None and position in guess.values:
+                    self.values.setdefault(tensor.name, guess.values[position])
         protos = [self._node(guess) for guess in guesses]
         names = [name for name in dict.fromkeys(self.build.parse.initializers)
                  if name in self.read and name not in self.made]
@@ -158,12 +157,9 @@ class _Rebuilder:
         return [self._made_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> Iterator[onnx.ValueInfoProto]:
-        outputs = set(self.build.parse.outputs)
-        for node in self.nodes:
-            for tensor in _given(node.outputs):
-                named = node.op not in ("Constant", "Cast") and tensor.name and tensor.name not in outputs
-                if named and tensor.shape is not None:
-                    yield self._made_info(tensor)
+        outputs = {"", *self.build.parse.outputs}
+        made = (tensor for n in self.nodes if n.op not in ("Constant", "Cast") for tensor in _given(n.outputs))
+        return (self._made_info(t) for t in made if t.name not in outputs and t.shape is not None)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """Node name to the fields of the engine layer that holds it; merged layers are left out."""
@@ -261,8 +257,7 @@ class Guess:
     @property
     def output(self) -> Shape | None:
         """Shape of the first output, with unknown dimensions."""
-        tensor = self.node.outputs[0] if self.node.outputs else None
-        return tensor.shape if tensor is not None else None
+        return next((None if tensor is None else tensor.shape for tensor in self.node.outputs), None)
 
     def infer(self, **attributes: Any) -> None:
         """Sets attributes that were not printed."""
@@ -379,11 +374,9 @@ def _transpose(guess: Guess) -> None:
     if not source or not made or sorted(source) != sorted(made):
         guess.inferred.append("perm (the reverse, ONNX's default)")
         return
-    free = list(range(len(source)))
-    perm = []
+    perm: list[int] = []
     for size in made:
-        perm.append(next(i for i in free if source[i] == size))
-        free.remove(perm[-1])
+        perm.append(next(i for i, given in enumerate(source) if given == size and i not in perm))
     guess.attributes["perm"] = perm
     guess.inferred.append("perm" if len(set(source)) < len(source) else "perm (the only one that fits)")
 

@@ -104,9 +104,7 @@ def _expected_layers(build: Build) -> int | None:
     if not build.source.is_log or build.listing == Listing.LAYER_JSON:
         return None
     after = build.milestone("After reformat layers")
-    if after is None and build.milestones:
-        after = build.milestones[-1].layers
-    return after
+    return build.milestones[-1].layers if after is None and build.milestones else after
 
 
 def _precision_flags(build: Build) -> frozenset[str]:
@@ -299,13 +297,11 @@ def _plural(count: int, what: str) -> str:
 
 def passes(build: Build) -> list[Json]:
     """What each optimizer pass printed: name, number of ``Running`` lines, the other lines by kind, first line."""
-    first: dict[str, int] = {}
-    kinds: dict[str, Counter[str]] = {}
+    found: dict[str, tuple[int, Counter[str]]] = {}
     for event in build.trace:
-        first.setdefault(event.pass_name, event.line)
-        kinds.setdefault(event.pass_name, Counter())[event.kind] += 1
-    return [{"pass": name, "running": kinds[name].pop(trace.RUNNING, 0), "events": dict(kinds[name]), "line": line}
-            for name, line in first.items()]
+        found.setdefault(event.pass_name, (event.line, Counter()))[1][event.kind] += 1
+    return [{"pass": name, "running": kinds.pop(trace.RUNNING, 0), "events": dict(kinds), "line": line}
+            for name, (line, kinds) in found.items()]
 
 
 def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
