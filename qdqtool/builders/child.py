@@ -36,10 +36,7 @@ def is_installed(package: str) -> bool:
 
 
 class Child:
-    """A worker process for one compiler; started when first used, and again after a crash.
-
-    Args:
-        package: ``tensorrt_rtx`` or ``tensorrt``.
+    """A worker process for one compiler, ``tensorrt_rtx`` or ``tensorrt``; started when first used, and after a crash.
     """
 
     def __init__(self, package: str = "tensorrt_rtx") -> None:
@@ -73,19 +70,10 @@ class Child:
     def ask(
         self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
     ) -> dict[str, Any]:
-        """Sends one request and waits for its answer.
+        """Sends one request (see the worker's docstring), calls ``meanwhile`` and waits for the answer.
 
-        Args:
-            request: See the worker's docstring.
-            timeout: Seconds, the start of the process included.
-            meanwhile: Called while the compiler works.
-
-        Returns:
-            The worker's answer; ``{"status": "crashed", "signal"}`` when it died, ``{"status": "timeout"}`` when it
-            was stopped.
-
-        Raises:
-            BuilderError: The worker could not start the compiler.
+        Seconds of ``timeout`` include the start of the process. A worker that died or was stopped has the status
+        ``crashed`` or ``timeout``; one that could not start its compiler is a BuilderError.
         """
         process = self.start()
         assert process.stdin is not None and process.stdout is not None

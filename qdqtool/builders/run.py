@@ -71,36 +71,26 @@ _SAFE = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
 
 def log_names(model: Model) -> dict[int, str]:
     """Node index to the name that it gets for the build; the node's own wherever the log can carry that."""
-    taken: set[str] = set()
-    result: dict[int, str] = {}
+    result = {n.index: n.name for n in model.nodes if n.proto.name == n.name and _SAFE.fullmatch(n.name)}
+    taken = set(result.values())
     for node in model.nodes:
-        if node.proto.name == node.name and _SAFE.fullmatch(node.name):
-            result[node.index] = node.name
-            taken.add(node.name)
-    for node in model.nodes:
-        if node.index in result:
-            continue
-        name = node.name if _SAFE.fullmatch(node.name) else f"node_{node.index}"
-        while name in taken:
-            name = f"{name}.{node.index}"
-        result[node.index] = name
-        taken.add(name)
+        if node.index not in result:
+            name = node.name if _SAFE.fullmatch(node.name) else f"node_{node.index}"
+            while name in taken:
+                name = f"{name}.{node.index}"
+            result[node.index] = name
+            taken.add(name)
     return result
 
 
 def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
-    """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name.
-
-    Raises:
-        ModelError: An external weight file is missing.
-    """
+    """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name."""
     same = all(names[n.index] == n.proto.name for n in model.nodes)
     if same and model.path and not model.path.endswith(".gz"):
         modelfile.require_weights(model)  # the compiler would say no more than "Failed to import initializer"
         return Path(model.path)
-    full = modelfile.load_full(model)
     copy = onnx.ModelProto()
-    copy.CopyFrom(full.proto)
+    copy.CopyFrom(modelfile.load_full(model).proto)
     for node in model.nodes:
         copy.graph.node[node.index].name = names[node.index]
     path = folder / "model.onnx"
@@ -118,26 +108,22 @@ def run_one(
 ) -> BuildResult:
     """One build from the model's file to its answer; see :func:`qdqtool.builders.build`.
 
-    Args:
-        source: The model.
-        output: Folder for what is kept; None for nothing.
-        compiled: Builds the file given first, and leaves what it printed in the folder given second.
+    ``compiled`` builds the file given first, and leaves what it printed in the folder given second.
     """
     model = modelfile.load(source)
-    folder = None if output is None else Path(output)
-    if folder is not None:
+    if output is not None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            Path(output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BuilderError(f"{folder}: cannot be made: {error.strerror or error}") from error
+            raise BuilderError(f"{Path(output)}: cannot be made: {error.strerror or error}") from error
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
         result = compiled(with_log_names(model, names, work), work)
         read_log(model, names, work, result)
-        if folder is not None:
-            result.log_path = _kept(work / "build.log", folder)
-            result.engine_path = _kept(work / "engine.plan", folder)
+        if output is not None:
+            result.log_path = _kept(work / "build.log", Path(output))
+            result.engine_path = _kept(work / "engine.plan", Path(output))
     return result
 
 
@@ -145,45 +131,32 @@ def build_with(
     child: Child, path: Path, work: Path, builder: str, sm: tuple[int, ...], timeout: float, keep_engine: bool = False,
     shapes: Shapes | None = None,
 ) -> BuildResult:
-    """One build in a running child; leaves ``build.log`` (and ``engine.plan``, ``inspector.json``) in ``work``.
-
-    Raises:
-        BuilderError: The compiler cannot run here.
-    """
+    """One build in a running child; leaves ``build.log`` (and ``engine.plan``, ``inspector.json``) in ``work``."""
     rtx = builder == "tensorrt-rtx"
-    request = {
-        "model": str(path.resolve()),
-        "log": str(work / "build.log"),
-        "sm": list(sm) if rtx else [],
-        "engine": str(work / "engine.plan") if keep_engine else None,
-        "layers": None if rtx else str(work / "inspector.json"),
-        "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()},
-    }
+    request = {"model": str(path.resolve()), "log": str(work / "build.log"), "sm": list(sm) if rtx else [],
+               "engine": str(work / "engine.plan") if keep_engine else None,
+               "layers": None if rtx else str(work / "inspector.json"),
+               "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()}}
     start = time.monotonic()
     answer = child.ask(request, timeout, lambda: importlib.import_module("qdqtool.buildlog.read"))
     errors = [str(e) for e in answer.get("errors", [])]
     result = BuildResult(builder, str(answer["status"]), str(answer.get("version", "")), sm if rtx else (),
                          errors=errors, seconds=time.monotonic() - start)
-    if result.status == "timeout":
-        result.message = f"stopped after {timeout:g} s"
-    elif result.status == "crashed":
-        result.message = str(answer.get("message", ""))
-    elif result.status == "refused":
-        result.message = first_words(errors)
+    said = {"timeout": f"stopped after {timeout:g} s", "crashed": str(answer.get("message", "")),
+            "refused": first_words(errors)}
+    result.message = said.get(result.status, "")
     return result
+
+
+# TensorRT-RTX without a GPU prints the first beside each real error; the parser's frame says no more.
+_FRAME = re.compile(
+    r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|ModelImporter\.cpp(?!.*ERROR)")
 
 
 def first_words(errors: Sequence[str]) -> str:
     """The line that matters of a refusal: what the parser or the builder asserts, without the lines around it."""
-    lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()]
-    for line in lines:
-        # TensorRT-RTX without a GPU prints the first beside each real error; the parser's frame says no more.
-        if "CUDA driver version is insufficient" in line or line.startswith("Invalid Node") or line == "false":
-            continue
-        if line.startswith("Node name:") or (line.startswith("ModelImporter.cpp") and "ERROR" not in line):
-            continue
-        return line
-    return lines[0] if lines else "the compiler gave no reason"
+    lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()] or ["the compiler gave no reason"]
+    return next((line for line in lines if not _FRAME.match(line)), lines[0])
 
 
 def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResult) -> None:
@@ -197,13 +170,9 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
     except BuildLogError as error:
         if result.status == "built":
             raise BuildLogError(f"the build's own log cannot be read: {error}") from error
-    build = result.build
-    if build is None:
-        return
-    if not build.tensorrt and result.version:
-        build.tensorrt = result.version
-    if result.builder == "tensorrt-rtx":
-        build.is_rtx = True
+    if result.build is not None:
+        result.build.tensorrt = result.build.tensorrt or result.version or None
+        result.build.is_rtx = result.build.is_rtx or result.builder == "tensorrt-rtx"
 
 
 def _kept(source: Path, folder: Path) -> Path | None:
@@ -224,21 +193,27 @@ _USUAL = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec", "/usr/lo
 
 
 def build_with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes) -> BuildResult:
-    """One build with the trtexec of this machine; leaves its files as :func:`build_with` does.
-
-    Raises:
-        BuilderError: There is no trtexec, or it cannot be run.
-    """
-    program, log = find_trtexec(), work / "build.log"
+    """One build with the trtexec of this machine; leaves its files as :func:`build_with` does."""
+    program = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
+    if program is None:
+        raise BuilderError(
+            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx")
+    try:
+        told = subprocess.run(
+            [program, "--help"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuilderError(f"{program}: cannot be run: {error}") from error
     engine = work / "engine.plan" if keep_engine else None
-    chosen = flags(help_of(program), path.resolve(), work / "inspector.json", engine, shapes)
+    chosen = flags((told.stdout + told.stderr).decode("utf-8", "replace"), path.resolve(), work / "inspector.json",
+                   engine, shapes)
     start = time.monotonic()
-    with log.open("wb") as file:
+    with (work / "build.log").open("w+b") as file:
         try:
             code = exit_code([program, *chosen], timeout, file)
         except OSError as error:
             raise BuilderError(f"{program}: cannot be run: {error.strerror or error}") from error
-    data = log.read_bytes()
+        file.seek(0)
+        data = file.read()
     result = BuildResult("trtexec", "built", version_of(data), seconds=time.monotonic() - start)
     if code is None:
         result.status, result.message = "timeout", f"stopped after {timeout:g} s"
@@ -251,44 +226,8 @@ def build_with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool
     return result
 
 
-def find_trtexec() -> str:
-    """The path of trtexec.
-
-    Raises:
-        BuilderError: There is none.
-    """
-    found = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
-    if found is None:
-        raise BuilderError(
-            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx")
-    return found
-
-
-def help_of(trtexec: str) -> str:
-    """What ``trtexec --help`` prints: the flags of its version.
-
-    Raises:
-        BuilderError: It cannot be run.
-    """
-    try:
-        done = subprocess.run(
-            [trtexec, "--help"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuilderError(f"{trtexec}: cannot be run: {error}") from error
-    return (done.stdout + done.stderr).decode("utf-8", "replace")
-
-
-def flags(
-    text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
-) -> list[str]:
-    """The flags for a build that can be verified.
-
-    Args:
-        text: Output of ``trtexec --help``.
-        model: The ONNX model.
-        layers: Where the layer JSON goes.
-        engine: Where the engine goes; None for nowhere.
-        shapes: Input name to minimum, preferred and maximum shape.
+def flags(text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes) -> list[str]:
+    """The flags for a build that can be verified, of those that the output of ``trtexec --help`` names.
 
     Sources: trtexec's options by version, 8.0 to 11. Up to TensorRT 10 a Q/DQ model needs ``--int8``, and ``--fp16``
     for its float part; 11 takes the types from the model.
@@ -381,16 +320,8 @@ _ENDING = 5  # seconds that ending a command may take
 def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
     """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
 
-    Nothing that it started runs on.
-
-    Args:
-        command: The words; no shell reads them.
-        timeout: In seconds.
-        output: Where its output goes, errors included.
-
-    Raises:
-        OSError: It cannot be started.
-        BuilderError: What waits for it was killed.
+    No shell reads its words; its errors go to ``output`` as well. Nothing that it started runs on. It raises OSError
+    where the command cannot be started, BuilderError where what waits for it was killed.
     """
     mark = f"QDQTOOL_COMMAND={os.urandom(8).hex()}"
     marks = " ".join((mark, *(f"{name}={value}" for name, value in marked({}).items())))

@@ -42,16 +42,6 @@ def _logger(trt: Any) -> Any:
     return Logger()
 
 
-def _network_flags(trt: Any, rtx: bool) -> int:
-    """Strongly typed for TensorRT-RTX, which knows nothing else; explicit batch for versions that still ask."""
-    flags = trt.NetworkDefinitionCreationFlag
-    if rtx:
-        return 1 << int(flags.STRONGLY_TYPED)
-    if int(trt.__version__.split(".")[0]) < 10:
-        return 1 << int(flags.EXPLICIT_BATCH)
-    return 0
-
-
 def _configure(trt: Any, config: Any, request: dict[str, Any], rtx: bool) -> None:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if rtx:
@@ -66,31 +56,20 @@ def _configure(trt: Any, config: Any, request: dict[str, Any], rtx: bool) -> Non
 
 
 def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, Any]) -> None:
-    """One optimization profile for the inputs that have run-time dimensions."""
-    wanted = [network.get_input(i) for i in range(network.num_inputs)]
-    dynamic = [t for t in wanted if any(d < 0 for d in t.shape)]
+    """One optimization profile for the inputs that have run-time dimensions, given or usual ones.
+
+    Usual is batch 1; other open dimensions 32 to 640, 640 preferred, which fits the strides of detection networks.
+    """
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    dynamic = [t for t in inputs if any(d < 0 for d in t.shape)]
     if not dynamic:
         return
     profile = builder.create_optimization_profile()
     for tensor in dynamic:
-        shapes = profiles.get(tensor.name) or _default_profile(tuple(tensor.shape))
-        profile.set_shape(tensor.name, *(tuple(s) for s in shapes))
+        low, best = ([d if d >= 0 else (1 if axis == 0 else usual) for axis, d in enumerate(tensor.shape)]
+                     for usual in (32, 640))
+        profile.set_shape(tensor.name, *map(tuple, profiles.get(tensor.name) or (low, best, best)))
     config.add_optimization_profile(profile)
-
-
-def _default_profile(shape: tuple[int, ...]) -> list[list[int]]:
-    """Batch 1; other open dimensions 32 to 640, 640 preferred, which fits the strides of detection networks."""
-    low = [d if d >= 0 else (1 if axis == 0 else 32) for axis, d in enumerate(shape)]
-    best = [d if d >= 0 else (1 if axis == 0 else 640) for axis, d in enumerate(shape)]
-    return [low, best, best]
-
-
-def _inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
-    """The layer listing of an engine; needs the GPU that classic TensorRT builds on anyway."""
-    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
-    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _build(trt: Any, logger: Any, request: dict[str, Any], rtx: bool) -> dict[str, Any]:
@@ -99,7 +78,12 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], rtx: bool) -> dict[st
         builder = trt.Builder(logger)
     except (TypeError, RuntimeError) as error:
         return {"status": "unavailable", "message": f"TensorRT {trt.__version__} finds no usable GPU ({error})"}
-    network = builder.create_network(_network_flags(trt, rtx))
+    flags, network_flags = trt.NetworkDefinitionCreationFlag, 0
+    if rtx:  # it knows nothing but strong types
+        network_flags = 1 << int(flags.STRONGLY_TYPED)
+    elif int(trt.__version__.split(".")[0]) < 10:
+        network_flags = 1 << int(flags.EXPLICIT_BATCH)
+    network = builder.create_network(network_flags)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request["model"]):
         texts = [parser.get_error(i).desc() for i in range(parser.num_errors)]
@@ -113,8 +97,10 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], rtx: bool) -> dict[st
     if request.get("engine"):
         with open(request["engine"], "wb") as file:
             file.write(plan)
-    if request.get("layers"):
-        _inspect(trt, logger, plan, request["layers"])
+    if request.get("layers"):  # takes the GPU that classic TensorRT builds on anyway
+        engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+        with open(request["layers"], "w", encoding="utf-8") as text:
+            text.write(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
     return {"status": "built", "stage": "build", "errors": list(logger.errors), "engine_bytes": plan.nbytes,
             "seconds": time.perf_counter() - start}
 

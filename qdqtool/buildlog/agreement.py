@@ -69,11 +69,9 @@ class BuildFacts(_Record):
 
     Attributes:
         source: Where the facts come from.
-        files: Names of the files read.
         tensorrt: Version, None where not stated.
         device: GPU, None where not stated.
         complete: Whether the engine listing is there and whole.
-        missing: What is absent or cut off.
         status: What a builder that was run here made of the model (``built``, ``refused``, ``crashed``); None for a
             build that was read.
         message: Its own words, with ``status``.
@@ -113,13 +111,9 @@ class LayerCounts(_Record):
 
 @dataclass(frozen=True, slots=True)
 class TraceCounts(_Record):
-    """Lines predicted, lines logged, and lines in common.
+    """Lines predicted, lines logged (None where the build has none), and lines in common.
 
-    Attributes:
-        predicted: Lines predicted.
-        built: Lines logged; None where the build has none.
-        agree: Lines in common as a multiset, wherever they stand.
-        in_order: Lines in common that are in the same order (longest common subsequence).
+    ``agree`` counts those as a multiset, wherever they stand, ``in_order`` the longest common subsequence.
     """
 
     predicted: int | None = None

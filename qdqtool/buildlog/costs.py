@@ -30,15 +30,10 @@ ENGINE_SCHEMA = "qdqtool/engine/1"
 
 @dataclass(slots=True)
 class LayerCost:
-    """One layer and what it costs.
+    """One layer, its place in the engine, and what it costs; bytes are None for dynamic shapes.
 
     Attributes:
-        layer: The layer as built.
-        index: Its place in the engine.
         macs: Multiply-accumulates; None where weights or shapes are not known, 0 for layers without any.
-        input_bytes: Bytes read, weights apart; None for dynamic shapes.
-        weight_bytes: Bytes of the weights; None where they are not known.
-        output_bytes: Bytes written.
         ms: Average milliseconds, None without a profile.
         share: Share of the profile's total, 0 to 1.
         expected_ms: What such a layer usually takes on the GPU, as a profile shows it; None where that is not known.
@@ -115,13 +110,9 @@ class Totals:
 
 @dataclass(slots=True)
 class EngineReport:
-    """An engine's layers with their costs.
+    """An engine's layers, in their order, with their costs.
 
-    Attributes:
-        build: Where they come from.
-        rows: The layers in engine order.
-        unmatched: Names in the profile that no layer has.
-        gpu: The GPU that expected times are for; None where they are not known.
+    ``unmatched`` are names in the profile that no layer has; ``gpu`` is what expected times are for, where known.
     """
 
     build: Build
@@ -162,16 +153,11 @@ class EngineReport:
 
     def as_json(self) -> Json:
         return {
-            "schema": ENGINE_SCHEMA,
-            "build": self.build.as_json(),
-            "bindings": list(self.build.bindings),
+            "schema": ENGINE_SCHEMA, **published(self, "build"), "bindings": list(self.build.bindings),
             "total_ms": self.total_ms if self.timed else None,
             "totals": {key: {k: t.as_json() for k, t in self.totals(key).items()}
                        for key in ("kind", "precision", "type")},
-            "layers": [row.as_json() for row in self.rows],
-            "unmatched": list(self.unmatched),
-            "gpu": self.gpu,
-            "implicit_int8": self.implicit_int8,
+            "layers": [row.as_json() for row in self.rows], **published(self, "unmatched", "gpu", "implicit_int8"),
         }
 
 
@@ -185,13 +171,12 @@ def analyze(build: Build) -> EngineReport:
         times.setdefault(row.name, []).append(row.average_ms)
     total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
-        cost = LayerCost(layer, index, input_bytes=_bytes(layer.inputs), output_bytes=_bytes(layer.outputs))
-        parsed = [nodes[part] for part in layer.fused(known).bases if part in nodes] if nodes else []
-        cost.weight_bytes = _weight_bytes(layer, parsed)
+        counts = [_count(nodes[part]) for part in layer.fused(known).bases if part in nodes] if nodes else []
+        parsed = sum(c for c in counts if c) if counts and all(counts) else None
         macs = _macs(layer, parsed)
-        cost.macs = macs if macs is not None and 0 <= macs < _MAX_MACS else None
-        waiting = times.get(layer.name)
-        if waiting:
+        cost = LayerCost(layer, index, macs if macs is not None and 0 <= macs < _MAX_MACS else None,
+                         _bytes(layer.inputs), _weight_bytes(layer, parsed), _bytes(layer.outputs))
+        if waiting := times.get(layer.name):
             cost.ms = waiting.pop(0)
             cost.share = cost.ms / total if total else None
         report.rows.append(cost)
@@ -200,30 +185,24 @@ def analyze(build: Build) -> EngineReport:
 
 
 def _bytes(tensors: Iterable[BuiltTensor]) -> int | None:
-    total = 0.0
-    for tensor in tensors:
-        elements, width = tensor.elements, tensor.precision.width
-        if elements is None or width is None:
-            return None
-        total += elements * width
-    return math.ceil(total)
+    sizes = [None if t.elements is None or t.precision.width is None else t.elements * t.precision.width
+             for t in tensors]
+    known = [size for size in sizes if size is not None]
+    return math.ceil(sum(known)) if len(known) == len(sizes) else None
 
 
 def _has_weights(layer: BuiltLayer) -> bool:
     return layer.is_convolution or "gemm" in layer.type.lower() or "MatrixMultiply" in layer.type
 
 
-def _weight_bytes(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
-    listed = _listed_weights(layer)
-    if listed is not None:
-        count, kind = listed
-        return math.ceil(count * (kind.width or 4.0))
-    constants = [c for c in layer.constants if c.shape is not None and len(c.shape) > 1]
+def _weight_bytes(layer: BuiltLayer, parsed: int | None) -> int | None:
+    """Bytes of the weights as they are listed; else by how many weights the parsed nodes have."""
+    if (listed := _listed_weights(layer)) is not None:
+        return math.ceil(listed[0] * (listed[1].width or 4.0))
     if layer.constants and _has_weights(layer):
-        return _bytes(constants)
-    counts = [_count(node) for node in parsed]
-    if counts and all(counts):
-        return math.ceil(sum(c for c in counts if c) * (layer.input_precision.width or 4.0))
+        return _bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
+    if parsed is not None:
+        return math.ceil(parsed * (layer.input_precision.width or 4.0))
     return None if layer.is_convolution else 0
 
 
@@ -244,10 +223,10 @@ def _count(node: ParsedNode) -> int | None:
     return count if count < _MAX_COUNT else None
 
 
-def _macs(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
+def _macs(layer: BuiltLayer, parsed: int | None) -> int | None:
     if not _has_weights(layer):
         return 0
-    source, target = _shape(layer.inputs), _shape(layer.outputs)
+    source, target = (whole(tensors[0].shape) if tensors else None for tensors in (layer.inputs, layer.outputs))
     if source is None or target is None:
         return None
     if layer.is_convolution and len(source) >= 3:
@@ -260,16 +239,11 @@ def _macs(layer: BuiltLayer, parsed: list[ParsedNode]) -> int | None:
     return None
 
 
-def _convolution_macs(layer: BuiltLayer, parsed: list[ParsedNode], source: list[int], target: list[int]) -> int | None:
+def _convolution_macs(layer: BuiltLayer, parsed: int | None, source: list[int], target: list[int]) -> int | None:
     extras = layer.extras
+    shaped = [c.elements for c in layer.constants if c.shape is not None and len(c.shape) >= 4 and c.elements]
     listed = _listed_weights(layer)
-    count = listed[0] if listed else None
-    if count is None:
-        shaped = [c.elements for c in layer.constants if c.shape is not None and len(c.shape) >= 4 and c.elements]
-        count = shaped[0] if shaped else None
-    if count is None:
-        counts = [_count(node) for node in parsed]
-        count = sum(c for c in counts if c) if counts and all(counts) else None
+    count = listed[0] if listed else next(iter(shaped), parsed)
     if count is None:
         kernel, maps, groups = int_list(extras.get("Kernel"), 1), extras.get("OutMaps"), extras.get("Groups", 1)
         if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:
@@ -277,27 +251,21 @@ def _convolution_macs(layer: BuiltLayer, parsed: list[ParsedNode], source: list[
         count = math.prod(kernel) * maps * source[1] // groups
     if layer.is_deconvolution:  # each input element is used once with every weight of its channel
         return math.prod(source) // max(1, source[1]) * count
-    positions = math.prod(target) // max(1, target[1])
     pooled = _before_pooling(extras, source)
     if pooled is not None:
-        positions = target[0] * pooled
-    elif "pool" in layer.type.lower():
+        return target[0] * pooled * count
+    if "pool" in layer.type.lower():
         return None  # the convolution's own output, before the pooling in the same layer, is not listed
-    return positions * count
+    return math.prod(target) // max(1, target[1]) * count
 
 
 def _before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
     """Output positions of the convolution inside a fused convolution and pooling."""
-    kernel, stride = int_list(extras.get("ConvKernel"), 1), int_list(extras.get("ConvStride"), 1)
-    before, after = int_list(extras.get("ConvPrePadding"), 0), int_list(extras.get("ConvPostPadding"), 0)
-    if kernel is None or stride is None or before is None or after is None:
-        return None
-    dims = zip(source[2:], kernel, stride, before, after, strict=False)
-    return math.prod((given + low + high - size) // step + 1 for given, size, step, low, high in dims)
-
-
-def _shape(tensors: list[BuiltTensor]) -> list[int] | None:
-    return whole(tensors[0].shape) if tensors else None
+    fields = (("ConvKernel", 1), ("ConvStride", 1), ("ConvPrePadding", 0), ("ConvPostPadding", 0))
+    listed = [found for name, least in fields if (found := int_list(extras.get(name), least)) is not None]
+    dims = zip(source[2:], *listed, strict=False)
+    return None if len(listed) < len(fields) else math.prod(
+        (given + low + high - size) // step + 1 for given, size, step, low, high in dims)
 
 
 # What people know a layer by --------------------------------------------------------------------------------------
@@ -357,9 +325,7 @@ class Pair:
 
     def as_json(self) -> Json:
         def side(cost: LayerCost | None) -> Json | None:
-            if cost is None:
-                return None
-            return {
+            return None if cost is None else {
                 "index": cost.index, **published(cost.layer, "name", "type", "kind"),
                 "inputs": [str(t.precision) for t in cost.layer.inputs],
                 "outputs": [str(t.precision) for t in cost.layer.outputs], "ms": cost.ms,
@@ -370,19 +336,15 @@ class Pair:
 
 @dataclass(slots=True)
 class Comparison:
-    """Two engines, aligned.
+    """Two engines, aligned: layers of both in the first's order, with what only the second has at the end.
 
-    Attributes:
-        first: The engine given first.
-        second: The other one.
-        pairs: Layers of both, in the first's order, with what only the second has at the end.
-        by: ``names`` or ``shapes``: how most pairs were found.
+    ``by`` is ``names`` or ``shapes``: how most pairs were found.
     """
 
     first: EngineReport
     second: EngineReport
-    pairs: list[Pair] = field(default_factory=list)
-    by: str = "names"
+    pairs: list[Pair]
+    by: str
 
     @property
     def by_kind(self) -> dict[str, tuple[Totals, Totals]]:
@@ -403,24 +365,21 @@ class Comparison:
 
 def compare(first: EngineReport, second: EngineReport) -> Comparison:
     """Aligns two engines."""
-    result = Comparison(first, second)
     taken = _by_names(first, second)
+    if len(taken) < _COMMON * min(len(first.rows), len(second.rows)):
+        taken = {}
     named = len(taken)
-    if named < _COMMON * min(len(first.rows), len(second.rows)):
-        taken, named = {}, 0
-    left = [row for row in first.rows if row.index not in taken]
-    used = set(taken.values())
-    right = [row for row in second.rows if row.index not in used]
-    for one, two in align([x for x in left if _works(x)], [x for x in right if _works(x)], _likeness):
-        taken[one.index] = two.index
-    used = set(taken.values())
-    for one, two in _alone([x for x in left if x.index not in taken], [x for x in right if x.index not in used]):
-        taken[one.index] = two.index
-    result.by = "names" if 2 * named >= len(taken) and named else "shapes"
-    result.pairs = [Pair(row, second.rows[taken[row.index]] if row.index in taken else None) for row in first.rows]
-    used = set(taken.values())
-    result.pairs += [Pair(None, row) for row in second.rows if row.index not in used]
-    return result
+
+    def left() -> tuple[list[LayerCost], list[LayerCost]]:
+        used = set(taken.values())
+        return [x for x in first.rows if x.index not in taken], [x for x in second.rows if x.index not in used]
+
+    one, two = ([x for x in rows if _works(x)] for rows in left())
+    taken.update((a.index, b.index) for a, b in align(one, two, _likeness))
+    taken.update((a.index, b.index) for a, b in _alone(*left()))
+    pairs = [Pair(row, second.rows[taken[row.index]] if row.index in taken else None) for row in first.rows]
+    by = "names" if 2 * named >= len(taken) and named else "shapes"
+    return Comparison(first, second, [*pairs, *(Pair(None, row) for row in left()[1])], by)
 
 
 def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
@@ -431,14 +390,14 @@ def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     numbered = {name for name in alike if NUMBERED.search(name)}
     if not all(alike[name] for name in numbered):
         numbered.clear()  # the numbers are those of two exports
+    exact = [one for one in common if not NUMBERED.search(one[0])]
     taken: dict[int, int] = {}
     used: set[int] = set()
-    for exact in (True, False):  # names of weights and whole paths first: they are the same in every export
-        for name, index, other in common:
-            if alike[name] and index not in taken and other not in used and (
-                    name in numbered if not exact else not NUMBERED.search(name)):
-                taken[index] = other
-                used.add(other)
+    # Names of weights and whole paths first: they are the same in every export.
+    for name, index, other in (*exact, *(one for one in common if one[0] in numbered)):
+        if alike[name] and index not in taken and other not in used:
+            taken[index] = other
+            used.add(other)
     return taken
 
 
@@ -449,11 +408,9 @@ def _same_work(one: LayerCost, two: LayerCost) -> bool:
 
 def _contradict(one: LayerCost, two: LayerCost) -> bool:
     """Whether two layers compute different things: another kernel, or other channels."""
-    kernels = [c.layer.extras.get("Kernel", c.layer.extras.get("ConvKernel")) for c in (one, two)]
-    maps = [c.layer.extras.get("OutMaps") for c in (one, two)]
-    edges = [(_channels(one.layer.inputs), _channels(two.layer.inputs)),
-             (_channels(one.layer.outputs), _channels(two.layer.outputs)), tuple(kernels), tuple(maps)]
-    return any(a and b and a != b for a, b in edges)
+    work = [(_channels(x.inputs), _channels(x.outputs), x.extras.get("Kernel", x.extras.get("ConvKernel")),
+             x.extras.get("OutMaps")) for x in (one.layer, two.layer)]
+    return any(a and b and a != b for a, b in zip(*work, strict=True))
 
 
 def _channels(tensors: list[BuiltTensor]) -> int | None:
@@ -464,10 +421,9 @@ def _channels(tensors: list[BuiltTensor]) -> int | None:
 def _keys(report: EngineReport) -> dict[str, int]:
     found: list[tuple[str, int]] = []
     for row in report.rows:
-        fused = row.layer.fused()
+        fused, is_qdq = row.layer.fused(), row.layer.is_qdq
         names = row.layer.onnx_names or ([] if fused.is_copy else fused.bases)
-        quantizers = row.layer.is_qdq
-        found += [(name, row.index) for name in dict.fromkeys(names) if quantizers or "uantizeLinear" not in name]
+        found += [(name, row.index) for name in dict.fromkeys(names) if is_qdq or "uantizeLinear" not in name]
     counts = Counter(name for name, _ in found)
     return {name: index for name, index in found if counts[name] == 1}
 
@@ -528,12 +484,9 @@ def _likeness(one: LayerCost, two: LayerCost) -> int:
     """How much two layers compute alike, apart from precision and batch: 0 for different families or kernels."""
     if _family(one) != _family(two) or (one.layer.inputs and _contradict(one, two)):
         return 0
-    same_input = _edge(one.layer.inputs) == _edge(two.layer.inputs)
-    same_output = _edge(one.layer.outputs) == _edge(two.layer.outputs)
-    if not (same_input or same_output):
-        return 0
+    same = [_edge(one.layer.inputs) == _edge(two.layer.inputs), _edge(one.layer.outputs) == _edge(two.layer.outputs)]
     same_edges = len(one.layer.inputs) == len(two.layer.inputs)  # a residual Add is fused into both or neither
-    return 2 + 3 * (same_input and same_output) + same_edges
+    return 2 + 3 * all(same) + same_edges if any(same) else 0
 
 
 def _edge(tensors: list[BuiltTensor]) -> Shape | None:

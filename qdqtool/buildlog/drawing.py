@@ -68,17 +68,17 @@ def installed() -> bool:
 def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
     """Rank of each box: one below its deepest maker. Boxes are in an order in which makers come first."""
     ranks = dict.fromkeys(keys, 0)
-    incoming: dict[str, list[str]] = {}
-    outgoing: dict[str, list[str]] = {}
+    incoming: dict[str, list[str]] = defaultdict(list)
+    outgoing: dict[str, list[str]] = defaultdict(list)
     for source, target in edges:
-        incoming.setdefault(target, []).append(source)
-        outgoing.setdefault(source, []).append(target)
+        incoming[target].append(source)
+        outgoing[source].append(target)
     for key in keys:
-        ranks[key] = max((ranks[source] + 1 for source in incoming.get(key, ())), default=0)
+        ranks[key] = max((ranks[source] + 1 for source in incoming[key]), default=0)
     last = max(ranks.values(), default=0)
     for key in keys:
-        if not incoming.get(key):  # an input or constant is right above its first reader, a lone box below all
-            ranks[key] = max(0, min((ranks[t] for t in outgoing.get(key, ())), default=last + 2) - 1)
+        if not incoming[key]:  # an input or constant is right above its first reader, a lone box below all
+            ranks[key] = max(0, min((ranks[t] for t in outgoing[key]), default=last + 2) - 1)
     return ranks
 
 
@@ -103,13 +103,8 @@ def lay_out(
 ) -> tuple[float, float, str]:
     """Gives boxes and edges their places.
 
-    Args:
-        boxes: Of one width, in an order in which makers come first.
-        edges: Between them.
-        column_gap: Pixels between two boxes side by side.
-        row_gap: Between two rows.
-        margin: Around everything.
-        head: Above the first row.
+    Boxes are of one width, in an order in which makers come first. Gaps are in pixels, and ``head`` is what is left
+    free above the first row.
 
     Returns:
         Width and height of the drawing, and what of it is above the limits: then nothing is placed.
@@ -143,58 +138,46 @@ def lay_out(
 def _attach(boxes: Sequence[Placed], edges: Sequence[Linked]) -> None:
     """Spreads the ends of edges over the bottoms and tops of boxes, in the order of where they come from."""
     for end, other, place in (("source", "target", 0), ("target", "source", -1)):
-        groups: dict[int, list[Linked]] = defaultdict(list)
+        groups: dict[int, list[tuple[float, Linked]]] = defaultdict(list)
         for edge in edges:
-            groups[getattr(edge, end)].append(edge)
-        ports: list[tuple[Linked, list[float]]] = []
+            far = boxes[getattr(edge, other)]
+            groups[getattr(edge, end)].append((edge.points[place][0] if edge.points else far.x + far.w / 2, edge))
         for number, group in groups.items():
             box = boxes[number]
-            far = {id(e): boxes[getattr(e, other)] for e in group}
-            group.sort(key=lambda e: e.points[place][0] if e.points else far[id(e)].x + far[id(e)].w / 2)
             y = box.y + (box.h if end == "source" else 0.0)
-            ports += [(e, [round(box.x + box.w * (i + 1) / (len(group) + 1), 1), y]) for i, e in enumerate(group)]
-        for edge, port in ports:
-            edge.points.insert(0 if end == "source" else len(edge.points), port)
+            for i, (_, edge) in enumerate(sorted(group, key=lambda one: one[0])):
+                port = [round(box.x + box.w * (i + 1) / (len(group) + 1), 1), y]
+                edge.points.insert(0 if end == "source" else len(edge.points), port)
 
 
 def _place(
     ranks: dict[str, int], edges: Sequence[_Link], width: float, gap: float, margin: float
-) -> tuple[dict[str, float], dict[int, list[tuple[float, int]]]]:
+) -> tuple[dict[str, float], list[list[tuple[float, int]]]]:
     """Centre of each box in pixels, and for each edge the points between its ends: x in pixels, and the rank."""
     from fast_sugiyama import from_edges
 
-    chains: list[_Link] = []
-    passing: dict[int, list[str]] = {}
+    chains: dict[_Link, None] = {}
+    passing: list[list[str]] = []
     at: dict[str, int] = dict(ranks)
     for number, (source, target) in enumerate(edges):
-        chain = [source]
-        for rank in range(ranks[source] + 1, ranks[target]):
-            name = f"P{number}_{rank}"
-            at[name] = rank
-            chain.append(name)
-        passing[number] = chain[1:]
-        chain.append(target)
-        chains += [(a, b) for a, b in itertools.pairwise(chain) if a != b]
+        passed = {f"P{number}_{rank}": rank for rank in range(ranks[source] + 1, ranks[target])}
+        at |= passed
+        passing.append(list(passed))
+        chains |= dict.fromkeys((a, b) for a, b in itertools.pairwise([source, *passed, target]) if a != b)
     columns: dict[str, float] = {}
     offset = 0.0
-    linked: set[str] = set()
-    if chains:
-        unique = list(dict.fromkeys(chains))
-        names = list(dict.fromkeys(itertools.chain.from_iterable(unique)))
-        numbers = {name: i for i, name in enumerate(names)}  # the layout follows hashes; those of text change
-        parts = from_edges([(numbers[a], numbers[b]) for a, b in unique], vertex_spacing=4,
-                           crossing_minimization="barycenter")
-        for positions in sorted(sorted(part[0]) for part in parts):
-            placed = {names[number]: x / 4 for number, (x, _y) in positions}
-            low = min(placed.values())
-            columns.update({name: x - low + offset for name, x in placed.items()})
-            offset = max(columns[name] for name in placed) + 1.0
-            linked |= set(placed)
-    alone = [key for key in ranks if key not in linked]
+    names = list(dict.fromkeys(itertools.chain.from_iterable(chains)))
+    numbers = {name: i for i, name in enumerate(names)}  # the layout follows hashes; those of text change
+    parts = from_edges([(numbers[a], numbers[b]) for a, b in chains], vertex_spacing=4,
+                       crossing_minimization="barycenter") if chains else []  # fmt: skip
+    for positions in sorted(sorted(part[0]) for part in parts):
+        low = min(x for _, (x, _y) in positions) / 4
+        columns.update({names[number]: x / 4 - low + offset for number, (x, _y) in positions})
+        offset = max(columns[names[number]] for number, _ in positions) + 1.0
+    alone = [key for key in ranks if key not in columns]
     columns.update({key: float(column) for column, key in enumerate(alone)})
     spread = _spread(columns, at, width, gap, margin)
-    ways = {number: [(spread[name], at[name]) for name in names] for number, names in passing.items()}
-    return spread, ways
+    return spread, [[(spread[name], at[name]) for name in names] for names in passing]
 
 
 def _spread(
@@ -203,17 +186,11 @@ def _spread(
     """Pixels for columns: the layout's order and proportions, boxes never overlapping in a rank."""
     pitch = width + gap
     result: dict[str, float] = {}
-    rows: dict[int, list[str]] = {}
-    for name in columns:
-        rows.setdefault(ranks[name], []).append(name)
-    for names in rows.values():
-        names.sort(key=lambda name: columns[name])
-        edge = float("-inf")
-        for name in names:
-            half = pitch / 2 if not name.startswith("P") else pitch * _PASS_WIDTH / 2
-            x = max(columns[name] * pitch, edge + half)
-            result[name] = x
-            edge = x + half
+    edges: dict[int, float] = defaultdict(lambda: float("-inf"))  # of what each rank has so far
+    for name in sorted(columns, key=lambda name: columns[name]):
+        half = pitch / 2 if not name.startswith("P") else pitch * _PASS_WIDTH / 2
+        result[name] = max(columns[name] * pitch, edges[ranks[name]] + half)
+        edges[ranks[name]] = result[name] + half
     low = min(result.values(), default=0.0) - width / 2 - margin
     return {name: x - low for name, x in result.items()}
 
@@ -261,13 +238,12 @@ def drawing_of(report: EngineReport) -> Drawing:
     boxes = drawing.boxes
     makers: dict[str, list[tuple[int, BuiltTensor]]] = {}  # several where a concatenation was turned into one buffer
     ends: dict[str, int] = {}
-    used: set[str] = set()
+    used = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
     for row in report.rows:
         for tensor in row.layer.inputs:
             if tensor.tensor not in makers and tensor.tensor not in ends:
-                boxes.append(_end(f"I{len(ends)}", INPUT, tensor))
-                ends[tensor.tensor] = len(boxes) - 1
-            used.add(tensor.tensor)
+                ends[tensor.tensor] = len(boxes)
+                boxes.append(_end(f"I{len(ends) - 1}", INPUT, tensor))
         for tensor in row.layer.inputs:
             sources = makers.get(tensor.tensor) or [(ends[tensor.tensor], tensor)]
             drawing.arrows += [_arrow(source, len(boxes), made) for source, made in sources]
@@ -329,11 +305,7 @@ def _quoted(lines: Iterable[str]) -> str:
 # SVG --------------------------------------------------------------------------------------------------------------
 
 def svg(drawing: Drawing) -> str:
-    """The picture, without Graphviz.
-
-    Raises:
-        QdqtoolError: fast-sugiyama is not installed, or the engine has too many layers to draw.
-    """
+    """The picture, without Graphviz; QdqtoolError where fast-sugiyama is missing, or there is too much to draw."""
     if not installed():
         raise QdqtoolError("drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use `dot` and Graphviz)")
     for box in drawing.boxes:
@@ -354,25 +326,18 @@ def svg(drawing: Drawing) -> str:
 
 def _svg_arrow(arrow: Arrow) -> list[str]:
     colour = LINE[arrow.precision]
-    points = arrow.points
-    x, y = points[0]
+    x, y = arrow.points[0]
     path = f"M{x:.1f},{y:.1f}"
-    for (x1, y1), (x2, y2) in itertools.pairwise(points):
+    for (x1, y1), (x2, y2) in itertools.pairwise(arrow.points):
         middle = (y1 + y2) / 2
         path += f" C{x1:.1f},{middle:.1f} {x2:.1f},{middle:.1f} {x2:.1f},{y2:.1f}"
-    x, y = points[-1]
+    before, (x, y) = arrow.points[-2:]
     head = f"M{x - 4:.1f},{y - 8:.1f} L{x:.1f},{y:.1f} L{x + 4:.1f},{y - 8:.1f} Z"
-    previous = points[-2]
-    label_x, label_y = (previous[0] + x) / 2 + 6, (previous[1] + y) / 2 - 4
-    rows = [
-        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
-        for i, row in enumerate(arrow.lines)
-        for paint in (_HALO, f'fill="{colour}"')
-    ]
-    return [
-        f'<g><title>{_text(arrow.tensor)}</title><path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
-        f'<path d="{head}" fill="{colour}"/>', *rows, "</g>",
-    ]
+    label_x, label_y = (before[0] + x) / 2 + 6, (before[1] + y) / 2 - 4
+    rows = [f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
+            for i, row in enumerate(arrow.lines) for paint in (_HALO, f'fill="{colour}"')]
+    line = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+    return [f'<g><title>{_text(arrow.tensor)}</title>{line}<path d="{head}" fill="{colour}"/>', *rows, "</g>"]
 
 
 def _svg_box(box: Box) -> list[str]:

@@ -56,11 +56,8 @@ def precision_of(text: str) -> Precision:
 
     ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear FP32``, ``Half``, ``INT8``, ...
     """
-    for word in _WORD.findall(text[:400]):
-        found = _TYPES.get(word.lower())
-        if found is not None:
-            return found
-    return Precision.UNKNOWN
+    found = map(_TYPES.get, map(str.lower, _WORD.findall(text[:400])))
+    return next((precision for precision in found if precision is not None), Precision.UNKNOWN)
 
 
 def vector_of(text: str) -> int:
@@ -105,12 +102,11 @@ def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
     head = _LAYER.match(text)
     if head is None:
         return None
-    rest = text[head.end() :]
-    tactic = _TACTIC.search(rest)
+    tactic = _TACTIC.search(text, head.end())
     if tactic is None:
-        return BuiltLayer(name=rest.strip(), type=head[1], line=line)
-    layer = BuiltLayer(name=rest[: tactic.start()], type=head[1], tactic=tactic[1], line=line)
-    edges = rest[tactic.end() :]
+        return BuiltLayer(name=text[head.end() :].strip(), type=head[1], line=line)
+    layer = BuiltLayer(name=text[head.end() : tactic.start()], type=head[1], tactic=tactic[1], line=line)
+    edges = text[tactic.end() :]
     at, side = 0, layer.inputs
     if edges.startswith(("-> ", " -> ")):
         at, side = edges.index("-> ") + 3, layer.outputs
@@ -142,20 +138,14 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
         if at < 0 or not text.startswith(f", {key}: [", at):
             continue
         start = at + len(f", {key}: [")
-        stop = _end_of_list(text, start)
+        # The "]" that closes the list is the first after a "}", or the very next for an empty list.
+        closing = start - 1 if text.startswith("]", start) else text.find("}]", start)
+        stop = closing + 1 if closing >= 0 else len(text)
         fields[key] = list(_tensors(text[start:stop]))
         at = stop + 1
     if at >= 0:
         fields.update(_pairs(text[at:]))
     return layer_from_fields(fields, line)
-
-
-def _end_of_list(text: str, start: int) -> int:
-    """Position of the ``]`` that closes a tensor list: the first after a ``}``, or the very next for an empty list."""
-    if text.startswith("]", start):
-        return start
-    end = text.find("}]", start)
-    return end + 1 if end >= 0 else len(text)
 
 
 def _tensors(text: str) -> Iterator[dict[str, Any]]:
@@ -212,20 +202,15 @@ def _value(text: str) -> Any:
 def layer_from_fields(fields: dict[str, Any], line: int = 0) -> BuiltLayer:
     """A layer from the fields of the inspector, whatever the version; unknown fields are kept in ``extras``."""
     named = {key: value for key, value in fields.items() if isinstance(key, str)}
-    layer = BuiltLayer(
-        name=_text(named.pop("Name", "")),
-        type=_text(named.pop("LayerType", "")),
-        line=line,
-        origin=_text(named.get("Origin", "")),
-        tactic=_text(named.get("TacticName") or named.get("TacticValue") or ""),
-    )
-    for key, target in (("Inputs", layer.inputs), ("Outputs", layer.outputs), ("Constants", layer.constants)):
+
+    def tensors(key: str) -> list[BuiltTensor]:
         listed = named.pop(key, None)
-        if isinstance(listed, list):
-            target.extend(_tensor(item) for item in listed[:MAX_TENSORS])
-    layer.onnx_names = onnx_names(_text(named.pop("Metadata", "")))
-    layer.extras = named
-    return layer
+        return [_tensor(item) for item in listed[:MAX_TENSORS]] if isinstance(listed, list) else []
+
+    return BuiltLayer(
+        _text(named.pop("Name", "")), _text(named.pop("LayerType", "")), tensors("Inputs"), tensors("Outputs"),
+        tensors("Constants"), _text(named.get("TacticName") or named.get("TacticValue") or ""),
+        onnx_names(_text(named.pop("Metadata", ""))), _text(named.get("Origin", "")), line, extras=named)
 
 
 def _text(value: Any) -> str:
@@ -275,17 +260,8 @@ _MAX_LAYERS = 200_000
 
 
 def read_json(data: bytes, name: str) -> Build:
-    """Reads a layer JSON or a profile JSON.
-
-    Args:
-        data: The file's bytes.
-        name: What to call it in messages.
-
-    Raises:
-        BuildLogError: It is neither, or too damaged to use.
-    """
-    text = data.decode("utf-8", "replace")
-    documents, whole = _load(text, name)
+    """Reads a layer JSON or a profile JSON; ``name`` is what to call it in messages."""
+    documents, whole = _load(data.decode("utf-8", "replace"), name)
     build = Build(source=BuildSource.LAYER_JSON)
     content = documents[-1]
     if len(documents) > 1:  # listings and profiles, as by builds that append to a file
@@ -303,8 +279,14 @@ def read_json(data: bytes, name: str) -> Build:
         if listed is None:
             raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
         _layers(build, listed, name)
-        _builder(build, content)
-        _bindings(build, content.get("Bindings", content.get("I/O Tensors")))
+        build.is_rtx = content.get("builder") == "tensorrt-rtx"  # as ``qdqtool build`` writes it into its layer table
+        version = content.get("version")
+        if isinstance(version, str) and _VERSION.fullmatch(version):
+            build.tensorrt = version
+        bindings = content.get("Bindings", content.get("I/O Tensors"))
+        names = (item.get("Name") if isinstance(item, dict) else item
+                 for item in (bindings[:10_000] if isinstance(bindings, list) else ()))
+        build.bindings += [name for name in names if isinstance(name, str)]
     elif isinstance(content, list) and _is_profile(content):
         build.source = BuildSource.PROFILE_JSON
         _profile(build, content)
@@ -315,17 +297,9 @@ def read_json(data: bytes, name: str) -> Build:
         raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
     if not whole:
         build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
-        section = Section.PROFILE if build.source == BuildSource.PROFILE_JSON else Section.LISTING
-        build.gaps.append(Gap(section, Lack.CUT_FILE, name=name))
+        is_profile = build.source == BuildSource.PROFILE_JSON
+        build.gaps.append(Gap(Section.PROFILE if is_profile else Section.LISTING, Lack.CUT_FILE, name=name))
     return build
-
-
-def _builder(build: Build, content: dict[str, Any]) -> None:
-    """What ``qdqtool build`` writes into its layer table: which TensorRT it was."""
-    build.is_rtx = content.get("builder") == "tensorrt-rtx"
-    version = content.get("version")
-    if isinstance(version, str) and _VERSION.fullmatch(version):
-        build.tensorrt = version
 
 
 def _load(text: str, name: str) -> tuple[list[Any], bool]:
@@ -339,8 +313,7 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
             raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
         except ValueError as found:
             error = found
-    in_turn = _in_turn(text)
-    if in_turn is not None:
+    if (in_turn := _in_turn(text)) is not None:
         return in_turn
     if text.startswith('{"log":'):
         raise BuildLogError(f"{name}: a log as Docker stores it; give what `docker logs` prints of that container")
@@ -365,8 +338,7 @@ def _in_turn(text: str) -> tuple[list[Any], bool] | None:
 
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
-    rows = [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]
-    if rows:
+    if rows := [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]:
         return [{"count": 0}, *rows]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
@@ -416,15 +388,8 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             build.layers.append(layer_from_fields(item))
         else:
             raise BuildLogError(
-                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
-            )
+                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT")
     build.listing = Listing.LAYER_JSON
-
-
-def _bindings(build: Build, listed: Any) -> None:
-    items = listed[:10_000] if isinstance(listed, list) else []
-    names = (item.get("Name") if isinstance(item, dict) else item for item in items)
-    build.bindings += [name for name in names if isinstance(name, str)]
 
 
 def _is_profile(content: list[Any]) -> bool:
@@ -446,9 +411,8 @@ def _profile(build: Build, content: list[Any]) -> None:
             average = total / build.iterations
         if average is None:
             continue
-        percent = _amount(item.get("percentage")) or 0.0
-        row = ProfileRow(str(item.get("name", "")), total or average, average, _amount(item.get("medianMs")), percent)
-        build.profile_rows.append(row)
+        build.profile_rows.append(ProfileRow(str(item.get("name", "")), total or average, average,
+                                             _amount(item.get("medianMs")), _amount(item.get("percentage")) or 0.0))
     build.profile_total_ms = sum(row.average_ms for row in build.profile_rows) if build.profile_rows else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,8 @@ from qdqtool.buildlog.types import (
 from qdqtool.knowledge.tables import rows
 
 _LAYER_MEMORY = re.compile(
-    r"Layer: (.*) Host Persistent: (\d{1,15})(?: bytes)? Device Persistent: (\d{1,15})(?: bytes)? "
-    r"Scratch Memory: (\d{1,15})(?: bytes)?"
+    r"Layer: .* Host Persistent: \d{1,15}(?: bytes)? Device Persistent: \d{1,15}(?: bytes)? "
+    r"Scratch Memory: \d{1,15}(?: bytes)?"
 )
 _TOTALS = ("host_persistent", "device_persistent", "scratch", "activation", "weights")
 _TOTAL = re.compile(r"(?:Total|Max(?= Scratch)) ([A-Z][a-z]+(?: [A-Z][a-z]+)?) Memory: (\d{1,19})(?: bytes)?")
@@ -37,40 +38,25 @@ _MAX_ROWS = 100_000
 
 def read_memory(memory: Memory, text: str) -> bool:
     """Takes a line about memory; False when it is none."""
-    if text.startswith("Layer: "):
-        match = _LAYER_MEMORY.fullmatch(text)
-        if match is None:
-            return False
-        if len(memory.layers) < _MAX_ROWS:
-            memory.layers[match[1]] = (int(match[2]), int(match[3]), int(match[4]))
-        return True
-    match = _TOTAL.fullmatch(text)
-    if match:
+    if match := _TOTAL.fullmatch(text):
         name = match[1].lower().replace(" ", "_")
         if name in _TOTALS:  # printed before and after block assignment: the last one is the engine's
             setattr(memory, name, int(match[2]))
-        return True
-    match = _PEAK.fullmatch(text)
-    if match:
+    elif match := _PEAK.fullmatch(text):
         memory.peak_cpu_mib, memory.peak_gpu_mib = int(match[1]), int(match[2])
-        return True
-    match = _ENGINE.fullmatch(text)
-    if match:
+    elif match := _ENGINE.fullmatch(text):
         memory.engine_mib = int(match[1])
-        return True
-    return text.startswith(("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]"))
+    beginnings = ("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]")
+    return match is not None or text.startswith(beginnings) or _LAYER_MEMORY.fullmatch(text) is not None
 
 
 def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
     """Takes a line of the performance summary; False when it is none."""
-    match = _METRIC.fullmatch(text)
-    if match:
-        value = number(match[2])
-        if value is not None:
+    if match := _METRIC.fullmatch(text):
+        if (value := number(match[2])) is not None:
             performance[match[1]] = {"value": value}
         return value is not None
-    match = _LATENCY.match(text)
-    if match is None:
+    if (match := _LATENCY.match(text)) is None:
         return False
     values = {part[1]: number(part[2]) for part in _PART.finditer(match[2])}
     if len(performance) < 50:
@@ -97,18 +83,15 @@ def read_profile_row(build: Build, text: str) -> bool:
         return False
     count = 4 if columns["median"] else 3
     pieces = text.rsplit(None, count) if columns["order"] == "first" else text.split(None, count)
-    if len(pieces) != count + 1:
+    name = pieces.pop(0 if columns["order"] == "first" else -1).strip() if pieces else ""
+    values = [value for piece in pieces if (value := number(piece)) is not None]
+    if len(values) != count:
         return False
-    name = pieces.pop(0 if columns["order"] == "first" else -1).strip()
-    values = [number(piece) for piece in pieces]
-    if any(value is None for value in values):
-        return False
-    total, average, *rest = [value for value in values if value is not None]
-    median = rest[0] if columns["median"] else None
+    total, average, *rest = values
     if name == "Total":
         build.profile_total_ms = average
     elif len(build.profile_rows) < _MAX_ROWS:
-        build.profile_rows.append(ProfileRow(name, total, average, median, rest[-1]))
+        build.profile_rows.append(ProfileRow(name, total, average, rest[0] if count == 4 else None, rest[-1]))
     return True
 
 
@@ -126,10 +109,9 @@ def _guess_columns(columns: dict[str, str], text: str) -> bool:
 def number(text: str | bytes) -> float | None:
     """The number that a short text is, None when it is none or not finite."""
     try:
-        value = float(text)
+        return value if math.isfinite(value := float(text)) else None
     except ValueError:
         return None
-    return value if value == value and abs(value) != float("inf") else None
 
 
 # The parse section: what the ONNX parser says of each node, enough to rebuild the graph ------------------------------
@@ -148,9 +130,7 @@ _DETAILS = {  # printed on lines of their own, without a prefix, inside one mess
     "Post-padding": "postpadding",
 }
 _HEADER = {
-    "Input filename:": "onnx_file",
-    "Opset version:": "opset",
-    "Producer name:": "producer",
+    "Input filename:": "onnx_file", "Opset version:": "opset", "Producer name:": "producer",
     "Producer version:": "version",
     **dict.fromkeys(("ONNX IR version:", "Domain:", "Model version:", "Doc string:", "IR version:"), ""),
 }
@@ -165,84 +145,68 @@ class ParseReader:
         self._node: ParsedNode | None = None
 
     def read(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
-        """Takes a line; False when it is not one of the parser's.
-
-        Args:
-            text: The message.
-            line: Its number.
-            keep: Whether there is room to keep another record.
-        """
+        """Takes a line; False when it is not one of the parser's. ``keep`` says whether there is room for a record."""
         section = self.section
         first = text.split(" ", 1)[0]
         if first in ("Searching", "Static"):
             return text.startswith(("Searching for input: ", "Static check for parsing node: "))
         if first == "Parsing":
-            match = _NODE.fullmatch(text)
-            if match:
-                self._node = ParsedNode(match[1].strip(), match[2], line=line)
-                if keep(text):
-                    section.nodes.append(self._node)
+            if match := _NODE.fullmatch(text):
+                self._begin(ParsedNode(match[1].strip(), match[2], line=line), keep(text))
             return match is not None or text.startswith("Parsing model")
         if first == "Importing":
-            named = text.startswith("Importing initializer: ")
-            if named and keep(text):
+            if (named := text.startswith("Importing initializer: ")) and keep(text):
                 section.initializers.append(text[len("Importing initializer: ") :])
             return named
         if first == "Registering":
-            match = _LAYER.fullmatch(text)
-            if match and keep(text):
+            if (match := _LAYER.fullmatch(text)) and keep(text):
                 section.layers[match[1]] = match[2]
-            return match is not None or text.startswith(("Registering tensor: ", "Registering layer: "))
+            return text.startswith(("Registering tensor: ", "Registering layer: "))
         if first == "Adding":
-            found = _network_input(text)
-            if found and keep(text):
+            if (found := _network_input(text)) and keep(text):
                 section.inputs.append(found)
             return found is not None
         if first == "Marking":
-            match = _MARKED.fullmatch(text)
-            if match and keep(text):
+            if (match := _MARKED.fullmatch(text)) and keep(text):
                 section.outputs.append(match[2])
             return match is not None
         return self._edges(text, line, keep) or self._detail(text) or self._header(text)
 
+    def _begin(self, node: ParsedNode, kept: bool) -> None:
+        self._node = node
+        if kept:
+            self.section.nodes.append(node)
+
     def _edges(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
         """``Conv_0 [Conv] inputs: [x -> (1, 3, 8, 8)[FLOAT]], [optional input, not set], ``"""
-        for word in ("inputs", "outputs"):
-            cut = text.find(f"] {word}:")
-            if cut < 0:
-                continue
-            head, body = text[:cut], text[cut + len(word) + 3 :]
-            name, _, op = head.rpartition("[")
-            name = name.strip()
-            node = self._node
-            if node is None or (node.name != name and name):
-                if not op or not op.replace("_", "").replace(".", "").isalnum():
-                    return False
-                node = self._node = ParsedNode(name, op, line=line)  # the log begins inside this node
-                if keep(text):
-                    self.section.nodes.append(node)
-            tensors = _tensors(body)
-            if keep(text):
-                setattr(node, word, tensors)
-            return True
-        return False
+        word = next((word for word in ("inputs", "outputs") if f"] {word}:" in text), None)
+        if word is None:
+            return False
+        head, _, body = text.partition(f"] {word}:")
+        name, _, op = head.rpartition("[")
+        name = name.strip()
+        if self._node is None or (self._node.name != name and name):
+            if not op or not op.replace("_", "").replace(".", "").isalnum():
+                return False
+            self._begin(ParsedNode(name, op, line=line), keep(text))  # the log begins inside this node
+        tensors = _tensors(body)
+        if keep(text):
+            setattr(self._node, word, tensors)
+        return True
 
     def _detail(self, text: str) -> bool:
         details = self._node.details if self._node is not None else {}
         if text.startswith("Using kernel: "):
             for match in _KERNEL.finditer(text):
-                numbers = [int(n) for n in re.findall(r"-?\d{1,9}", match[2])]
-                details[match[1]] = numbers if match[2].startswith("(") else numbers[0]
+                details[match[1]] = _integers(match[2]) if match[2].startswith("(") else int(match[2])
             return True
-        axis = _AXIS.fullmatch(text)
-        if axis is not None:
+        if axis := _AXIS.fullmatch(text):
             details["axis"] = int(axis[1])
             return True
         key, separator, value = text.partition(": ")
         if not separator or key not in _DETAILS or len(text) > 200:
             return False
-        numbers = [int(n) for n in re.findall(r"-?\d{1,9}", value)]
-        details[_DETAILS[key]] = numbers if value.startswith("(") else value.strip()
+        details[_DETAILS[key]] = _integers(value) if value.startswith("(") else value.strip()
         return True
 
     def _header(self, text: str) -> bool:
@@ -259,12 +223,14 @@ class ParseReader:
         return False
 
 
+def _integers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"-?\d{1,9}", text)]
+
+
 def _tensors(body: str) -> list[ParsedTensor | None]:
     tensors: list[ParsedTensor | None] = []
     stripped = body.strip().rstrip(",").strip()
-    if not stripped:
-        return tensors
-    for item in stripped.removeprefix("[").removesuffix("]").split("], [")[:20_000]:
+    for item in stripped.removeprefix("[").removesuffix("]").split("], [")[:20_000] if stripped else ():
         name, arrow, rest = item.rpartition(" -> (")
         dims, _, dtype = rest.rpartition(")[")
         if item.startswith(("optional input", "optional output")) or not item:
@@ -304,24 +270,21 @@ _UNMISTAKABLE = (
     "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
     "Graph construction and", "Graph optimization time", "Formats and tactics selection", "Total Host Persistent",
     "Total Device Persistent", "Total Scratch Memory", "Total Activation Memory", "Total Weights Memory",
-    "Max Scratch Memory",
-    "Loaded engine size", "[MemUsage", "[BlockAssignment]",
+    "Max Scratch Memory", "Loaded engine size", "[MemUsage", "[BlockAssignment]",
 )
 
 
 def is_chatter(text: str) -> bool:
     """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
-    return text.startswith(_BEGINNINGS) or text.endswith(" to plan file.") or _is_note(text)
+    if text.startswith(_BEGINNINGS) or text.endswith(" to plan file."):
+        return True
+    # TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment.
+    return sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
 
 
 def is_unmistakable(text: str) -> bool:
     """Whether a line of chatter could be TensorRT's only: most beginnings of three words or more are."""
     return text.startswith(_UNMISTAKABLE)
-
-
-def _is_note(text: str) -> bool:
-    """TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment."""
-    return sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
 
 
 _EXCEPTION = re.compile(

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from qdqtool.base import budgets
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
-from qdqtool.buildlog.sections import Sections
+from qdqtool.buildlog.sections import UNSTAMPED, Sections
 from qdqtool.buildlog.types import Build, Gap, Lack, Section, TunedLayer
 
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
@@ -114,17 +114,14 @@ class Carrier:
             return
         self._decided = True
         form, count = forms.most_common(1)[0]
-        if form and count > 1:
-            found = re.compile(form)
-            if sum(found.match(line) is not None for line in lines) >= _SHARE * len(lines):
-                self._form = found
+        found = re.compile(form)
+        if form and count > 1 and sum(found.match(line) is not None for line in lines) >= _SHARE * len(lines):
+            self._form = found
 
 
 def _form_of(head: bytes) -> bytes:
     """A prefix as an expression: any word or number for a word or number; empty for blanks alone."""
-    if not head.strip():
-        return b""
-    pieces: Iterable[re.Match[bytes]] = _PIECES.finditer(head)
+    pieces: Iterable[re.Match[bytes]] = _PIECES.finditer(head) if head.strip() else ()
     return b"".join(rb"\w+" if p[1] else rb"\s+" if p[2] else re.escape(p[3]) for p in pieces)
 
 
@@ -132,12 +129,6 @@ def is_marked(line: bytes) -> bool:
     """Whether the beginning of a line says that TensorRT, or a tool that logs for it, wrote it."""
     head = line[:160]
     return b"[TRT]" in head or b"TensorRT" in head or b":onnxruntime" in head
-
-
-def interleaved(message: bytes) -> tuple[bytes, bytes]:
-    """Cuts a message where another stamped one was printed into it; the second is empty when that did not happen."""
-    found = _SECOND.search(message)
-    return (message[: found.start()], message[found.start() :]) if found else (message, b"")
 
 
 def seconds_of(stamp: bytes) -> int | None:
@@ -185,41 +176,32 @@ class LogReader:
         self._now: int | None = None
         self._deaf = False
 
-    def skip_blank(self, lines: int) -> None:
-        """Counts blank lines that were passed over in front of the log."""
-        self.build.lines.total += lines
-        self.build.lines.blank += lines
-
     def feed(self, lines: Iterable[bytes]) -> None:
         """Takes the next lines, without their line ends."""
-        counts = self.build.lines
-        timing = _TIMING.match
-        number = counts.total
-        tactics, sections = self.build.tactics, self.sections
-        blank = 0
+        counts, sections, timing = self.build.lines, self.sections, _TIMING.match
+        tactics, number, blank = self.build.tactics, counts.total, 0
         if self._deaf:
             return
         for line in lines:
             number += 1
             if not line or (len(line) < 3 and not line.strip()):
                 blank += 1
-                if sections.block:
-                    sections.end_paragraph()
+                if sections.block in UNSTAMPED:  # the list ends
+                    sections.block = ""
                 continue
             match = timing(line)
             if match is not None:
                 counts.timing += 1
                 kind = match.lastgroup
-                if kind == "tactic":
+                if kind == "tactic":  # most lines, so at once
                     tactics.timed += 1
                     if self._tuned is not None:
                         self._tuned.tactics += 1
-                elif b"\x1b" in line:
-                    line = clean(line)
-                    match = timing(line)
-                    self._timing(kind or "", line, match.end() if match else 0)
                 else:
-                    self._timing(kind or "", line, match.end())
+                    if b"\x1b" in line:
+                        line = clean(line)
+                        match = timing(line)
+                    self._timing(kind or "", line, match.end() if match else 0)
             elif _SET_TACTIC in line:
                 counts.timing += 1
             elif _COMPLETED in line or _CACHED in line:
@@ -228,18 +210,15 @@ class LogReader:
             else:
                 counts.total = number
                 self._line(line, number)
-                if counts.unexplained > _MAX_UNEXPLAINED:
-                    self._stop(number)
+                if counts.unexplained > _MAX_UNEXPLAINED:  # no log has so many that TensorRT does not write
+                    self._deaf = True
+                    gap = Gap(Section.ALL, Lack.BEYOND_LINE, number)
+                    self.build.gaps.append(gap)
+                    self.build.notes.append(
+                        f"{gap} was not read: {_MAX_UNEXPLAINED:,} lines before it were not understood")
                     break
         counts.total = number
         counts.blank += blank
-
-    def _stop(self, number: int) -> None:
-        """No log has so many lines that TensorRT does not write: the rest is not read."""
-        self._deaf = True
-        gap = Gap(Section.ALL, Lack.BEYOND_LINE, number)
-        self.build.gaps.append(gap)
-        self.build.notes.append(f"{gap} was not read: {_MAX_UNEXPLAINED:,} lines before it were not understood")
 
     def finish(self) -> Build:
         """Ends the log: closes what is open."""
@@ -253,7 +232,9 @@ class LogReader:
             level, _stamp, message = split(line)
             if level and is_marked(line):
                 self.build.lines.marked += 1
-            message, rest = interleaved(message)
+            inner = _SECOND.search(message)
+            rest = message[inner.start() :] if inner else b""
+            message = message[: inner.start()] if inner else message
             match = _TIMING.match(message)
             if match is not None:  # behind a stamp that the expression for whole lines does not know
                 self.build.lines.timing += 1
@@ -268,28 +249,22 @@ class LogReader:
     def _result(self, message: bytes) -> None:
         """``NAME (RUNNER[..]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 Time: 0.01``, or cached."""
         tactics = self.build.tactics
-        cached = message.rfind(_CACHED)
-        if cached >= 0:
+        head, cached, rest = message.rpartition(_CACHED)
+        if cached:
             tactics.cached += 1
-            cut = message.rfind(b" [", 0, cached)
-            name = message[: cut if cut > 0 else cached][:_MAX_NAME].decode("utf-8", "replace")
-            pieces = message[cached + len(_CACHED) :].split(b", ")
-            tuned = self._tuned_layer(tactics.layers, name)
-            tuned.runner = pieces[0].decode("utf-8", "replace")[:80]
+            pieces = rest.split(b", ")
+            tuned = self._tuned_layer(tactics.layers, _decoded(_before(head, b" [")[:_MAX_NAME]))
+            tuned.runner = _decoded(pieces[0])[:80]
             _faster(tuned, pieces[-1].removesuffix(b" ms"))
         else:
-            head = message[: message.rfind(_COMPLETED)][:_MAX_NAME]
-            cut = head.rfind(b" (")
-            name = (head[:cut] if cut > 0 else head).decode("utf-8", "replace")
+            name = _decoded(_before(message[: message.rfind(_COMPLETED)][:_MAX_NAME], b" ("))
             tuned = tactics.layers.get(name) or tactics.reformats.get(name) or self._tuned_layer(tactics.layers, name)
             _faster(tuned, message[message.rfind(b" ") + 1 :])
 
     def _tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
-        tuned = table.get(name)
-        if tuned is None:
-            tuned = TunedLayer(name)
-            if len(table) < _MAX_TUNED:
-                table[name] = tuned
+        tuned = table.get(name) or TunedLayer(name)
+        if len(table) < _MAX_TUNED:
+            table[name] = tuned
         return tuned
 
     def _timing(self, kind: str, line: bytes, end: int) -> None:
@@ -308,7 +283,7 @@ class LogReader:
         elif kind == "format":
             tactics.combinations += 1
         elif kind == "chose":
-            runner = line[end:].split(b" ", 1)[0].decode("utf-8", "replace")[:80]
+            runner = _decoded(line[end:].split(b" ", 1)[0])[:80]
             if runner in tactics.chosen or len(tactics.chosen) < 500:
                 tactics.chosen[runner] += 1
             if self._tuned is not None:
@@ -316,8 +291,13 @@ class LogReader:
         elif kind == "skip":
             tactics.skipped += 1
             self._refused(line)
-        elif kind == "cost":
-            self._costed(line, end)
+        elif kind == "cost":  # "=============== Computing costs for NAME" (the name is missing before 8.6)
+            told, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
+            name = _decoded(rest).strip()
+            if not told and name and len(tactics.costed) < _MAX_TUNED:
+                tactics.costed.add(name)
+            else:
+                self.build.lines.marked += 1
         elif kind == "other" and is_marked(line):
             self.build.lines.marked += 1
 
@@ -326,36 +306,21 @@ class LogReader:
         refused, reasons = self.build.tactics.refused, self.build.tactics.reasons
         cut = line.find(b" due to ", 0, 400)
         if cut >= 0:
-            reason = line[cut + len(b" due to ") :][:300].decode("utf-8", "replace").strip()
+            reason = _decoded(line[cut + len(b" due to ") :][:300]).strip()
             if reason in reasons or len(reasons) < _MAX_REASONS:
                 reasons[reason] += 1
             return
         match = _SKIPPING.search(line, 0, _MAX_NAME + 200)
         if match is None or len(refused) >= _MAX_REFUSED:
             return
-        runner = (match["new"] or match["old"]).decode("utf-8", "replace")
-        layer = (match["layer"] or b"").decode("utf-8", "replace").strip()
-        refused[runner, layer or (self._tuned.name if self._tuned else "")] += 1
-
-    def _costed(self, line: bytes, end: int) -> None:
-        """``=============== Computing costs for NAME`` (the name is missing before 8.6)."""
-        rest = line[end : end + _MAX_NAME]
-        costed = self.build.tactics.costed
-        if rest.startswith(b"costs for ") and len(costed) < _MAX_TUNED:
-            name = rest[len(b"costs for ") :].decode("utf-8", "replace").strip()
-            if name:
-                costed.add(name)
-                return
-        self.build.lines.marked += 1
+        layer = _decoded(match["layer"] or b"").strip()
+        refused[_decoded(match["new"] or match["old"]), layer or (self._tuned.name if self._tuned else "")] += 1
 
     def _start_runner(self, line: bytes, end: int) -> None:
-        text = line[end : end + _MAX_NAME].rstrip(b"\r -")
-        cut = text.rfind(b" (")
-        name = (text[:cut] if cut > 0 else text).decode("utf-8", "replace")
-        tactics = self.build.tactics
-        table = tactics.layers
+        name = _decoded(_before(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
+        table = self.build.tactics.layers
         if name.startswith("Optimizer Reformat("):
-            name, table = name[len("Optimizer Reformat(") :].removesuffix(")"), tactics.reformats
+            name, table = name[len("Optimizer Reformat(") :].removesuffix(")"), self.build.tactics.reformats
         self._switch(self._tuned_layer(table, name), line)
 
     def _switch(self, tuned: TunedLayer | None, line: bytes) -> None:
@@ -367,6 +332,15 @@ class LogReader:
                 self._tuned.seconds += now - self._now
             self._now, self._stamp = now, stamp
         self._tuned = tuned
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _before(text: bytes, sign: bytes) -> bytes:
+    """What stands before the last such sign; all where there is none, or nothing before it."""
+    return text.rpartition(sign)[0] or text
 
 
 def _faster(tuned: TunedLayer, text: bytes) -> None:

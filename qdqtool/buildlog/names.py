@@ -18,7 +18,7 @@ _NETWORK = re.compile(r"Reformatting CopyNode for Network (Input|Output) (.*)", 
 _FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}", re.DOTALL)
 _MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
 _CLONE = "_clone_"
-_SCALE_NODE = "_quantize_scale_node"
+SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
 _MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
 
@@ -63,13 +63,8 @@ class FusedName:
 def base_name(component: str) -> str:
     """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
     stripped = component[: _clones_begin(component)] if _CLONE in component else component
-    stripped = stripped.removesuffix(_SCALE_NODE)
+    stripped = stripped.removesuffix(SCALE_NODE)
     return stripped[: _clones_begin(stripped)] if _CLONE in stripped else stripped
-
-
-def clone_suffix(component: str) -> str:
-    """The ``_clone_...`` suffix of a component, an empty string where it has none."""
-    return component[_clones_begin(component) :] if _CLONE in component else ""
 
 
 def _clones_begin(name: str) -> int:
@@ -85,33 +80,26 @@ def _clones_begin(name: str) -> int:
 
 
 def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedName:
-    """Takes a layer name apart.
+    """Takes TensorRT's name of a layer apart.
 
-    Args:
-        name: TensorRT's layer name.
-        known: Names of nodes, initializers and parser layers; a stretch of the name that is one of them is kept whole.
+    A stretch of it that is one of the ``known`` names of nodes, initializers and parser layers is kept whole.
     """
     if name in known or len(name) > _MAX_LENGTH:
         return FusedName(name, "layer", [[name]])
-    match = _REFORMAT.fullmatch(name)
-    if match:
+    if match := _REFORMAT.fullmatch(name):
         inner = parts(match[3], known)
         return FusedName(name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9]))
-    match = _NETWORK.fullmatch(name)
-    if match:
+    if match := _NETWORK.fullmatch(name):
         return FusedName(name, "reformat-network", [], match[2])
-    match = _FOREIGN.fullmatch(name)
-    if match:
+    if match := _FOREIGN.fullmatch(name):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
         return FusedName(name, "station", [])
     if name.endswith(" copy"):
         return FusedName(name, "copy", [], name[: -len(" copy")])
-    match = _MYELIN.fullmatch(name) if "_myl" in name else None
-    if match:
-        inside = [] if match[1].startswith("__myl") else [match[1]]
-        return FusedName(name, "myelin", [inside])
+    if "_myl" in name and (match := _MYELIN.fullmatch(name)):
+        return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
     return FusedName(name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)])
 
 
@@ -119,12 +107,11 @@ def _components(text: str, known: frozenset[str] | set[str], depth: int) -> list
     result: list[str] = []
     for part in split_top(text, " + ", known):
         inner = _pointwise(part) if part not in known and depth < _MAX_DEPTH else None
-        if inner is None:
-            if part:
-                result.append(part)
-            continue
-        for member in split_top(inner, ", ", known):
-            result.extend(_components(member, known, depth + 1))
+        if inner is not None:
+            for member in split_top(inner, ", ", known):
+                result.extend(_components(member, known, depth + 1))
+        elif part:
+            result.append(part)
     return result
 
 
@@ -153,27 +140,17 @@ def split_top(text: str, joint: str, known: frozenset[str] | set[str] = frozense
 
 def _cut(text: str, joint: str) -> list[str]:
     pieces: list[str] = []
-    depth = 0
-    start = position = 0
-    end = len(text)
-    while position < end:
-        sign = text[position]
-        if sign in "([{":
-            depth += 1
-        elif sign in ")]}":
-            depth -= 1
+    depth = start = 0
+    for found in re.finditer(rf"[(\[{{]|([)\]}}])|{re.escape(joint)}", text):
+        if found[0] == joint:
+            if not depth:
+                pieces.append(text[start : found.start()])
+                start = found.end()
+        else:
+            depth += -1 if found[1] else 1
             if depth < 0:
-                return text.split(joint)
-        elif depth == 0 and sign == joint[0] and text.startswith(joint, position):
-            pieces.append(text[start:position])
-            position += len(joint)
-            start = position
-            continue
-        position += 1
-    if depth:
-        return text.split(joint)
-    pieces.append(text[start:])
-    return pieces
+                break
+    return text.split(joint) if depth else [*pieces, text[start:]]
 
 
 def _join_known(tokens: list[str], joint: str, known: frozenset[str] | set[str]) -> list[str]:

@@ -18,7 +18,7 @@ from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
 from qdqtool.buildlog.summary import judge
-from qdqtool.buildlog.types import Build, BuiltLayer, Listing, ParseSection, Tactics
+from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, Tactics
 from qdqtool.errors import BuildLogError
 
 __all__ = ["LogSource", "read_build"]
@@ -43,11 +43,7 @@ def name_of(source: LogSource) -> str:
 def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
     """Gives the unpacked bytes of a source, block by block, as UTF-8 (UTF-16 with a byte-order mark is recoded).
 
-    Args:
-        source: A path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
-
-    Raises:
-        BuildLogError: The source cannot be read, or is a damaged compressed file from its very start.
+    It is a path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
     """
     name = name_of(source)
     try:
@@ -62,17 +58,13 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
                     note_read(stream.fileno())
             else:
                 stream = cast(BinaryIO, stack.enter_context(open_input(source, error=BuildLogError)))
+            piped = False
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
+                piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
             unpacked = _unpacked(stream, name)
-            yield _recoded(_counted(unpacked, name) if _is_piped(stream) else unpacked)
+            yield _recoded(_counted(unpacked, name) if piped else unpacked)
     except OSError as error:
         raise BuildLogError(f"{name}: cannot be read: {error.strerror or error}") from error
-
-
-def _is_piped(stream: BinaryIO) -> bool:
-    try:
-        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError, AttributeError):  # bytes in memory
-        return False
 
 
 def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
@@ -84,28 +76,24 @@ def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
         if size > budgets.PIPED_LOG or lines > budgets.PIPED_LINES:
             raise BuildLogError(
                 f"{name}: a pipe gives more than {budgets.amount(budgets.PIPED_LOG)} or {budgets.PIPED_LINES:,} lines, "
-                "the limit; write the log into a file, and give that"
-            )
+                "the limit; write the log into a file, and give that")
         yield block
 
 
 def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
     head = _read_file(stream, 6)
-    while 0 < len(head) < 6:
-        more = _read_file(stream, 6 - len(head))
-        if not more:
-            break
+    while 0 < len(head) < 6 and (more := _read_file(stream, 6 - len(head))):
         head += more
     if packed.kind_of(head):
         yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, budgets.UNPACKED_LOG, whole=False,
                                  error=BuildLogError)
-    else:
-        total = 0
-        while head:
-            total += len(head)
-            budgets.require(total, budgets.UNPACKED_LOG, f"{name}: the log has", BuildLogError)
-            yield head
-            head = _read_file(stream, BLOCK)
+        return
+    total = 0
+    while head:
+        total += len(head)
+        budgets.require(total, budgets.UNPACKED_LOG, f"{name}: the log has", BuildLogError)
+        yield head
+        head = _read_file(stream, BLOCK)
 
 
 def _read_file(stream: BinaryIO, size: int) -> bytes:
@@ -154,16 +142,10 @@ def lines_of(source: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 
 def merge(build: Build, other: Build) -> None:
-    """Adds to ``build`` what ``other``, read from another file of the same build, knows more.
-
-    Raises:
-        BuildLogError: Their layers or versions show that they are of different builds.
-    """
+    """Adds to ``build`` what ``other``, read from another file of the same build, knows more."""
     _check_same(build, other)
-    if (
-        build.source in (BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
-        and other.source.is_log
-    ) or build.source == BuildSource.PROFILE_JSON:
+    listed = build.source in (BuildSource.LAYER_JSON, BuildSource.LAYER_INFO)
+    if (listed and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
     for key in ("tensorrt", "device", "command", "flags", "gpu", "options", "trace", "headings", "milestones",
@@ -171,7 +153,6 @@ def merge(build: Build, other: Build) -> None:
         if not getattr(build, key) and getattr(other, key):
             setattr(build, key, getattr(other, key))
     build.is_rtx = build.is_rtx or other.is_rtx
-    build.builds = max(build.builds, other.builds)
     if build.parse == ParseSection():
         build.parse = other.parse
     if other.profile_rows and not build.profile_rows:
@@ -185,22 +166,15 @@ def merge(build: Build, other: Build) -> None:
     build.notes.extend(other.notes)
     for key in ("total", "timing", "marked", "blank", "unexplained"):
         setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
-    build.layers, second, build.listing = _listing(build, other)
+    # The richer listing counts, with the line numbers of the other.
+    rich, poor = (other, build) if _wealth(other.layers) > _wealth(build.layers) else (build, other)
+    build.layers, second, build.listing = rich.layers, poor.layers, rich.listing
+    places = {layer.name: layer.line for layer in second if layer.line}
+    for layer in build.layers:
+        layer.line = layer.line or places.get(layer.name, 0)
     build.second_layers = [*second, *build.second_layers, *other.second_layers]
     build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.lack.is_unread))
     judge(build)
-
-
-def _listing(build: Build, other: Build) -> tuple[list[BuiltLayer], list[BuiltLayer], Listing]:
-    """The richer listing, with the line numbers of the other; the other."""
-    if _wealth(other.layers) > _wealth(build.layers):
-        rich, poor, kind = other.layers, build.layers, other.listing
-    else:
-        rich, poor, kind = build.layers, other.layers, build.listing
-    places = {layer.name: layer.line for layer in poor if layer.line}
-    for layer in rich:
-        layer.line = layer.line or places.get(layer.name, 0)
-    return rich, poor, kind
 
 
 def _wealth(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
@@ -215,13 +189,9 @@ def _check_same(build: Build, other: Build) -> None:
         raise BuildLogError(f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}")
     first = {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
     second = {layer.name for layer in other.layers} or {row.name for row in other.profile_rows}
-    if min(len(first), len(second)) < 3:
-        return
-    common = len(first & second)
-    if 2 * common < min(len(first), len(second)):
-        raise BuildLogError(
-            f"{names} are of different builds: {common} of {min(len(first), len(second))} layer names in common"
-        )
+    fewer, common = min(len(first), len(second)), len(first & second)
+    if fewer >= 3 and 2 * common < fewer:
+        raise BuildLogError(f"{names} are of different builds: {common} of {fewer} layer names in common")
 
 
 def read_build(*given: LogSource) -> Build:
@@ -263,7 +233,7 @@ def _read(one: LogSource) -> Build:
             build = read_json(_whole(head, read, name), name)
         else:
             reader, carrier = LogReader(), Carrier()
-            reader.skip_blank(skipped)
+            reader.build.lines.total = reader.build.lines.blank = skipped
             for lines in lines_of(itertools.chain([head], read)):
                 reader.feed(carrier.strip(lines))
             build = reader.finish()
@@ -297,10 +267,6 @@ def _check_is_log(build: Build, head: bytes, name: str) -> None:
     if (any(getattr(build, sign) for sign in signs) or build.parse.nodes or build.parse.initializers
             or build.lines.marked or build.tactics != Tactics()):
         return
-    if b"\0" in head:
-        raise BuildLogError(
-            f"{name}: is a binary file; give the text that trtexec printed, or --exportLayerInfo's JSON"
-        )
-    raise BuildLogError(
-        f"{name}: no line of TensorRT is in it; give a log made with 'trtexec --verbose', or --exportLayerInfo's JSON"
-    )
+    wrong = "is a binary file; give the text that trtexec printed" if b"\0" in head else (
+        "no line of TensorRT is in it; give a log made with 'trtexec --verbose'")
+    raise BuildLogError(f"{name}: {wrong}, or --exportLayerInfo's JSON")

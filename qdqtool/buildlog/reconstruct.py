@@ -18,6 +18,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.base.text import counted
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, whole
@@ -35,22 +36,10 @@ _MAX_RANK = 10
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[str]]:
-    """Rebuilds the graph.
-
-    Args:
-        build: A build with a parse section.
-
-    Returns:
-        The model, and what could not be known, one sentence each.
-
-    Raises:
-        BuildLogError: The log has no parse section, or one without any tensor.
-    """
+    """Rebuilds the graph from the parse section: the model, and what could not be known, one sentence each."""
     if not any(node.outputs for node in build.parse.nodes):
-        raise BuildLogError(
-            f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be rebuilt; "
-            "it is printed by 'trtexec --verbose --onnx=...'"
-        )
+        raise BuildLogError(f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be "
+                            "rebuilt; it is printed by 'trtexec --verbose --onnx=...'")
     return _Rebuilder(build).run()
 
 
@@ -90,10 +79,9 @@ class _Rebuilder:
         listed = self._listed()
         guesses = [attributes_of(node, listed.get(node.name, {})) for node in self.nodes]
         for guess in guesses:
-            for position, value in guess.values.items():
-                tensor = guess.node.inputs[position] if position < len(guess.node.inputs) else None
-                if tensor is not None:
-                    self.values.setdefault(tensor.name, value)
+            for position, tensor in enumerate(guess.node.inputs):
+                if tensor is not None and position in guess.values:
+                    self.values.setdefault(tensor.name, guess.values[position])
         protos = [self._node(guess) for guess in guesses]
         names = [name for name in dict.fromkeys(self.build.parse.initializers)
                  if name in self.read and name not in self.made]
@@ -135,7 +123,7 @@ class _Rebuilder:
         return {"axis": 1 if fits == [1] or (transposed and 1 in fits) else 0}
 
     def _type(self, tensor: ParsedTensor | None) -> int:
-        kind = int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
+        kind = _type_of(tensor)
         return int(TensorProto.INT64) if kind == TensorProto.INT32 and self.narrowed else kind
 
     def _made_info(self, tensor: ParsedTensor) -> onnx.ValueInfoProto:
@@ -157,8 +145,7 @@ class _Rebuilder:
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         if self.build.parse.inputs:
-            return [_info(t.name, int(_TYPES.get(t.dtype, TensorProto.FLOAT)), t.shape)
-                    for t in self.build.parse.inputs]
+            return [_info(t.name, _type_of(t), t.shape) for t in self.build.parse.inputs]
         there = self.made.union(self.build.parse.initializers)
         return [_info(name, self._type(tensor), tensor.shape) for name, tensor in self.tensors.items()
                 if name not in there]
@@ -170,12 +157,9 @@ class _Rebuilder:
         return [self._made_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> Iterator[onnx.ValueInfoProto]:
-        outputs = set(self.build.parse.outputs)
-        for node in self.nodes:
-            for tensor in _given(node.outputs):
-                named = node.op not in ("Constant", "Cast") and tensor.name and tensor.name not in outputs
-                if named and tensor.shape is not None:
-                    yield self._made_info(tensor)
+        outputs = {"", *self.build.parse.outputs}
+        made = (tensor for n in self.nodes if n.op not in ("Constant", "Cast") for tensor in _given(n.outputs))
+        return (self._made_info(t) for t in made if t.name not in outputs and t.shape is not None)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """Node name to the fields of the engine layer that holds it; merged layers are left out."""
@@ -184,26 +168,19 @@ class _Rebuilder:
         for layer in self.build.layers:
             fused = layer.fused(known)
             if "ParameterType" in layer.extras and fused.kind == "layer" and len(fused.alternatives) == 1:
-                fields = dict(layer.extras)
-                fields.update({k.removeprefix("Conv"): v for k, v in layer.extras.items() if k.startswith("Conv")})
+                of_conv = {k.removeprefix("Conv"): v for k, v in layer.extras.items() if k.startswith("Conv")}
                 for component in fused.bases:
-                    table.setdefault(component, fields)
+                    table.setdefault(component, layer.extras | of_conv)
         return table
 
     def _unknowns(self, inferred: Counter[str]) -> list[str]:
         lines = ["weights and other constants: their values are not in a log; zeros were written"]
-        qdq = sum(node.op in (_Q, _DQ) for node in self.nodes)
-        if qdq:
-            lines.append(
-                f"scales of {qdq} Q and DQ: not in a log; invented, and equal only where the log shows that TensorRT "
-                "merged Qs or where they read one constant"
-            )
-        lines += [
-            f"{what} of {number} node{'s' if number > 1 else ''}: not printed; inferred from shapes (see doc_string)"
-            for what, number in sorted(inferred.items())
-        ]
-        alphas = sum(node.op == "LeakyRelu" for node in self.nodes)
-        if alphas:
+        if qdq := sum(node.op in (_Q, _DQ) for node in self.nodes):
+            lines.append(f"scales of {qdq} Q and DQ: not in a log; invented, and equal only where the log shows that "
+                         "TensorRT merged Qs or where they read one constant")
+        lines += [f"{what} of {counted(number, 'node')}: not printed; inferred from shapes (see doc_string)"
+                  for what, number in sorted(inferred.items())]
+        if alphas := sum(node.op == "LeakyRelu" for node in self.nodes):
             lines.append(f"alpha of {alphas} LeakyRelu: not printed; ONNX's default was left")
         others = Counter(node.op for node in self.nodes if not onnx.defs.has(node.op))
         lines += [f"{op} ({number}): no operator of ONNX; put into domain 'unknown'" for op, number in others.items()]
@@ -213,6 +190,10 @@ class _Rebuilder:
             lines.append("opset: not printed; 13 was taken")
         lines += [f"the log: {m}" for m in self.build.gaps if m.section == Section.PARSE]
         return lines
+
+
+def _type_of(tensor: ParsedTensor | None) -> int:
+    return int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
 
 
 def _info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProto:
@@ -230,18 +211,11 @@ def _scales(build: Build) -> dict[str, float]:
             name = parent[name]
         return name
 
-    scale_of: dict[str, str] = {}
-    maker: dict[str, str] = {}
-    ties: list[tuple[str | None, str | None]] = []
-    for node in build.parse.nodes:
-        scale = node.inputs[1] if len(node.inputs) > 1 else None
-        if scale is not None and node.op in (_Q, _DQ):
-            scale_of[node.name] = scale.name
-        if node.op == _Q:
-            maker.update((t.name, node.name) for t in _given(node.outputs))
-    for node in build.parse.nodes:  # a DQ has its Q's scale
-        if node.op == _DQ and node.inputs and node.inputs[0] is not None:
-            ties.append((scale_of.get(node.name), scale_of.get(maker.get(node.inputs[0].name, ""))))
+    nodes = [(n, (*n.inputs, None, None)) for n in build.parse.nodes if n.op in (_Q, _DQ)]
+    scale_of = {node.name: ends[1].name for node, ends in nodes if ends[1] is not None}
+    maker = {t.name: node.name for node, _ in nodes if node.op == _Q for t in _given(node.outputs)}
+    ties = [(scale_of.get(node.name), scale_of.get(maker.get(ends[0].name, "")))
+            for node, ends in nodes if node.op == _DQ and ends[0] is not None]  # a DQ has its Q's scale
     ties += [(scale_of.get(base_name(e.subject)), scale_of.get(base_name(e.object)))
              for e in build.trace if e.kind == "Eliminating"]
     for one, other in ties:
@@ -261,10 +235,8 @@ class Guess:
     (A 3x3 kernel with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.)
 
     Attributes:
-        node: The node as parsed.
         listed: Fields of the engine layer that absorbed it (``Kernel``, ``Stride``, ...), empty when not listed.
-        attributes: ONNX attributes.
-        inferred: Names of those that follow from shapes and were not printed.
+        inferred: Names of the attributes that follow from shapes and were not printed.
         values: Input position to the integers (or floats) of a constant there.
     """
 
@@ -285,8 +257,7 @@ class Guess:
     @property
     def output(self) -> Shape | None:
         """Shape of the first output, with unknown dimensions."""
-        tensor = self.node.outputs[0] if self.node.outputs else None
-        return tensor.shape if tensor is not None else None
+        return next((None if tensor is None else tensor.shape for tensor in self.node.outputs), None)
 
     def infer(self, **attributes: Any) -> None:
         """Sets attributes that were not printed."""
@@ -341,17 +312,12 @@ def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> N
         return
     edges = list(zip(source[2:], target[2:], strict=True))
     known = [*attributes.get("kernel_shape", ()), *[0] * len(edges)]
-    sizes = [size or _usual_pool(*edge) for edge, size in zip(edges, known, strict=False)]
+    # A usual pooling window: 5 where the size stays (SPPF), 3 where it halves, else the whole stride.
+    sizes = [size or (5 if made == given else 3 if made == (given + 1) // 2 else max(1, given // max(1, made)))
+             for (given, made), size in zip(edges, known, strict=False)]
     if "kernel_shape" not in attributes:
         guess.infer(kernel_shape=sizes)
     guess.infer_window(_fit(*edge, size) for edge, size in zip(edges, sizes, strict=True))
-
-
-def _usual_pool(given: int, made: int) -> int:
-    """A usual pooling window: 5 where the size stays (SPPF), 3 where it halves, else the whole stride."""
-    if made == given:
-        return 5
-    return 3 if made == (given + 1) // 2 else max(1, given // max(1, made))
 
 
 def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
@@ -408,11 +374,9 @@ def _transpose(guess: Guess) -> None:
     if not source or not made or sorted(source) != sorted(made):
         guess.inferred.append("perm (the reverse, ONNX's default)")
         return
-    free = list(range(len(source)))
-    perm = []
+    perm: list[int] = []
     for size in made:
-        perm.append(next(i for i in free if source[i] == size))
-        free.remove(perm[-1])
+        perm.append(next(i for i, given in enumerate(source) if given == size and i not in perm))
     guess.attributes["perm"] = perm
     guess.inferred.append("perm" if len(set(source)) < len(source) else "perm (the only one that fits)")
 
@@ -440,8 +404,7 @@ def _dropped(long: list[int], short: list[int]) -> list[int]:
 
 
 def _cast(guess: Guess) -> None:
-    tensor = guess.node.outputs[0] if guess.node.outputs else None
-    guess.attributes["to"] = int(_TYPES.get(tensor.dtype if tensor is not None else "", TensorProto.FLOAT))
+    guess.attributes["to"] = _type_of(next(iter(guess.node.outputs), None))
 
 
 def _gather(guess: Guess) -> None:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
-from qdqtool.buildlog import layers as layer_lines
+from qdqtool.buildlog import layers, lines
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.lines import (
-    Messages,
-    ParseReader,
-    is_chatter,
-    is_profile_head,
-    is_unmistakable,
-    number,
-    read_memory,
-    read_metric,
-    read_profile_row,
-)
 from qdqtool.buildlog.summary import judge
 from qdqtool.buildlog.types import (
     AddedReformat,
@@ -48,7 +38,9 @@ _OPTION = re.compile(
 _NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
-_UNSTAMPED = ("bindings", "io", "metadata")  # blocks whose lines have no stamp
+_OPENS = {"Bindings:": "bindings", "I/O Tensors:": "io", "SYMBOLIC CHECKS": "dump", "Output Tensors:": "values",
+          "Input Tensors:": "values"}  # line to the block that it opens
+UNSTAMPED = ("bindings", "io", "metadata")  # blocks whose lines have no stamp, and that end with an empty one
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
 
@@ -58,13 +50,13 @@ class Sections:
 
     def __init__(self, build: Build) -> None:
         self.build = build
-        self.parse = ParseReader(build.parse)
+        self.parse = lines.ParseReader(build.parse)
         self.trace = TraceReader()
         self.block = ""
         self._records = 0
         self._characters = 0
         self._full = False
-        self._messages = Messages(build, self._keep)
+        self._messages = lines.Messages(build, self._keep)
         self._lines_listing: list[BuiltLayer] = []
         self._listed: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
@@ -74,26 +66,22 @@ class Sections:
             "QDQ": self._optimizer_heading,
             "TensorRT": self._version,
             "Name:": self._info_layer,
-            "Layer:": lambda text, _line: read_memory(build.memory, text),
-            "Bindings:": self._open("bindings", "Bindings:"),
-            "I/O": self._open("io", "I/O Tensors:"),
+            "Layer:": lambda text, _line: lines.read_memory(build.memory, text),
             "Engine": self._engine,
             "Layers:": self._layers_begin,
-            "SYMBOLIC": self._open("dump", "SYMBOLIC CHECKS"),
             "Layer": lambda text, _line: text.startswith(("Layer Information:", "Layer-wise")),
             "Formats": self._timed,
             "Adding": self._added,
-            "Output": self._open("values", "Output Tensors:"),
-            "Input": self._open("values", "Input Tensors:"),
             "Number": self._targets,
             "----------": lambda _text, _line: True,
+            **{start.split(" ", 1)[0]: functools.partial(self._open, block, start) for start, block in _OPENS.items()},
         }
 
     def read(self, level: str, text: str, line: int) -> None:
         """Takes one message; ``level`` is V, I, W, E or an empty string for a line without a prefix."""
         if not text.strip():
             self.build.lines.blank += 1
-            if level or self.block in _UNSTAMPED:
+            if level or self.block in UNSTAMPED:
                 self.block = ""
             return
         if level in ("W", "E"):
@@ -104,93 +92,82 @@ class Sections:
             or (level and text[:1] == " " and self._understood(level, text.lstrip(), line))
             or (not level and self._messages.continued(text, line))
         ):
-            counts = self.build.lines
-            counts.unexplained += 1
-            if len(counts.samples) < 50:
-                counts.samples.append((line, text[:200]))
+            self.build.lines.unexplained += 1
         if level not in ("", "W", "E"):
             self._messages.end()
-
-    def end_paragraph(self) -> None:
-        """An empty line without a stamp ends the lists that are printed without stamps."""
-        if self.block in _UNSTAMPED:
-            self.block = ""
 
     def _understood(self, level: str, text: str, line: int) -> bool:
         if self.block and self._in_block(level, text, line):
             return True
-        if level == "I" and is_profile_head(text):  # an excerpt without the heading of its block
+        if level == "I" and lines.is_profile_head(text):  # an excerpt without the heading of its block
             self.block = "profile"
-            return read_profile_row(self.build, text)
+            return lines.read_profile_row(self.build, text)
         if text.startswith("Layer("):
-            layer = layer_lines.parse_engine_line(text, line)
+            layer = layers.parse_engine_line(text, line)
             again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
             if layer is not None and not again and self._keep(text):
                 self._listed.add(hash(text))
                 self._lines_listing.append(layer)
             return layer is not None
         handler = self._by_word.get(text.split(" ", 1)[0])
-        if handler is not None and handler(text, line):
-            self.build.lines.marked += not level and is_unmistakable(text)
-            return True
-        event = self.trace.read(text)
-        if event is not None:
-            if self._keep(text):
-                self.build.trace.append(LogEvent(event.pass_name, event.kind, event.subject, event.object, line=line))
-            return True
-        if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
-            self._begin_again(parse=True)
-        if self.parse.read(text, line, self._keep):
-            return True
-        if not (self._by_form(text, line) or is_chatter(text)):
-            return False
-        self.build.lines.marked += not level and is_unmistakable(text)
+        if handler is None or not handler(text, line):
+            if (said := self.trace.read(text)) is not None:
+                if self._keep(text):
+                    self.build.trace.append(LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line))
+                return True
+            if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
+                self._begin_again(parse=True)
+            if self.parse.read(text, line, self._keep):
+                return True
+            if not (self._by_form(text, line) or lines.is_chatter(text)):
+                return False
+        self.build.lines.marked += not level and lines.is_unmistakable(text)
         return True
 
     def _by_form(self, text: str, line: int) -> bool:
         """Lines that are known by more than their first word."""
         build = self.build
-        match = _MILESTONE.fullmatch(text)
-        if match:
-            self._milestone(match[1], int(match[2]), line)
+        if match := _MILESTONE.fullmatch(text):
+            self.trace.reset()
+            if match[1] == "Original" and any(m.what == "Original" for m in build.milestones):
+                self._begin_again()
+            if self._keep(match[1]):
+                build.milestones.append(Milestone(match[1], int(match[2]), line))
             return True
-        match = _PLACED.match(text)
-        if match:
+        if match := _PLACED.match(text):
             if self._keep(text):
                 build.placement.append(("GPU" if match[1] == "Gpu" else "DLA", match[2] or "", match[3]))
             return True
-        if read_memory(build.memory, text) or read_metric(build.performance, text):
+        if lines.read_memory(build.memory, text) or lines.read_metric(build.performance, text):
             return True
         if _OPTION.match(text):  # an excerpt without the heading of its block
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        return self._timed(text, line) or self._profile_row(text)
-
-    def _profile_row(self, text: str) -> bool:
-        """A row of the profile in an excerpt without its heading: indented, a name and at least three numbers."""
-        if not text.startswith("   ") or self.build.layers or self.build.milestones:
-            return False
-        return read_profile_row(self.build, text)
+        if self._timed(text, line):
+            return True
+        # A row of the profile in an excerpt without its heading: indented, a name and at least three numbers.
+        is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
+        return is_excerpt and lines.read_profile_row(build, text)
 
     def _in_block(self, level: str, text: str, line: int) -> bool:
         """Whether the line belongs to the block that is open; a line that does not closes the block."""
         block, build = self.block, self.build
         if block == "profile":
-            return not text.startswith("===") and read_profile_row(build, text)
-        torn = text.startswith("&&&&")
-        unstamped, settings = block in _UNSTAMPED, block in ("device", "trace", *build.options)
-        if not torn and ((unstamped and level) or (settings and level != "I")):
+            return not text.startswith("===") and lines.read_profile_row(build, text)
+        unstamped, settings = block in UNSTAMPED, block in ("device", "trace", *build.options)
+        if text.startswith("&&&&"):  # torn
+            self.block = ""
+            return False
+        if (unstamped and level) or (settings and level != "I"):
             return False
         inside, stripped = False, text.strip()
-        if torn:
-            pass
-        elif unstamped:
+        if unstamped:
             bare = block == "io" and " " not in stripped and not stripped.endswith(":")
-            if block == "bindings":
-                self._bind(text, text)
-            elif bare or (block == "io" and stripped.startswith("Name: ")):
-                self._bind(text, stripped.removeprefix("Name: ").split(", IOMode: ")[0])
+            name = text if block == "bindings" else stripped.removeprefix("Name: ").split(", IOMode: ")[0]
+            if block == "bindings" or bare or (block == "io" and stripped.startswith("Name: ")):
+                if len(build.bindings) < 10_000 and self._keep(text):
+                    build.bindings.append(name)
             inside = block == "bindings" or text.startswith(" ") or bare
         elif block == "dump":
             inside = not level or text[:1] in " \t" or text.split(" ", 1)[0].replace("_", "").isupper()
@@ -217,16 +194,10 @@ class Sections:
         self.block = block if inside else ""
         return inside
 
-    def _bind(self, text: str, name: str) -> None:
-        if len(self.build.bindings) < 10_000 and self._keep(text):
-            self.build.bindings.append(name)
-
-    def _open(self, block: str, start: str) -> Callable[[str, int], bool]:
-        def handler(text: str, _line: int) -> bool:
-            self.block = block if text.startswith(start) else self.block
-            return text.startswith(start)
-
-        return handler
+    def _open(self, block: str, start: str, text: str, _line: int) -> bool:
+        if opens := text.startswith(start):
+            self.block = block
+        return opens
 
     def _banner(self, text: str, _line: int) -> bool:
         match = _BANNER.match(text)
@@ -241,8 +212,7 @@ class Sections:
             build.command, build.tensorrt = "", None
             build.flags.clear()
         self.block = ""
-        if "RTX" in match[2].upper() or "RTX" in (match[3] or "").upper():
-            build.is_rtx = True
+        build.is_rtx = build.is_rtx or "RTX" in f"{match[2]} {match[3]}".upper()
         if match[4] and build.tensorrt is None:
             build.tensorrt = version_of(match[4])
         if match[5] and not build.command and self._keep(match[5]):
@@ -272,9 +242,8 @@ class Sections:
             digits = title[len("Profile (") :].split(" ", 1)[0]
             self.build.iterations = int(digits) if digits.isdecimal() and len(digits) < 12 else None
         else:
-            self.block = {"Device Information": "device", "Trace details": "trace"}.get(title, "")
-            if title.startswith("Explanations"):
-                self.block = "explanations"
+            blocks = {"Device Information": "device", "Trace details": "trace"}
+            self.block = "explanations" if title.startswith("Explanations") else blocks.get(title, "")
         return True
 
     def _optimizer_heading(self, text: str, line: int) -> bool:
@@ -295,19 +264,9 @@ class Sections:
         self.build.begin_again()
         if parse:
             self.build.parse = ParseSection()
-            self.parse = ParseReader(self.build.parse)
+            self.parse = lines.ParseReader(self.build.parse)
         self._lines_listing, self._info_listing = [], []
         self._listed.clear()
-
-    def _milestone(self, what: str, count: int, line: int) -> None:
-        build = self.build
-        self.trace.reset()
-        if what == "Original":
-            build.builds += 1
-            if any(m.what == "Original" for m in build.milestones):
-                self._begin_again()
-        if self._keep(what):
-            build.milestones.append(Milestone(what, count, line))
 
     def _engine(self, text: str, line: int) -> bool:
         if text.startswith("Engine Layer Information:"):
@@ -325,18 +284,17 @@ class Sections:
         return True
 
     def _info_layer(self, text: str, line: int) -> bool:
-        layer = layer_lines.parse_info_line(text, line)
+        layer = layers.parse_info_line(text, line)
         if layer is not None and self._keep(text):
             self._info_listing.append(layer)
         return layer is not None
 
     def _timed(self, text: str, _line: int) -> bool:
-        match = _SECONDS.match(text)
-        value = number(match[2]) if match else None
-        if match is None or value is None or len(self.build.seconds) >= 100:
-            return False
-        self.build.seconds[match[1]] = value
-        return True
+        match = _SECONDS.match(text) if len(self.build.seconds) < 100 else None
+        value = lines.number(match[2]) if match else None
+        if match is not None and value is not None:
+            self.build.seconds[match[1]] = value
+        return value is not None
 
     def _added(self, text: str, line: int) -> bool:
         """``NAME (TENSOR) from FORMAT to FORMAT``; from 8.6 on the target may be ``long-strided``."""

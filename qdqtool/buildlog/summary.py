@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from qdqtool.base.records import published
+from qdqtool.base.text import counted
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, BuiltLayer, Gap, Lack, Listing, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
-from qdqtool.trt.targets import Trtexec, trtexec_of_version
+from qdqtool.trt.targets import trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json, Precision
 
 
@@ -42,12 +43,10 @@ def judge(build: Build) -> None:
     elif build.names_only:
         gaps.append(Gap(Section.LISTING, Lack.NAMES_ONLY))
     else:
-        expected, hole = _expected_layers(build), None
-        if not listing_cut and expected is not None and len(build.layers) < expected:
+        expected, hole = _expected_layers(build), listing_hole(build, [t.name for t in build.parse.inputs])
+        if expected is not None and len(build.layers) < expected:
             hole = Gap(Section.LISTING, Lack.FEWER_LAYERS, len(build.layers), expected)
-        elif not listing_cut:
-            hole = listing_hole(build, [t.name for t in build.parse.inputs])
-        if hole is not None:
+        if hole is not None and not listing_cut:
             gaps.append(hole)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         gaps.append(Gap(Section.END))
@@ -68,11 +67,8 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
     """What shows that layers are missing from the listing; None where nothing does.
 
     In every listing seen, each tensor that a layer reads is written by another one, is a weight, or enters the network.
-
-    Args:
-        build: The build.
-        inputs: The network's inputs, where the build does not name its bindings; none: nothing is checked, nor where
-            the log says how many layers there are.
+    ``inputs`` are the network's, for a build that does not name its bindings. Nothing is checked where neither is
+    known, nor where the log says how many layers there are.
     """
     entering = {*build.bindings, *inputs}
     if not entering or build.names_only or _expected_layers(build) is not None:
@@ -91,7 +87,7 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
 def _mark_qdq(build: Build) -> None:
     """Sets the origin of Q and DQ layers where the listing does not give it and the rest of the log does."""
     copied = {e.subject for e in build.trace if e.pass_name == "QDQToCopy"}
-    nodes = {n.name for n in build.parse.nodes if n.op in ("QuantizeLinear", "DequantizeLinear") and n.name}
+    nodes = {n.name for n in build.parse.nodes if n.op in _QUANTIZERS and n.name}
     for layer in build.layers:
         if not layer.origin and (layer.name in copied or (nodes and base_name(layer.name) in nodes)):
             layer.origin = "QDQ"
@@ -108,9 +104,7 @@ def _expected_layers(build: Build) -> int | None:
     if not build.source.is_log or build.listing == Listing.LAYER_JSON:
         return None
     after = build.milestone("After reformat layers")
-    if after is None and build.milestones:
-        after = build.milestones[-1].layers
-    return after
+    return build.milestones[-1].layers if after is None and build.milestones else after
 
 
 def _precision_flags(build: Build) -> frozenset[str]:
@@ -138,23 +132,21 @@ def _version_hint(build: Build) -> str | None:
     layers = build.layers
     if any("_quantize_scale_node" in layer.name for layer in layers):
         return "8.0"
-    if any("StrideOrder" in layer.extras or _has_split_format(layer) for layer in layers):
+    ends = [t for layer in layers for t in (*layer.inputs, *layer.outputs)]
+    split = any(t.format.startswith("(") and t.precision != Precision.UNKNOWN for t in ends)
+    if split or any("StrideOrder" in layer.extras for layer in layers):
         return "11"
     if any(layer.type in _MYELIN for layer in layers):
         return "10"
     if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
         return AS_TODAY
     if build.listing == Listing.ENGINE_LINES:
-        if any(t.vector > 1 for layer in layers for t in (*layer.inputs, *layer.outputs)):
+        if any(t.vector > 1 for t in ends):
             return "8.5"
         if layers and all(layer.tactic.startswith("0x") for layer in layers if layer.tactic):
             return "8.4"
         return "8.2" if layers else None
     return "8.4" if build.listing and layers else None
-
-
-def _has_split_format(layer: BuiltLayer) -> bool:
-    return any(t.format.startswith("(") and t.precision != Precision.UNKNOWN for t in (*layer.inputs, *layer.outputs))
 
 
 IMPLICIT = (
@@ -191,17 +183,15 @@ def made_from_float(build: Build) -> bool:
 
 def _shows_quantizers(build: Build) -> bool:
     return (any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace)
-            or any(node.op in _QUANTIZERS for node in build.parse.nodes) or any(map(_names_quantizer, build.layers)))
-
-
-def _names_quantizer(layer: BuiltLayer) -> bool:
-    return layer.origin == "QDQ" or "uantize" in layer.name or any("uantize" in name for name in layer.onnx_names)
+            or any(node.op in _QUANTIZERS for node in build.parse.nodes)
+            or any(x.origin == "QDQ" or any("uantize" in n for n in (x.name, *x.onnx_names)) for x in build.layers))
 
 
 _WANTED = ("--verbose", "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json",
            "--dumpProfile", "--exportProfile=profile.json")
 _OURS = ("--verbose", "--profilingVerbosity", "--dumpLayerInfo", "--exportLayerInfo", "--dumpProfile",
          "--exportProfile", "--separateProfileRun", "--nvtxMode")
+_OLD = ("--separateProfileRun",)
 _PRECISION = ("--int8", "--fp16", "--best", "--bf16", "--fp8", "--int4")
 
 
@@ -211,29 +201,22 @@ def rerun_commands(build: Build) -> dict[str, str]:
     Where the version is known there is one command; else one for TensorRT 8.2 to 10 and one for 11. A version whose
     trtexec lists no layers has the listing in its verbose log.
     """
-    program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
-    kept = _kept(build, program)
-    if program is None or build.tensorrt is None:
-        typed = [*kept, *(flag for flag in ("--int8", "--fp16") if flag not in kept)]
-        untyped = [word for word in kept if word not in _PRECISION]
-        return {"8.2 to 10": _line(typed, old=True), "11": _line(untyped, old=False)}
-    if not program.lists_layers:
-        words = [*kept, "--verbose", "--nvtxMode=verbose", "--dumpProfile", "> build.log 2>&1"]
-        return {build.tensorrt: " ".join(words)}
-    return {build.tensorrt: _line(kept, old=program.precision_flags)}
-
-
-def _kept(build: Build, program: Trtexec | None) -> list[str]:
     words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
     kept = [word for word in words if word.split("=")[0] not in _OURS and not word.startswith("--saveEngine")]
-    if not build.command and program is not None and program.precision_flags:
+    program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
+    if build.tensorrt is None or program is None:
+        typed = [*kept, *(flag for flag in ("--int8", "--fp16") if flag not in kept)]
+        untyped = [word for word in kept if word not in _PRECISION]
+        return {"8.2 to 10": _line(typed, *_WANTED, *_OLD), "11": _line(untyped, *_WANTED)}
+    if not build.command and program.precision_flags:
         kept += ["--int8", "--fp16"]
-    return kept
+    if not program.lists_layers:
+        return {build.tensorrt: _line(kept, "--verbose", "--nvtxMode=verbose", "--dumpProfile")}
+    return {build.tensorrt: _line(kept, *_WANTED, *(_OLD if program.precision_flags else ()))}
 
 
-def _line(words: list[str], *, old: bool) -> str:
-    extra = ("--separateProfileRun",) if old else ()
-    return " ".join([*words, *_WANTED, *extra, "> build.log 2>&1"])
+def _line(words: list[str], *added: str) -> str:
+    return " ".join([*words, *added, "> build.log 2>&1"])
 
 
 # One page of facts, as the JSON that ``qdqtool log`` prints and its text is made of ----------------------------------
@@ -246,16 +229,9 @@ def summarize(build: Build) -> Json:
     """The facts of a build, in the order of the page; a missing fact is None or an empty list."""
     flags = build.precision_flags
     return {
-        "schema": LOG_SCHEMA,
-        "tool": TOOL_VERSION,
-        "build": build.as_json(),
-        "title": build.title,
-        "read": what_was_read(build),
-        "passed": build.passed,
-        "gpu": dict(build.gpu),
-        "command": build.command or None,
-        "precision": sorted(build.precision_flags),
-        "implicit_int8": implicit_int8(build),
+        "schema": LOG_SCHEMA, "tool": TOOL_VERSION, "build": build.as_json(), "title": build.title,
+        "read": what_was_read(build), "passed": build.passed, "gpu": dict(build.gpu), "command": build.command or None,
+        "precision": sorted(flags), "implicit_int8": implicit_int8(build),
         # With the flag for INT8 and no 16-bit float, what is not INT8 runs in FP32.
         "float_remainder_fp32": "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
         "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
@@ -263,29 +239,24 @@ def summarize(build: Build) -> Json:
                   "nodes": len(build.parse.nodes) or None},
         "milestones": [published(m) for m in build.milestones],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
-        "passes": passes(build),
-        "engine": _engine(build),
+        "passes": passes(build), "engine": _engine(build),
         "conversions": [_edge(layer) for layer in build.conversions],
         "reformats": [_edge(layer) for layer in build.layout_reformats],
-        "merged": build.merged,
-        "tuning": _tuning(build),
-        "seconds": dict(build.seconds),
-        "memory": {name: value for name, value in published(build.memory).items() if name != "layers"},
+        "merged": build.merged, "tuning": _tuning(build), "seconds": dict(build.seconds),
+        "memory": published(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
         "messages": [{"level": "error" if m.level == "E" else "warning", **published(m, "text", "line", "count")}
                      for m in build.messages],
-        "names_only": build.names_only,
-        "rerun": rerun_commands(build) if build.names_only else {},
-        "notes": list(build.notes),
-        "lines": {"total": build.lines.total, "timing": build.lines.timing, "unexplained": build.lines.unexplained},
+        "names_only": build.names_only, "rerun": rerun_commands(build) if build.names_only else {},
+        "notes": list(build.notes), "lines": published(build.lines, "total", "timing", "unexplained"),
     }
 
 
 def what_was_read(build: Build) -> list[str]:
     """What of a build the files hold, in words; for an excerpt this is the answer to what it is."""
     tactics, parse = build.tactics, build.parse
-    counted = (
+    found = (
         (len(parse.nodes), "node of the parse section"),
         (len(parse.initializers), "initializer of the parse section"),
         (len(build.trace), "optimizer line"),
@@ -307,43 +278,36 @@ def what_was_read(build: Build) -> list[str]:
         (sum(m.count for m in build.warnings), "warning"),
         (sum(m.count for m in build.errors), "error"),
     )
-    parts = [_plural(count, what) for count, what in counted if count]
+    parts = [_plural(count, what) for count, what in found if count]
     lines = build.lines
     if not parts and lines.total > lines.blank:
         known = lines.total - lines.blank - lines.unexplained
-        parts.append(f"{_plural(known, 'line')} of TensorRT with nothing to keep" if known else
-                    f"{_plural(lines.marked, 'line')} that TensorRT wrote and that this version does not know")
+        parts.append(f"{counted(known, 'line')} of TensorRT with nothing to keep" if known else
+                    f"{counted(lines.marked, 'line')} that TensorRT wrote and that this version does not know")
     return parts
 
 
 def _plural(count: int, what: str) -> str:
+    """Counts what the first word names (``2 layers placed on a device``), or the last (``2 engine layers``)."""
+    if what.startswith(("engine", "optimizer", "format", "profile", "heading")):
+        return counted(count, what)
     noun, space, rest = what.partition(" ")
-    if count != 1 and noun in ("tactic", "node", "initializer", "reformat", "layer", "timing", "kernel", "warning",
-                               "error", "line", "count"):
-        return f"{count} {noun}s{space}{rest}"
-    return f"{count} {what}s" if count != 1 else f"{count} {what}"
+    return f"{counted(count, noun)}{space}{rest}"
 
 
 def passes(build: Build) -> list[Json]:
     """What each optimizer pass printed: name, number of ``Running`` lines, the other lines by kind, first line."""
-    first: dict[str, int] = {}
-    kinds: dict[str, Counter[str]] = {}
+    found: dict[str, tuple[int, Counter[str]]] = {}
     for event in build.trace:
-        first.setdefault(event.pass_name, event.line)
-        kinds.setdefault(event.pass_name, Counter())[event.kind] += 1
-    return [{"pass": name, "running": kinds[name].pop(trace.RUNNING, 0), "events": dict(kinds[name]), "line": line}
-            for name, line in first.items()]
+        found.setdefault(event.pass_name, (event.line, Counter()))[1][event.kind] += 1
+    return [{"pass": name, "running": kinds.pop(trace.RUNNING, 0), "events": dict(kinds), "line": line}
+            for name, (line, kinds) in found.items()]
 
 
 def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
     """The log lines of one pass: line number and TensorRT's wording.
 
-    Args:
-        build: The build.
-        name: The pass; case does not matter, and its beginning is enough where that is unique.
-
-    Raises:
-        BuildLogError: No pass of that name printed anything.
+    Case does not matter in its name, and the beginning is enough where that is unique.
     """
     names = list(dict.fromkeys(e.pass_name for e in build.trace))
     wanted = name.lower()
@@ -367,8 +331,7 @@ def _engine(build: Build) -> Json | None:
         return None
     convolutions = [layer for layer in build.layers if layer.is_convolution]
     return {
-        "layers": len(build.layers),
-        "listing": build.listing,
+        "layers": len(build.layers), "listing": build.listing,
         "types": dict(Counter(layer.type or "unknown" for layer in build.layers).most_common()),
         "convolutions": len(convolutions),
         "signatures": dict(Counter(signature(layer) for layer in convolutions).most_common()),
@@ -389,17 +352,12 @@ def _tuning(build: Build) -> Json:
     reformats = [t for t in tactics.reformats.values() if t.best_ms is not None]
     reformats.sort(key=lambda t: (-(t.best_ms or 0.0), t.name))
     return {
-        "tactics": tactics.timed,
-        "combinations": tactics.combinations,
-        "reformats": tactics.reformat_timings,
-        "without_tactics": tactics.skipped,
-        "cached": tactics.cached,
-        "costed": len(tactics.costed),
+        "tactics": tactics.timed, "combinations": tactics.combinations, "reformats": tactics.reformat_timings,
+        "without_tactics": tactics.skipped, "cached": tactics.cached, "costed": len(tactics.costed),
         "reasons": [{"reason": reason, "count": count} for reason, count in tactics.reasons.most_common(SLOWEST)],
         "refused": [{"runner": runner, "layer": layer, "count": count}
                     for (runner, layer), count in tactics.refused.most_common(SLOWEST)],
-        "layers": len(tactics.layers),
-        "chosen": dict(tactics.chosen.most_common()),
+        "layers": len(tactics.layers), "chosen": dict(tactics.chosen.most_common()),
         "added_reformats": len(build.reformats),
         "slowest": [published(t, "name", "seconds", "tactics", "best_ms", "runner") for t in slowest],
         "slowest_reformats": [published(t, "name", "best_ms") for t in reformats[:3]],
@@ -411,10 +369,5 @@ def _profile(build: Build) -> Json | None:
         return None
     total = build.profile_total_ms or sum(row.average_ms for row in build.profile_rows)
     rows = sorted(build.profile_rows, key=lambda row: -row.average_ms)[:SLOWEST]
-    return {
-        "iterations": build.iterations,
-        "total_ms": total,
-        "layers": len(build.profile_rows),
-        "slowest": [{"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0}
-                    for r in rows],
-    }
+    slowest = [{"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows]
+    return {"iterations": build.iterations, "total_ms": total, "layers": len(build.profile_rows), "slowest": slowest}

@@ -15,7 +15,7 @@ from typing import Any
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import FusedName, parts
-from qdqtool.types import Event, Precision, TensorPrecision
+from qdqtool.types import Event, Precision
 
 Shape = tuple[int | None, ...]
 """Dimensions as printed (NCHW for images); None where TensorRT prints a dynamic one as a negative number."""
@@ -69,16 +69,7 @@ class Lack(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What a build does not show.
-
-    Attributes:
-        section: The part.
-        lack: How it lacks.
-        count: Nodes, layers, lines or records that are there.
-        of: Layers that should be.
-        name: A file or a layer.
-        tensor: A tensor.
-    """
+    """What a build does not show: a part, how it lacks, and what the words for that name."""
 
     section: Section
     lack: Lack = Lack.ABSENT
@@ -88,7 +79,7 @@ class Gap:
     tensor: str = ""
 
     def __str__(self) -> str:
-        return self.lack.format(section=self.section, count=self.count, of=self.of, name=self.name, tensor=self.tensor)
+        return self.lack.format(**dataclasses.asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +96,7 @@ class ParsedNode:
     """An ONNX node of the parse section.
 
     Attributes:
-        name: As printed.
-        op: Operator type.
         inputs: In order; a None is an optional input that is not set.
-        outputs: In order.
         line: Where its parsing begins.
         details: What the parser says of it: ``kernel``, ``strides``, ``prepadding``, ``axis``, ...
     """
@@ -123,16 +111,12 @@ class ParsedNode:
 
 @dataclass(slots=True)
 class ParseSection:
-    """What the ONNX parser printed.
+    """What the ONNX parser printed, in order.
 
     Attributes:
-        nodes: The graph's nodes in order.
-        initializers: Names, in order.
-        inputs: Network inputs with type and dimensions.
-        outputs: Tensor names marked as outputs, in order.
+        outputs: Tensor names marked as outputs.
         layers: TensorRT layer name to ONNX node name (``Registering layer``).
         onnx_file: ``Input filename``.
-        opset: ``Opset version``.
         producer: ``Producer name`` and version.
     """
 
@@ -176,7 +160,6 @@ class TunedLayer:
 
     Attributes:
         name: The layer, or ``<in> -> tensor`` of an optional reformat.
-        tactics: Number of tactics timed.
         best_ms: Fastest time seen, over all formats; None where none was printed.
         seconds: Wall-clock time spent, from the log's timestamps (whole seconds).
         runner: The runner chosen last.
@@ -194,8 +177,6 @@ class Tactics:
     """Counts over the autotuning section.
 
     Attributes:
-        timed: Tactics timed.
-        combinations: Format combinations tried.
         reformat_timings: Reformats timed or costed (``Autotuning Reformat``).
         skipped: Runners without a valid tactic.
         cached: Layers whose timing came from the cache.
@@ -264,7 +245,6 @@ class Memory:
     engine_mib: int | None = None
     peak_cpu_mib: int | None = None
     peak_gpu_mib: int | None = None
-    layers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -279,13 +259,6 @@ class LineCounts:
     marked: int = 0
     blank: int = 0
     unexplained: int = 0
-    samples: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def unexplained_share(self) -> float:
-        """Unexplained lines over all non-timing, non-blank lines; 0 to 1."""
-        rest = self.total - self.timing - self.blank
-        return self.unexplained / rest if rest > 0 else 0.0
 
 REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at run time
 _MAX_ELEMENTS = 1 << 50
@@ -326,8 +299,6 @@ class BuiltTensor:
     """A tensor at the edge of an engine layer.
 
     Attributes:
-        tensor: TensorRT's name.
-        precision: Its data type; UNKNOWN where the listing does not say.
         shape: Dimensions without the vectorization.
         vector: Channels per element of a vectorized layout (32 for ``64:32``), 1 otherwise.
         format: The layout in TensorRT's words, empty where not stated.
@@ -338,10 +309,6 @@ class BuiltTensor:
     shape: Shape | None = None
     vector: int = 1
     format: str = ""
-
-    @property
-    def edge(self) -> TensorPrecision:
-        return TensorPrecision(self.tensor, self.precision)
 
     @property
     def elements(self) -> int | None:
@@ -361,8 +328,7 @@ class BuiltLayer:
     Attributes:
         name: TensorRT's fused name.
         type: TensorRT's layer type (``CaskConvolution``, ``Reformat``, ``kgen``, ...); empty in a names-only listing.
-        inputs: Input tensors, as listed (a residual second).
-        outputs: Output tensors.
+        inputs: As listed (a residual second).
         constants: Weights that TensorRT 10 and later list as tensors.
         tactic: Tactic number or name as printed.
         onnx_names: ONNX nodes that the metadata names (TensorRT 10 and later), else empty.
@@ -421,9 +387,8 @@ class BuiltLayer:
         if self.is_qdq:
             return Role.CONVERSION
         if self.type in REFORMAT_TYPES or (not self.type and self.fused().is_copy):
-            pair = (self.input_precision, self.output_precision)
-            changed = Precision.UNKNOWN not in pair and pair[0] != pair[1]
-            return Role.CONVERSION if changed else Role.REFORMAT
+            types = {self.input_precision, self.output_precision}
+            return Role.CONVERSION if len(types) == 2 and Precision.UNKNOWN not in types else Role.REFORMAT
         return Role.CONVOLUTION if self.is_convolution else Role.OTHER
 
     def as_json(self) -> dict[str, Any]:
@@ -433,24 +398,21 @@ class BuiltLayer:
 
 @dataclass(slots=True)
 class Build:
-    """One TensorRT build, read from one or several files.
+    """One TensorRT build, read from one or several files; the last one of those in a file.
 
     Attributes:
         source: ``trtexec-log``, ``log`` (Python API, polygraphy), ``layer-info`` (``--dumpLayerInfo`` text alone),
             ``layer-json`` or ``profile-json``.
-        files: The names of the files read.
         tensorrt: Version (``8.5.2``), None where no line states it.
         version_hint: Where no line states the version: the earliest one that spells its lines this way (``8.5``).
         is_rtx: Whether it is TensorRT for RTX.
         device: GPU name.
         gpu: The lines of ``Device Information``: key to value.
-        command: The trtexec command line.
-        flags: Its flags: name without dashes to value (an empty string for a switch).
+        flags: Of the trtexec command line: name without dashes to value (an empty string for a switch).
         precision_flags: The precisions that the builder may use: of ``fp32``, ``fp16``, ``bf16``, ``fp8``, ``int8``,
             ``best``, ``stronglyTyped``; empty where not stated.
         options: Option blocks: block (``Build``) to key to value.
         passed: True for ``&&&& PASSED``, False for ``&&&& FAILED``, None when neither was printed.
-        parse: The parse section.
         trace: Every optimizer line, in order.
         headings: The optimizer's headings (``QDQ graph optimizer backward pass``) with their line.
         milestones: ``Original: 730 layers`` and the like, in order.
@@ -464,8 +426,6 @@ class Build:
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
             for the throughput, s for the totals.
-        builds: Number of builds found in the file; everything refers to the last one (a network that is built twice is
-            parsed once).
         gaps: Sections that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
         names_only: Whether the listing has layer names and nothing else.
@@ -502,7 +462,6 @@ class Build:
     seconds: dict[str, float] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     lines: LineCounts = field(default_factory=LineCounts)
-    builds: int = 0
     gaps: list[Gap] = field(default_factory=list)
     complete: bool = False
     names_only: bool = False
@@ -516,6 +475,11 @@ class Build:
         self.profile_total_ms = self.iterations = self.passed = None
         self.memory = Memory()
         self.tactics.clear()
+
+    @property
+    def called(self) -> str:
+        """What messages call it: by the files that it was read from."""
+        return ", ".join(self.files) or "build"
 
     @property
     def missing(self) -> list[str]:
@@ -578,17 +542,6 @@ class Build:
         """Which build it is, for a verification."""
         return BuildFacts(self.source, tuple(self.files), self.tensorrt, self.device, self.complete,
                           tuple(self.missing))  # fmt: skip
-
-    def layer(self, name: str) -> BuiltLayer:
-        """The engine layer of that name.
-
-        Raises:
-            KeyError: There is none.
-        """
-        found = next((layer for layer in self.layers if layer.name == name), None)
-        if found is None:
-            raise KeyError(name)
-        return found
 
     def milestone(self, what: str) -> int | None:
         """Number of layers at the last milestone of that name (``After tensor merging``)."""

@@ -12,6 +12,7 @@ import onnx
 from qdqtool.base.files import named_as_model, watched
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
+from qdqtool.builders.child import print_once
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
@@ -24,17 +25,20 @@ from qdqtool.model.qdq import quantizers
 from qdqtool.model.view import View
 from qdqtool.options import DEFAULT_TARGET, Machine, OnBuilds
 from qdqtool.prediction import predict
+from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Precision, Prediction
+from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import Mapper, common_names, compare_convolutions, contradicted_names, trt_name
 from qdqtool.verification.lines import (
     MOST,
     Verification,
     compare_conversions,
-    compare_copies,
     compare_layers,
     compare_trace,
     inconsistent_tensors,
+    of_pairs,
+    verify_rtx_build,
 )
 
 Source = str | os.PathLike[str]
@@ -71,16 +75,13 @@ def verify(
     check_same_model(index, build)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
-        from qdqtool.verification.lines import verify_rtx_build
-
         result = verify_rtx_build(index, prediction, build)
     else:
         result = compare_assuming(index, prediction, build, chosen)
         assert result.prediction is not None
-        prediction = result.prediction
         from qdqtool.verification.times import compare_times, not_compared
 
-        result.times = compare_times(index, prediction, build, chosen, machine.gpu, machine.clock)
+        result.times = compare_times(index, result.prediction, build, chosen, machine.gpu, machine.clock)
         if result.times is None and machine.gpu is None:
             notes += not_compared(build)
     result.notes[:0] = [*build.notes, *notes]
@@ -88,11 +89,7 @@ def verify(
 
 
 def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
-    """The build that files are of, or the one that was read already.
-
-    Raises:
-        BuildLogError: None is given, or one is an ONNX model.
-    """
+    """The build that files are of, or the one that was read already."""
     if len(builds) == 1 and isinstance(builds[0], Build):
         return builds[0]
     files: list[Source] = []
@@ -119,70 +116,48 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     version = build.tensorrt or build.version_hint
     if version is None:
         return TARGETS[DEFAULT_TARGET], [f"the build does not state its version; predicted for {DEFAULT_TARGET}"]
-    chosen = target_of_version(version)
-    notes = []
     if build.tensorrt is None and version == AS_TODAY:
-        chosen = TARGETS[DEFAULT_TARGET]
-        notes.append(f"the build does not state its version, and its spelling is that of {version} and of 10: "
-                     f"predicted for {chosen.name} (`target` decides)")
-    elif build.tensorrt is None:
-        notes.append(f"the build does not state its version; its spelling is that of {version}, taken as {chosen.name}")
-    return chosen, notes
+        return TARGETS[DEFAULT_TARGET], [
+            f"the build does not state its version, and its spelling is that of {version} and of 10: "
+            f"predicted for {DEFAULT_TARGET} (`target` decides)"]
+    chosen = target_of_version(version)
+    return chosen, [] if build.tensorrt is not None else [
+        f"the build does not state its version; its spelling is that of {version}, taken as {chosen.name}"]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
-    """Refuses a build whose INT8 comes from a calibration table: it says nothing about Q/DQ.
-
-    Raises:
-        BuildLogError: It is one, and names none of the model's Qs.
-    """
+    """Refuses a build whose INT8 comes from a calibration table, and that names none of the model's Qs."""
     if not implicit_int8(build):
         return
     named = {part for layer in build.layers for part in layer.fused().bases} | {e.subject for e in build.trace}
     if model is None or not any(trt_name(q) in named for q in quantizers(model)):
-        raise BuildLogError(f"{', '.join(build.files) or 'build'}: {IMPLICIT}, so that there is nothing to verify; "
+        raise BuildLogError(f"{build.called}: {IMPLICIT}, so that there is nothing to verify; "
                             "build a model with Q/DQ ('qdqtool insert')")
 
 
 def check_same_model(model: Model, build: Build) -> None:
-    """Refuses a build of another model.
-
-    Raises:
-        BuildLogError: The build names few of the model's convolutions.
-    """
+    """Refuses a build that names few of the model's convolutions, or other nodes by their names."""
     check_told(build)
     found, wanted = common_names(model, build)
     if wanted and found < FEW * wanted and not all_in_myelin(build):
+        why = f"; it is a build of another model than {model.path or 'the one given'}"
         if found and not build.layers and not build.trace:
-            raise BuildLogError(
-                f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions and ends in "
-                "its parse section: cut off too early, or a build of another model"
-            )
-        raise BuildLogError(
-            f"{', '.join(build.files) or 'build'}: names {found} of the model's {wanted} convolutions; "
-            f"it is a build of another model than {model.path or 'the one given'}"
-        )
+            why = " and ends in its parse section: cut off too early, or a build of another model"
+        raise BuildLogError(f"{build.called}: names {found} of the model's {wanted} convolutions{why}")
     wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
     if len(wrong) > FEW_WRONG * found:
         name, mine, theirs = wrong[0]
         raise BuildLogError(
-            f"{', '.join(build.files) or 'build'}: {len(wrong)} names stand for other nodes than in "
-            f"{model.path or 'the model given'} ({name}: {theirs}, in the model {mine}): a build of another export or "
-            "network; 'qdqtool compare' matches by structure"
-        )
+            f"{build.called}: {len(wrong)} names stand for other nodes than in {model.path or 'the model given'} "
+            f"({name}: {theirs}, in the model {mine}): a build of another export or network; 'qdqtool compare' matches "
+            "by structure")
 
 
 def check_told(build: Build) -> None:
-    """Refuses a build that names nothing.
-
-    Raises:
-        BuildLogError: It has no layers, no optimizer lines and no parse section.
-    """
+    """Refuses a build that names nothing."""
     if not build.layers and not build.trace and not build.parse.nodes:
-        raise BuildLogError(
-            f"{', '.join(build.files) or 'build'}: holds no engine layers and no optimizer lines; "
-            "build again with --verbose --profilingVerbosity=detailed"
-        )
+        raise BuildLogError(f"{build.called}: holds no engine layers and no optimizer lines; "
+                            "build again with --verbose --profilingVerbosity=detailed")
 
 
 def all_in_myelin(build: Build) -> bool:
@@ -203,14 +178,13 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
                               f"with {assumption.value}")
             continue
         fits = "" if wrong[shown] == (0, 0) else ", the nearest, though it does not fit everywhere"
-        if shown != assumption.value:
-            best = others[shown]
-            assumed = best.prediction.assumptions[0] if best.prediction and best.prediction.assumptions else None
-            if best.prediction is not None and assumed is not None:
-                best.prediction.assumptions[0] = replace(assumed, why="shown by the build")
-            fits += f"; {assumption.value} is what {target.name} assumes"
-        else:
+        if shown == assumption.value:
             fits += f", as is assumed for {target.name}"
+        else:
+            best = others[shown]
+            assumed = best.prediction.assumptions if best.prediction else []
+            assumed[:1] = [replace(one, why="shown by the build") for one in assumed[:1]]
+            fits += f"; {assumption.value} is what {target.name} assumes"
         best.notes.append(f"{assumption.name}: the build shows {shown}{fits}")
     return best
 
@@ -230,16 +204,10 @@ def compare(
 ) -> Verification:  # fmt: skip
     """Compares a prediction with a build, part by part.
 
-    Args:
-        model: The model predicted.
-        prediction: Its prediction.
-        build: The build.
-        unsure_convolutions: Convolutions that are unknown whatever the build says.
-        unsure_events: Pass lines that are left out.
+    ``unsure_convolutions`` are unknown whatever the build says; pass lines that are ``unsure_events`` are left out.
     """
     if not build.bindings and not build.parse.inputs and build.complete:
-        hole = listing_hole(build, model.inputs)
-        if hole is not None:
+        if (hole := listing_hole(build, model.inputs)) is not None:
             build = replace(build, gaps=[*build.gaps, hole], complete=False)
     mapper = Mapper(model, build.layers)
     ended = not build.lacks(Section.PASSES)
@@ -247,7 +215,7 @@ def compare(
     reported = {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
     layers = compare_layers(prediction, build, mapper, reported)
     trace = compare_trace(prediction, build, ended, unsure_events)
-    copies = compare_copies(prediction, build, ended, unsure_events)
+    copies = compare_trace(prediction, build, ended, unsure_events, MismatchKind.COPY)
     conversions = compare_conversions(prediction, build, ended)
     notes: list[str] = []
     mismatches += inconsistent_tensors(model, build)[:MOST]
@@ -289,37 +257,26 @@ def verify_with_builder(
 ) -> Verification:
     """Builds ``model`` with a TensorRT found here and compares the prediction with what came out.
 
-    Args:
-        model: Path of the Q/DQ model.
-        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
-        sm: Compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.
-        target: Overrides the target that the builder's version chooses.
-
-    Raises:
-        BuilderError: The builder is not here, or the build ran out of time.
-        ModelError: The model cannot be read.
+    ``sm`` is the compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``; ``target`` overrides the
+    one that the builder's version chooses.
     """
-    from qdqtool.builders.child import print_once
-    from qdqtool.trt.rtx.predict import status_of
-    from qdqtool.verification import api
-    from qdqtool.verification.build_model import build_model, compare, status_agrees
-    from qdqtool.verification.lines import of_pairs
-
     index = load(model)
     if builder == "tensorrt-rtx":
         print_once()
-    result = build_model(model, builder, sm=_capability(sm))
+    digits = None if sm is None else sm.lower().removeprefix("sm")
+    if digits is not None and not digits.isdigit():
+        raise QdqtoolError(f"'{sm}' is not a compute capability; give it as 86 or sm86")
+    result = built.build_model(model, builder, sm=None if digits is None else [int(digits)])
     if result.status == "timeout":
         raise BuilderError(f"{model}: the build did not end in time; {result.message}")
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
-        return api.verify(index, result.build, target=target)
+        return verify(index, result.build, target=target)
     prediction = predict(index, target_named(target) if target is not None else TARGETS["rtx1.7"])
-    described = BuildFacts(
-        BuildSource(builder), tensorrt=result.version or None, complete=True, status=result.status,
-        message=result.message,
-    )
-    verification = of_pairs(prediction, compare(prediction, result) if result.status == "built" else [], described)
-    if status_agrees(prediction, result) is False:
+    described = BuildFacts(BuildSource(builder), tensorrt=result.version or None, complete=True, status=result.status,
+                           message=result.message)
+    pairs = built.compare(prediction, result) if result.status == "built" else []
+    verification = of_pairs(prediction, pairs, described)
+    if built.status_agrees(prediction, result) is False:
         said = status_of(prediction)
         says = f"{result.status}: {result.message}" if result.message else result.status
         verification.mismatches.append(Mismatch(
@@ -330,30 +287,17 @@ def verify_with_builder(
     return verification
 
 
-def _capability(sm: str | None) -> list[int] | None:
-    if sm is None:
-        return None
-    digits = sm.lower().removeprefix("sm")
-    if not digits.isdigit():
-        raise QdqtoolError(f"'{sm}' is not a compute capability; give it as 86 or sm86")
-    return [int(digits)]
-
-
 def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
     """Rebuilds the graph from a log, predicts it, and compares the prediction with the same log.
 
-    Args:
-        sources: The log, and further files of the same build.
-        target: Overrides the target that the log's version chooses.
-
-    Raises:
-        BuildLogError: The log has no parse section, or the graph has no Q/DQ nodes.
+    ``sources`` are the log, and further files of the same build; ``target`` overrides the one that the log's version
+    chooses.
     """
     given = [s for s in sources if isinstance(s, Build)]
     build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
-    name = f"graph of {', '.join(build.files) or 'the log'}"
+    name = f"graph of {build.called if build.files else 'the log'}"
     chosen, notes = choose_target(build, target)
     if chosen.is_rtx:
         raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well")
@@ -402,16 +346,9 @@ def _with_scales(proto: onnx.ModelProto, same: bool) -> onnx.ModelProto:
     model = Model(copy)
     names = dict.fromkeys(node.input(1) for node in quantizers(model))
     for position, name in enumerate(names):
-        tensor = model.constant_proto(name)
-        if tensor is None:
-            continue
-        shape, value = tuple(tensor.dims), 2.0**-6 * (1.0 if same else 1.0 + position * 1e-5)
-        filled = onnx.numpy_helper.from_array(np.full(shape, value, np.float32), tensor.name)
-        if name in model.initializers:
-            tensor.CopyFrom(filled)
-            continue
-        node = model.producers[name].proto
-        for attribute in node.attribute:
-            if attribute.name == "value":
-                attribute.t.CopyFrom(filled)
+        tensor = model.constant_proto(name)  # the copy's own, of an initializer or a Constant
+        if tensor is not None:
+            value = 2.0**-6 * (1.0 if same else 1.0 + position * 1e-5)
+            filled = np.full(tuple(tensor.dims), value, np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(filled, tensor.name))
     return copy

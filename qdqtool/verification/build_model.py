@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qdqtool import builders
+from qdqtool.base.outputs import write_text
 from qdqtool.base.records import published
-from qdqtool.builders import TIMEOUT
 from qdqtool.builders.run import BuildResult
-from qdqtool.types import TOOL_VERSION, Json, Precision
-
-if TYPE_CHECKING:
-    from qdqtool.buildlog.types import BuiltLayer
-    from qdqtool.verification.convolutions import BuiltNode
-
-
+from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.types import ConvOutcome, Prediction
-from qdqtool.verification.convolutions import BuiltNode
+from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
+from qdqtool.verification.convolutions import BuiltNode, built_nodes
 
 SCHEMA = "qdqtool/build/1"
 
@@ -39,11 +34,7 @@ class BuiltModel(BuildResult):
     layers_path: Path | None = None
 
     def node(self, name: str) -> BuiltNode:
-        """The row of that name.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """The row of that name; KeyError where there is none."""
         return {row.name: row for row in reversed(self.nodes)}[name]
 
     def as_json(self) -> Json:
@@ -62,25 +53,19 @@ def build_model(
     builder: str = "tensorrt-rtx",
     output: str | os.PathLike[str] | None = None,
     sm: Sequence[int] | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = builders.TIMEOUT,
     keep_engine: bool = False,
     shapes: dict[str, Sequence[Sequence[int]]] | None = None,
 ) -> BuiltModel:
     """Builds a model and maps the build back to it; arguments and errors as for :func:`qdqtool.builders.build`.
 
-    Returns:
-        What came out; with ``output``, the layers and convolutions are written to ``layers.json`` there.
+    With ``output``, the layers and convolutions are written to ``layers.json`` there.
     """
-    from qdqtool import builders
-
     result = mapped(builders.build(model, builder, output, sm, timeout, keep_engine, shapes))
     if output is not None and result.build is not None and result.status == "built":
-        from qdqtool.base.outputs import write_text
-
         result.layers_path = Path(output) / "layers.json"
-        table: dict[str, Any] = {"builder": result.builder, "version": result.version}
-        table |= inspector_json(result.build.layers, result.build.bindings, {})
-        table["nodes"] = [n.as_json() for n in result.nodes]
+        table = {**published(result, "builder", "version"),
+                 **inspector_json(result.build.layers, result.build.bindings), **published(result, "nodes")}
         write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
     return result
 
@@ -92,24 +77,15 @@ def mapped(result: BuildResult) -> BuiltModel:
     if model is None or build is None:
         return read
     if result.status == "built":
-        from qdqtool.verification.convolutions import built_nodes
-
         read.nodes = built_nodes(model, build.layers, result.names)
-    back = {result.names[n.index]: n.name for n in model.nodes if result.names[n.index] != n.name}
-    if back:
-        for layer in build.layers:
-            layer.onnx_names = [back.get(n, n) for n in layer.onnx_names]
+    back = {result.names[n.index]: n.name for n in model.nodes}
+    for layer in build.layers:
+        layer.onnx_names = [back.get(n, n) for n in layer.onnx_names]
     return read
 
 
-def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str], back: Mapping[str, str]) -> Json:
-    """The layers in the form of TensorRT's engine inspector, ONNX names as the model has them.
-
-    Args:
-        layers: The engine's layers.
-        bindings: Names of the network's inputs and outputs.
-        back: Name in the build to name in the model.
-    """
+def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str]) -> Json:
+    """The layers, and the names of the network's inputs and outputs, in the form of TensorRT's engine inspector."""
     def tensor(item: Any) -> dict[str, Any]:
         return {"Name": item.tensor, "Dimensions": [-1 if d is None else d for d in item.shape or ()],
                 "Datatype": _INSPECTOR.get(item.precision, str(item.precision)), "Format": item.format}
@@ -118,8 +94,7 @@ def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str], back: 
         ends = {"Inputs": layer.inputs, "Constants": layer.constants, "Outputs": layer.outputs}
         return {
             "Name": layer.name, "LayerType": layer.type, **{key: list(map(tensor, end)) for key, end in ends.items()},
-            "TacticName": layer.tactic,
-            "Metadata": "".join(f"[ONNX Layer: {back.get(n, n)}]" for n in layer.onnx_names),
+            "TacticName": layer.tactic, "Metadata": "".join(f"[ONNX Layer: {n}]" for n in layer.onnx_names),
         }
 
     return {"Layers": [listed(x) for x in layers], "Bindings": list(bindings)}
@@ -149,8 +124,8 @@ class Pair:
         """Whether both multiply in the same type and write the same; None where the plan does not say."""
         if self.built is None:
             return None
-        return (self.predicted.precision.agrees(self.built.precision)
-                and (self.predicted.output.agrees(self.built.output) or self.built.output == Precision.UNKNOWN))
+        written = self.built.output
+        return self.same_precision and (self.predicted.output.agrees(written) or written == Precision.UNKNOWN)
 
 
 def compare(prediction: Prediction, result: BuiltModel) -> list[Pair]:

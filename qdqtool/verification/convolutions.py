@@ -7,7 +7,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Difference, Mismatch, MismatchKind, Said
@@ -68,8 +68,8 @@ class Mapper:
 
     def node(self, name: str) -> Node | None:
         """The node behind a component of a layer name, Myelin's spelling (dots as underscores) included."""
-        found = self._by_name.get(name) or self._by_name.get(base_name(name))
-        return found or self._by_plain.get(_PLAIN.sub("_", name))
+        by_name = self._by_name
+        return by_name.get(name) or by_name.get(base_name(name)) or self._by_plain.get(_PLAIN.sub("_", name))
 
     def name(self, node: Node) -> str:
         """What the build calls a node."""
@@ -114,15 +114,10 @@ def product_rank(layer: BuiltLayer) -> int | None:
     kind = layer.type.lower()
     if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
         return len(_MULTIPLY)
-    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if makes_product(layer) else None
-
-
-def makes_product(layer: BuiltLayer) -> bool:
-    """Whether a generated kernel's name, or a fusion's tactic, names a product inside."""
-    if layer.type not in _GENERATED:
-        return False
+    # A generated kernel's name, or a fusion's tactic, names the product inside.
     tactic = layer.tactic if layer.type == "fusion" else ""
-    return ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in tactic
+    named = ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in tactic
+    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if named and layer.type in _GENERATED else None
 
 
 def multiplies(layer: BuiltLayer) -> bool:
@@ -141,20 +136,13 @@ def said_names(build: Build, known: frozenset[str]) -> set[str]:
     """Every name of a node that a build prints: parse section, layers and pass lines."""
     said = {n.name for n in build.parse.nodes if n.name}
     said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
-    for layer in build.layers:
-        said.update(layer.onnx_names)
-        said.update(parts(layer.name, known).bases)
-    for event in build.trace:
-        said.update(parts(event.subject, known).bases)
-        said.update(parts(event.object, known).bases)
-    return said
+    said.update(name for layer in build.layers for name in layer.onnx_names)
+    fused = {layer.name for layer in build.layers} | {end for e in build.trace for end in (e.subject, e.object)}
+    return said.union(*(parts(name, known).bases for name in fused))
 
 
 def common_names(model: Model, build: Build) -> tuple[int, int]:
-    """How many of the model's convolutions the build names, and how many there are.
-
-    Models without a convolution are counted by all their nodes.
-    """
+    """How many of the model's convolutions the build names, and how many there are; all its nodes where it has none."""
     wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
     said = said_names(build, frozenset(trt_name(n) for n in wanted))
     plain = {_PLAIN.sub("_", s) for s in said} if any("_myl" in layer.name for layer in build.layers) else set()
@@ -165,8 +153,7 @@ def common_names(model: Model, build: Build) -> tuple[int, int]:
 def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[str, str, str]]:
     """Names that stand for one node in the model and for another in the build, as numbered names of two exports do.
 
-    Returns:
-        The name, what the model has there, what the build has: operator, shape of the weights, or name of the weights.
+    With each: what the model has there and what the build has: operator, shape of the weights, or their name.
     """
     found: dict[str, tuple[str, str]] = {}
     parsed = {n.name: n for n in build.parse.nodes if n.name}
@@ -177,11 +164,10 @@ def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[s
         printed, shape = parsed.get(trt_name(node)), shapes.get(node.index, ())
         if printed is None:
             continue
+        other = printed.inputs[1].shape if len(printed.inputs) > 1 and printed.inputs[1] is not None else None
         if printed.op != node.op:
             found[node.name] = (node.op, printed.op)
-            continue
-        other = printed.inputs[1].shape if len(printed.inputs) > 1 and printed.inputs[1] is not None else None
-        if shape and other and None not in other and tuple(other) != shape:
+        elif shape and other and None not in other and tuple(other) != shape:
             found[node.name] = _by_x(shape), _by_x(other)
     for layer in mapper.layers:
         nodes = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
@@ -202,7 +188,6 @@ def _by_x(shape: Iterable[object]) -> str:
 
 
 # Convolutions --------------------------------------------------------------------------------------------------------
-
 
 FLOAT = Precision.FP32
 _SHORTENED = re.compile("(Cas|Rou)[tn]")  # 10.3 shortens the names of steps to three letters, other versions to four
@@ -236,13 +221,7 @@ class BuiltNode:
 
 
 def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str]) -> list[BuiltNode]:
-    """One row for each Conv, ConvTranspose, Gemm and MatMul.
-
-    Args:
-        model: The model.
-        layers: The engine's layers.
-        names: Node index to the name that the node had in the build.
-    """
+    """One row for each Conv, ConvTranspose, Gemm and MatMul; ``names`` as for :class:`Mapper`."""
     mapper = Mapper(model, layers, names)
     products = [n for n in model.nodes if is_multiplication(model, n)]
     placed = [{id(x): x for x, _ in mapper.places(n)}.values() for n in products]
@@ -250,19 +229,18 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
     # layer of its own is not computed there: the kernel takes in what stands behind it, or gives it its integers.
     inside = Counter(id(x) for at in placed if all(x.type not in _OWN for x in at) for x in at)
     crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name}
-    return [
-        _row(n.index, n.name, n.op, [layer for layer in at if id(layer) not in crowded])
-        for n, at in zip(products, placed, strict=True)
-    ]
+    return [_row(n, [x for x in at if id(x) not in crowded]) for n, at in zip(products, placed, strict=True)]
 
 
-def _row(index: int, name: str, op: str, layers: list[BuiltLayer]) -> BuiltNode:
-    layer = _choose(layers)
+def _row(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
+    """By the layer that multiplies, the first of the most certain kind; else the one whose name leaves steps out."""
+    multiplying = [x for x in layers if product_rank(x) is not None]
+    unsaid = [x for x in layers if x.type == "kgen" and _LEFT_OUT in x.name]
+    layer = min(multiplying, key=lambda x: product_rank(x) or 0, default=unsaid[0] if len(unsaid) == 1 else None)
     if layer is None:
-        return BuiltNode(index, name, op, Precision.UNKNOWN)
-    data = [t.precision for t in layer.inputs]
-    precision, output = computes_in(layer), writes(layer)
-    return BuiltNode(index, name, op, precision, tuple(data[:1] if layer.constants else data[:2]), output, layer.name)
+        return BuiltNode(node.index, node.name, node.op, Precision.UNKNOWN)
+    data = tuple(t.precision for t in layer.inputs[: 1 if layer.constants else 2])
+    return BuiltNode(node.index, node.name, node.op, computes_in(layer), data, writes(layer), layer.name)
 
 
 def writes(layer: BuiltLayer) -> Precision:
@@ -274,13 +252,6 @@ def _widened(layer: BuiltLayer) -> bool:
     """Whether a Cast to another float follows the product in a fused kernel: what it writes is not the product's."""
     product = PRODUCT.search(layer.name) if layer.type in ("runtime_fusion", "kgen") else None
     return product is not None and layer.name.startswith("Cast", product.end())
-
-
-def _choose(layers: list[BuiltLayer]) -> BuiltLayer | None:
-    """The layer that multiplies; the first of the most certain kind, else the one whose name leaves steps out."""
-    multiplying = [x for x in layers if product_rank(x) is not None]
-    unsaid = [x for x in layers if x.type == "kgen" and _LEFT_OUT in x.name]
-    return min(multiplying, key=lambda x: product_rank(x) or 0, default=unsaid[0] if len(unsaid) == 1 else None)
 
 
 def computes_in(layer: BuiltLayer) -> Precision:
@@ -330,7 +301,6 @@ def _integers_arrive(name: str, first: Precision) -> bool:
 
 
 FUSING_INTO = "fusing"
-DOUBLE = "QuantizeDoubleInputNodes"
 _SHOWN = ("Add", "MaxPool")  # absorbed nodes whose names every version keeps in the layer's name
 
 
@@ -350,41 +320,31 @@ class BuiltConv:
         return published(self, "precision", "inputs", "output", "fused", "layer")
 
 
-@dataclass
 class PassLines:
-    """What the pass lines say of the convolutions: the log's ground truth where the engine listing is missing.
+    """What the ``QuantizeDoubleInputNodes: fusing`` lines say of the convolutions, for builds without a listing.
 
     Attributes:
         inputs: Node to the line that quantizes its inputs.
         outputs: Node to the line that quantizes its output.
         complete: Whether the optimizer came to its end, so that what no line quantizes stays float.
-        build: Whose lines they are.
-        known: Names of the model's nodes.
     """
 
-    build: Build
-    known: frozenset[str]
-    inputs: dict[str, int] = field(default_factory=dict)
-    outputs: dict[str, int] = field(default_factory=dict)
-    complete: bool = False
+    def __init__(self, build: Build, mapper: Mapper) -> None:
+        self._build, self._known = build, mapper.known
+        self.inputs: dict[str, int] = {}
+        self.outputs: dict[str, int] = {}
+        self.complete = any("epilogue" in heading for heading, _ in build.headings)
+        for event in build.trace:
+            if (event.pass_name, event.kind) == ("QuantizeDoubleInputNodes", FUSING_INTO):
+                node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
+                side = self.inputs if event.subject.startswith("(") else self.outputs
+                if node is not None:
+                    side.setdefault(node.name, event.line)
 
     @functools.cached_property
     def named(self) -> set[str] | None:
         """What the build names at all: of anything else it says nothing. None where it parses no nodes."""
-        return said_names(self.build, self.known) if self.build.parse.nodes else None
-
-
-def pass_lines(build: Build, mapper: Mapper) -> PassLines:
-    """Reads the ``QuantizeDoubleInputNodes: fusing`` lines: node name to line number, input side and output side."""
-    found = PassLines(build, mapper.known, complete=any("epilogue" in heading for heading, _ in build.headings))
-    for event in build.trace:
-        if event.kind != FUSING_INTO or event.pass_name != DOUBLE:
-            continue
-        node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
-        if node is not None:
-            side = found.inputs if event.subject.startswith("(") else found.outputs
-            side.setdefault(node.name, event.line)
-    return found
+        return said_names(self._build, self._known) if self._build.parse.nodes else None
 
 
 def _members(layer: str) -> list[str]:
@@ -397,14 +357,9 @@ def compare_convolutions(
 ) -> tuple[ConvolutionCounts, list[Mismatch]]:
     """Compares every convolution: data type, residual input, output, absorbed Add and MaxPool; counts and mismatches.
 
-    Args:
-        model: The model predicted.
-        prediction: Its prediction.
-        build: The build.
-        mapper: The names of both.
-        uncertain: Convolutions whose prediction rests on scales that are not known: always unknown.
+    Those whose prediction is ``uncertain``, for it rests on scales that are not known, are always unknown.
     """
-    lines = pass_lines(build, mapper)
+    lines = PassLines(build, mapper)
     skip = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
@@ -426,15 +381,22 @@ def compare_convolutions(
 def built_convolution(
     node: Node, conv: ConvOutcome, build: Build, mapper: Mapper, lines: PassLines
 ) -> BuiltConv:
-    """What the engine listing says of a convolution, or the pass lines where there is no listing."""
+    """What the engine listing says of a convolution, or the pass lines where there is no listing.
+
+    The listing outranks the lines, but a log that says both things is not to be trusted.
+    """
     place = mapper.layer_of(node) if not build.names_only else None
     built = BuiltConv() if place is None else _from_layer(node, conv, mapper, *place)
     in_line, out_line = lines.inputs.get(node.name), lines.outputs.get(node.name)
     built.line = built.line or in_line or out_line or 0
     if built.precision is not None:
-        _check_against_lines(built, lines, in_line, out_line)
-        return built
-    if place is None and in_line is not None:
+        if in_line is not None and built.precision.is_float:
+            built.contradiction = Difference.LINE_AND_INPUT, (in_line,)
+        elif out_line is not None and built.output is not None and built.output.is_float:
+            built.contradiction = Difference.LINE_AND_OUTPUT, (out_line,)
+        elif in_line is None and lines.complete and built.precision == Precision.INT8 and lines.inputs:
+            built.contradiction = Difference.NO_LINE, ()
+    elif place is None and in_line is not None:
         built.precision = Precision.INT8
         built.output = Precision.INT8 if out_line is not None else Precision.FLOAT if lines.complete else None
     elif place is None and lines.complete and (lines.named is None or mapper.name(node) in lines.named):
@@ -442,75 +404,44 @@ def built_convolution(
     return built
 
 
-def _check_against_lines(built: BuiltConv, lines: PassLines, in_line: int | None, out_line: int | None) -> None:
-    """The engine listing outranks the pass lines, but a log that says both things is not to be trusted."""
-    assert built.precision is not None
-    if in_line is not None and built.precision.is_float:
-        built.contradiction = Difference.LINE_AND_INPUT, (in_line,)
-    elif out_line is not None and built.output is not None and built.output.is_float:
-        built.contradiction = Difference.LINE_AND_OUTPUT, (out_line,)
-    elif in_line is None and lines.complete and built.precision == Precision.INT8 and lines.inputs:
-        built.contradiction = Difference.NO_LINE, ()
-
-
 def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer, place: int) -> BuiltConv:
-    if in_myelin(layer):
-        return _from_kernel(layer, mapper)
     nodes = mapper.nodes(layer)
+    if in_myelin(layer):  # shows in which type it multiplies and what it writes, and nothing where it holds two
+        if product_rank(layer) is None or sum(n.op in WEIGHTED for n in nodes) > 1:
+            return BuiltConv(layer=layer.name, line=layer.line)
+        return BuiltConv(_known(computes_in(layer)), None, _known(writes(layer)), layer=layer.name, line=layer.line)
     merged = " || " in layer.name and len(layer.outputs) > 1
     output = layer.outputs[min(place, len(layer.outputs) - 1)].precision if layer.outputs else Precision.UNKNOWN
-    precisions = [t.precision for t in layer.inputs]
-    data = precisions[0] if precisions else Precision.UNKNOWN
     absorbed = [n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"]
     takes_residual = not merged and any(n.op == "Add" for n in nodes)
-    inputs = precisions[:2] if takes_residual or len(conv.inputs) > 1 else precisions[:1]
-    return BuiltConv(_known(data), None if Precision.UNKNOWN in (data, *inputs) else inputs, _known(output), absorbed,
-                     layer.name, layer.line)  # fmt: skip
+    inputs = [t.precision for t in layer.inputs[: 2 if takes_residual or len(conv.inputs) > 1 else 1]]
+    shown = None if Precision.UNKNOWN in inputs or not inputs else inputs
+    return BuiltConv(_known(layer.input_precision), shown, _known(output), absorbed, layer.name, layer.line)
 
 
 def _known(precision: Precision) -> Precision | None:
     return None if precision == Precision.UNKNOWN else precision
 
 
-def _from_kernel(layer: BuiltLayer, mapper: Mapper) -> BuiltConv:
-    """A kernel of Myelin shows in which type it multiplies and what it writes, and nothing where it holds two."""
-    products = [n for n in mapper.nodes(layer) if n.op in WEIGHTED]
-    if product_rank(layer) is None or len(products) > 1:
-        return BuiltConv(layer=layer.name, line=layer.line)
-    return BuiltConv(_known(computes_in(layer)), None, _known(writes(layer)), layer=layer.name, line=layer.line)
-
-
 def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> Said | None:
     """What differs; None when nothing that the build shows does."""
     if built.contradiction is not None:
         return built.contradiction
-    if built.precision is not None and not _agrees(conv.precision, built.precision):
-        return Difference.PRECISION, (_word(conv.precision), _word(built.precision))
-    if built.output is not None and not _agrees(conv.output, built.output):
-        return Difference.OUTPUT, (_word(conv.output), _word(built.output))
-    if built.inputs is not None:
-        if len(built.inputs) != len(conv.inputs):
-            more = len(conv.inputs) > len(built.inputs)
-            return Difference.TAKES_RESIDUAL if more else Difference.TAKES_NONE, ()
-        for mine, theirs in zip(conv.inputs[1:], built.inputs[1:], strict=True):
-            if not _agrees(mine, theirs):
-                return Difference.RESIDUAL, (_word(mine), _word(theirs))
+    more = 0 if built.inputs is None else len(conv.inputs) - len(built.inputs)
+    types = [(Difference.PRECISION, conv.precision, built.precision), (Difference.OUTPUT, conv.output, built.output)]
+    if built.inputs is not None and not more:
+        types += [(Difference.RESIDUAL, *pair) for pair in zip(conv.inputs[1:], built.inputs[1:], strict=True)]
+    for what, mine, theirs in types:
+        if theirs is not None and not mine.agrees(theirs):
+            return what, (_word(mine), _word(theirs))
+    if more:
+        return Difference.TAKES_RESIDUAL if more > 0 else Difference.TAKES_NONE, ()
     if built.fused is not None and built.layer and " || " not in built.layer:
-        return _fusion_difference(model, conv, built.fused)
-    return None
-
-
-def _agrees(predicted: Precision, built: Precision) -> bool:
-    return predicted.agrees(built) or (predicted == Precision.FLOAT and built.is_float)
-
-
-def _fusion_difference(model: Model, conv: ConvOutcome, built: list[str]) -> Said | None:
-    for name in conv.fused:
-        if name not in built and _is_shown(model, name):
-            return Difference.ABSORBS, (name,)
-    for name in built:
-        if name not in conv.fused and _is_shown(model, name):
-            return Difference.ABSORBED, (name,)
+        for what, has, lacks in ((Difference.ABSORBS, conv.fused, built.fused),
+                                 (Difference.ABSORBED, built.fused, conv.fused)):
+            name = next((name for name in has if name not in lacks and _is_shown(model, name)), None)
+            if name is not None:
+                return what, (name,)
     return None
 
 
@@ -529,6 +460,5 @@ def _rule(prediction: Prediction, conv: ConvOutcome) -> str:
     refusal = next((r for r in prediction.refusals if r.node == conv.name), None)
     if refusal is not None:
         return f"by {refusal.pass_name}: {refusal.reason}"
-    name = conv.layer or conv.name
     fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in _members(e.object)]
-    return f"by {fired[0]}" if fired else f"as layer {name}"
+    return f"by {fired[0]}" if fired else f"as layer {conv.layer or conv.name}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from qdqtool.base.files import Guard
 from qdqtool.base.outputs import Saved
 from qdqtool.base.records import published
+from qdqtool.builders.run import log_names
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
@@ -23,13 +24,14 @@ from qdqtool.buildlog.agreement import (
     Said,
     TraceCounts,
 )
+from qdqtool.buildlog.names import SCALE_NODE
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Event, Json, Precision, Prediction, TensorPrecision
 from qdqtool.verification.build_model import Pair
-from qdqtool.verification.convolutions import Mapper, in_myelin
+from qdqtool.verification.convolutions import Mapper, built_nodes, in_myelin
 
 
 @dataclass(slots=True, repr=False)
@@ -81,8 +83,9 @@ class Verification(Saved):
             "model": self.prediction.model.as_json() if self.prediction else None,
             "target": self.prediction.target if self.prediction else None,
             **published(self, "build", "convolutions", "layers", "trace", "conversions", "copies", "mismatches"),
-            "notes": list(self.notes), "times": self.times,
+            **published(self, "notes", "times"),
         }
+
 
 _MOST_BITS = 4_000_000_000  # work for the longest common subsequence: 60,000 lines against as many
 
@@ -115,13 +118,12 @@ def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | Non
 #: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
 #: shuffles, and the merging of layers, which names no pass.
 QDQ_PASSES = frozenset({
-        "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion",
-        "ConstWeightsQuantizeFusion", "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion",
-        "ConvScaleFusion", "DqQFusion", "EltReluFusion", "EltwiseAddToPwn", "GenericConvActFusion",
-        "HorizontalMergeQNodes", "MatMulToConvTransform", "PointWiseFusion", "QConvScaleFusion", "QDQToCopy",
-        "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes", "ReduceToPoolingFusion",
-        "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn", "VanillaSwapWithFollowingQ",
-        "VanillaSwapWithPreceedingDQ",
+    "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion", "ConstWeightsQuantizeFusion",
+    "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion", "ConvScaleFusion", "DqQFusion", "EltReluFusion",
+    "EltwiseAddToPwn", "GenericConvActFusion", "HorizontalMergeQNodes", "MatMulToConvTransform", "PointWiseFusion",
+    "QConvScaleFusion", "QDQToCopy", "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes",
+    "QuantizeSingleInputNodes", "ReduceToPoolingFusion", "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn",
+    "VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ",
 })
 #: What becomes of slices and concatenations: taken out of the network, or made by copying.
 COPY_KINDS = frozenset({
@@ -141,96 +143,68 @@ class Compared(Generic[C]):
     mismatches: list[Mismatch] = field(default_factory=list)
 
 
-def is_pass_line(event: Event) -> bool:
-    """Whether an optimizer line is one of the Q/DQ passes'."""
-    return event.pass_name in QDQ_PASSES
-
-
 def is_copy_line(event: Event) -> bool:
     """Whether an optimizer line says what becomes of a slice or concatenation."""
     return event.kind in COPY_KINDS
 
 
 def compare_trace(
-    prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
-) -> Compared[TraceCounts]:
-    """Holds the simulated pass lines against the logged ones, as multisets.
+    prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = (),
+    kind: MismatchKind = MismatchKind.TRACE,
+) -> Compared[TraceCounts]:  # fmt: skip
+    """Holds the simulated lines of the Q/DQ passes, or those about copies, against the logged ones, as multisets.
 
-    Args:
-        prediction: The prediction.
-        build: The build.
-        ended: Whether the log holds the passes to their end; otherwise a predicted line that is not there says nothing.
-        uncertain: Predicted events that rest on scales that are not known: left out on both sides.
+    Those about copies are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they
+    were. Unless the log holds the passes to their end, a predicted line that is not there says nothing; ``uncertain``
+    events, which rest on scales that are not known, are left out on both sides.
     """
-    shown = any(map(is_pass_line, build.trace))
-    return _compare(prediction, build, is_pass_line, MismatchKind.TRACE, shown, ended, uncertain)
+    unsure, copies = set(uncertain), kind == MismatchKind.COPY
 
+    def wanted(event: Event) -> bool:
+        return is_copy_line(event) if copies else event.pass_name in QDQ_PASSES
 
-def compare_copies(
-    prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = ()
-) -> Compared[TraceCounts]:
-    """Holds the simulated lines about slices and concatenations against the logged ones; arguments as above.
-
-    They are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they were.
-    """
-    shown = any(map(is_copy_line, build.trace)) or build.milestone("After concat removal") is not None
-    return _compare(prediction, build, is_copy_line, MismatchKind.COPY, shown, ended, uncertain)
-
-
-def _compare(
-    prediction: Prediction, build: Build, wanted: Callable[[Event], bool], kind: MismatchKind, shown: bool, ended: bool,
-    uncertain: Iterable[Event],
-) -> Compared[TraceCounts]:
-    unsure = set(uncertain)
     predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
     logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
-    if not shown:
+    if not any(map(wanted, build.trace)) and not (copies and build.milestone("After concat removal") is not None):
         return Compared(TraceCounts(len(predicted)))
     events = [e.event for e in logged]
     result = Compared(agreement(predicted, events))
     mine, theirs = Counter(predicted), Counter(events)
     extra, missing = theirs - mine, mine - theirs
-    first = next((e for e in logged if extra.get(e.event)), None)
     for event in logged:
-        if extra.get(event.event, 0) > 0:
+        if extra[event.event]:
             extra[event.event] -= 1
-            what = Difference.FIRST_LINE if event is first else Difference.LOGGED
+            what = Difference.LOGGED if result.mismatches else Difference.FIRST_LINE
             name = trace.render(event.event)
             result.mismatches.append(Mismatch(kind, name, {}, event.as_json(), what, (), event.line))
-    if ended:
-        for expected in predicted:
-            if missing.get(expected, 0) > 0:
-                missing[expected] -= 1
-                name = trace.render(expected)
-                result.mismatches.append(Mismatch(kind, name, expected.as_json(), {}, Difference.NOT_LOGGED))
+    for expected in predicted if ended else ():
+        if missing[expected]:
+            missing[expected] -= 1
+            name = trace.render(expected)
+            result.mismatches.append(Mismatch(kind, name, expected.as_json(), {}, Difference.NOT_LOGGED))
     return result
 
 
 def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Compared[ConversionCounts]:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
-    result = Compared(ConversionCounts(prediction.conversions))
     if build.layers and not build.names_only and not build.lacks(Section.LISTING):
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in QDQ_PASSES for e in build.trace):
         names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
     else:
-        return result
-    result.counts = ConversionCounts(prediction.conversions, len(names))
-    if prediction.conversions is None:
-        return result
-    mine = Counter(map(_conversion_key, prediction.conversion_nodes))
-    theirs = Counter(map(_conversion_key, names))
-    places = {_conversion_key(layer.name): layer.line for layer in build.layers}
-    for name in (theirs - mine).elements():
-        result.mismatches.append(Mismatch(
-            MismatchKind.CONVERSION, name, {}, {"name": name}, Difference.STAYS, (), places.get(name)))
-    for name in (mine - theirs).elements():
-        result.mismatches.append(Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE))
+        return Compared(ConversionCounts(prediction.conversions))
+    result = Compared(ConversionCounts(prediction.conversions, len(names)))
+    if prediction.conversions is not None:
+        mine = Counter(name.removesuffix(SCALE_NODE) for name in prediction.conversion_nodes)
+        theirs = Counter(name.removesuffix(SCALE_NODE) for name in names)
+        places = {layer.name.removesuffix(SCALE_NODE): layer.line for layer in build.layers}
+        result.mismatches += [
+            Mismatch(MismatchKind.CONVERSION, name, {}, {"name": name}, Difference.STAYS, (), places.get(name))
+            for name in (theirs - mine).elements()
+        ]
+        result.mismatches += [Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE)
+                              for name in (mine - theirs).elements()]
     return result
-
-
-def _conversion_key(name: str) -> str:
-    return name.removesuffix("_quantize_scale_node")
 
 
 def compare_layers(
@@ -238,11 +212,7 @@ def compare_layers(
 ) -> Compared[LayerCounts]:
     """Compares engine layers by name and, where both have them, by the data types at their edges.
 
-    Args:
-        prediction: The prediction.
-        build: The build.
-        mapper: The names of both.
-        reported: Layers whose convolution is a mismatch already.
+    ``reported`` are layers whose convolution is a mismatch already.
     """
     # Kernels of Myelin have no name that a prediction could give.
     listed = [x for x in mapper.layers if (x.type or build.names_only) and not (in_myelin(x) or x.type == "shape_call")]
@@ -252,17 +222,14 @@ def compare_layers(
     agree = 0
     mismatches: list[Mismatch] = []
     for layer in listed:
-        mine = predicted.get(_layer_key(layer.name))
-        if mine is None:
+        if (mine := predicted.get(_layer_key(layer.name))) is None:
             continue
         said = _edge_difference(Difference.INPUT, mine.inputs, layer.inputs)
         said = said or _edge_difference(Difference.OUTPUT, mine.outputs, layer.outputs)
-        if said is None:
-            agree += 1
-        elif layer.name not in reported:
+        agree += said is None
+        if said is not None and layer.name not in reported:
             mismatches.append(
-                Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), *said, layer.line)
-            )
+                Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), *said, layer.line))
     return Compared(LayerCounts(len(listed), agree), mismatches)
 
 
@@ -272,8 +239,7 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     found: list[Mismatch] = []
     for layer in (*build.layers, *build.second_layers):
         for tensor in (*layer.inputs, *layer.outputs):
-            precision = tensor.precision
-            if precision == Precision.UNKNOWN:
+            if (precision := tensor.precision) == Precision.UNKNOWN:
                 continue
             before, where = seen.setdefault(tensor.tensor, (precision, layer))
             if before != precision:
@@ -293,14 +259,12 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
 
 def _layer_key(name: str) -> str:
     """The parser appends a number to some names (``/NonMaxSuppression_246``); ONNX names of the kind are kept."""
-    plain = name.removesuffix("_quantize_scale_node")
+    plain = name.removesuffix(SCALE_NODE)
     match = _NUMBERED.match(plain) if plain.startswith("/NonMaxSuppression") else None
     return match[1] if match else plain
 
 
-def _edge_difference(
-    side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
-) -> Said | None:
+def _edge_difference(side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]) -> Said | None:
     for mine, theirs in zip(predicted, built, strict=False):
         plain = all(p.is_float or p == Precision.INT8 for p in (mine.precision, theirs.precision))
         if plain and not mine.precision.agrees(theirs.precision):
@@ -310,9 +274,6 @@ def _edge_difference(
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
     """Compares a prediction with a TensorRT-RTX log that was kept."""
-    from qdqtool.builders.run import log_names
-    from qdqtool.verification.convolutions import built_nodes
-
     rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}
     pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
     return of_pairs(prediction, pairs, build.facts)
@@ -321,13 +282,11 @@ def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Veri
 def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Verification:
     """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
     unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
-    wrong = [p for p in pairs if p.agrees is False]
     mismatches = [
-        Mismatch(MismatchKind.CONVOLUTION, p.predicted.name, p.predicted.as_json(),
-                 p.built.as_json() if p.built else {}, Difference.PRECISION,
-                 (p.predicted.precision, p.built.precision if p.built else "unknown"))
-        for p in wrong
+        Mismatch(MismatchKind.CONVOLUTION, p.predicted.name, p.predicted.as_json(), p.built.as_json(),
+                 Difference.PRECISION, (p.predicted.precision, p.built.precision))
+        for p in pairs if p.built is not None and not p.agrees
     ]  # fmt: skip
-    counts = ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(wrong), len(unknown), unknown)
+    counts = ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(mismatches), len(unknown), unknown)
     return Verification(build, counts, trace=TraceCounts(len(prediction.trace)), mismatches=mismatches,
                         prediction=prediction)  # fmt: skip

@@ -22,11 +22,7 @@ def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, gpu: str | None = None,
     clock: float | None = None,
 ) -> Json | None:  # fmt: skip
-    """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU.
-
-    Raises:
-        QdqtoolError: ``gpu`` is no GPU that is known.
-    """
+    """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU."""
     chosen = gpu_of(build, gpu, clock)
     if chosen is None or not is_timed(build):
         return None

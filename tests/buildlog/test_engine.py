@@ -1,7 +1,5 @@
 """Layers of an engine: their costs, two engines compared, and the drawing."""
 
-import io
-import json
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
@@ -41,21 +39,19 @@ CONV = layer(
 
 
 def report(*layers: dict[str, Any]) -> EngineReport:
-    return analyze(read_build(io.BytesIO(json.dumps({"Layers": list(layers), "Bindings": []}).encode())))
+    return analyze(samples.build_of({"Layers": list(layers), "Bindings": []}))
 
 
 def test_macs_of_small_engines() -> None:
     row = report(CONV).rows[0]
-    assert row.input_bytes == 2 * 64 * 56 * 56 + 2 * 128 * 28 * 28 * 2
-    assert row.weight_bytes == 128 * 64 * 9
-    assert row.output_bytes == 2 * 128 * 28 * 28 * 2
-    assert row.total_bytes == row.input_bytes + row.weight_bytes + row.output_bytes
+    written = 2 * 128 * 28 * 28 * 2
+    assert (row.input_bytes, row.weight_bytes, row.output_bytes) == (2 * 64 * 56 * 56 + written, 128 * 64 * 9, written)
+    assert row.total_bytes == 2 * 64 * 56 * 56 + 128 * 64 * 9 + 2 * written
     assert row.macs == 2 * 128 * 28 * 28 * 64 * 9
     assert row.intensity == pytest.approx(row.macs / row.total_bytes)
     fields = {key: value for key, value in CONV.items() if key != "Weights"}
     row = report({**fields, "Groups": 64, "OutMaps": 128}).rows[0]
-    assert row.macs == 2 * 128 * 28 * 28 * 9
-    assert (row.weight_bytes, row.total_bytes, row.intensity) == (None, None, None)
+    assert (row.macs, row.weight_bytes, row.total_bytes, row.intensity) == (2 * 128 * 28 * 28 * 9, None, None, None)
     row = report(layer(
         "up", "CaskDeconvolutionV2", [tensor("x", [1, 256, 10, 10], INT8)], [tensor("y", [1, 64, 20, 20], INT8)],
         Kernel=[2, 2], Weights={"Type": "Int8", "Count": 256 * 64 * 4},
@@ -66,8 +62,7 @@ def test_macs_of_small_engines() -> None:
         [tensor("y", [1, 64, 56, 56], INT8)], ConvKernel=[7, 7], ConvStride=[2, 2], ConvPrePadding=[3, 3],
         ConvPostPadding=[3, 3], ConvWeights={"Type": "Int8", "Count": 9408}, ParameterType="ConvActPool",
     )).rows[0]
-    assert row.macs == 112 * 112 * 64 * 3 * 49  # the convolution makes 112 x 112, the pooling halves it
-    assert row.weight_bytes == 9408
+    assert (row.macs, row.weight_bytes) == (112 * 112 * 64 * 3 * 49, 9408)  # 112 x 112, which the pooling halves
 
 
 def test_macs_of_products_and_recorded_builds() -> None:
@@ -86,9 +81,7 @@ def test_macs_of_products_and_recorded_builds() -> None:
     rows = {row.name: row for row in result.rows}
     stem, add = rows["Conv_0 + PWN(Clip_3)"], rows["PWN(Add_133)"]
     assert (stem.input_bytes, stem.weight_bytes, stem.output_bytes) == (1_179_648, 864, 3_145_728)
-    assert stem.total_bytes == 4_326_240
-    assert add.total_bytes == 589_824
-    assert stem.ms == pytest.approx(0.0662771)
+    assert (stem.total_bytes, add.total_bytes, stem.ms) == (4_326_240, 589_824, pytest.approx(0.0662771))
     # ResNet-18 at 224 x 224 has 1.814 GMACs an image; the batch is 32
     result = analyze(read_build(build_file("resnet18-a100-qat", "graph.json")))
     assert sum(row.macs or 0 for row in result.rows) / 32 / 1e9 == pytest.approx(1.814, abs=0.001)
@@ -96,12 +89,11 @@ def test_macs_of_products_and_recorded_builds() -> None:
 
 def test_orders_and_times() -> None:
     result = report(CONV, layer("b", "PointWiseV2", [tensor("a", [8], FP32)], [tensor("c", [8], FP32)]))
-    assert [r.name for r in result.sorted_rows("name")] == ["b", "conv"]
-    assert [r.name for r in result.sorted_rows("bytes")] == ["conv", "b"]
-    assert [r.name for r in result.sorted_rows("order")] == ["conv", "b"]
-    result = analyze(read_build(io.BytesIO(samples.trtexec_log().encode())))
-    assert [(row.ms, row.share and round(row.share, 4)) for row in result.rows] == [(0.0125, 0.2), (0.05, 0.8),
-    (None, None)]
+    for key, order in (("name", ["b", "conv"]), ("bytes", ["conv", "b"]), ("order", ["conv", "b"])):
+        assert [r.name for r in result.sorted_rows(key)] == order
+    result = analyze(samples.build_of(samples.trtexec_log()))
+    told = [(row.ms, row.share and round(row.share, 4)) for row in result.rows]
+    assert told == [(0.0125, 0.2), (0.05, 0.8), (None, None)]
     assert result.total_ms == pytest.approx(0.0625)
     conv = result.rows[1]  # its weights' size is in the parse section
     assert (conv.weight_bytes, conv.macs) == (16 * 3 * 9, 16 * 4 * 4 * 27)
@@ -109,10 +101,8 @@ def test_orders_and_times() -> None:
     copy = layer("Reformatting CopyNode for Input Tensor 0 to conv", "Reformat", [tensor("x", [4], INT8)],
                  [tensor("z", [4], INT8)])
     result = report(q, copy, CONV)
-    assert {key: total.layers for key, total in result.totals("kind").items()} == {
-        "convolution": 1, "conversion": 1, "reformat": 1,
-    }
-    assert {key: total.layers for key, total in result.totals("precision").items()} == {"INT8": 2, "FP32": 1}
+    kinds, types = ({k: total.layers for k, total in result.totals(key).items()} for key in ("kind", "precision"))
+    assert (kinds, types) == ({"convolution": 1, "conversion": 1, "reformat": 1}, {"INT8": 2, "FP32": 1})
     assert sum(total.bytes for total in result.totals("type").values()) == sum(r.total_bytes or 0 for r in result.rows)
 
 
@@ -124,8 +114,7 @@ def conv(name: str, layout: str, channels: int, source: str, target: str) -> dic
 
 
 def names(first: EngineReport, second: EngineReport) -> list[tuple[str | None, str | None]]:
-    return [(p.first.name if p.first else None, p.second.name if p.second else None) for p in compare(first,
-    second).pairs]
+    return [(p.first and p.first.name, p.second and p.second.name) for p in compare(first, second).pairs]
 
 
 def test_layers_pair() -> None:
@@ -140,8 +129,8 @@ def test_layers_pair() -> None:
         ("/b/Conv", "b.weight + /b/w/QuantizeLinear + /b/Conv"), (None, "/a/q/QuantizeLinear"),
     ]
     assert compare(first, second).by == "names"
-    first = report(conv("Conv_0", FP16, 8, "a", "b"), conv("Conv_1", FP16, 16, "b", "c"), conv("Conv_2", FP16, 8,
-    "c", "d"))
+    first = report(conv("Conv_0", FP16, 8, "a", "b"), conv("Conv_1", FP16, 16, "b", "c"),
+                   conv("Conv_2", FP16, 8, "c", "d"))
     second = report(conv("Conv_9", INT8, 8, "a", "b"), conv("Conv_19", INT8, 16, "b", "c"))
     assert names(first, second) == [("Conv_0", "Conv_9"), ("Conv_1", "Conv_19"), ("Conv_2", None)]
     assert compare(first, second).by == "shapes"
@@ -152,20 +141,17 @@ def timed(case: str) -> EngineReport:
 
 
 @pytest.mark.parametrize(("case", "ms"), [
-    ("resnet18-a100-qat", 1.09568), ("resnet18-a100-qat-residual", 0.731136), ("resnet18-a100-qat-residual-qgap",
-    0.672768),
+    ("resnet18-a100-qat", 1.09568), ("resnet18-a100-qat-residual", 0.731136),
+    ("resnet18-a100-qat-residual-qgap", 0.672768),
 ])
 def test_recorded_engines(case: str, ms: float) -> None:
     """Sums of the recorded profiles' averages; every time is in one pair."""
     result = compare(timed("resnet18-a100-fp16"), timed(case))
     assert (result.first.total_ms, result.second.total_ms) == (pytest.approx(1.016832), pytest.approx(ms))
-    change = sum(pair.change_ms or 0.0 for pair in result.pairs)
-    assert change == pytest.approx(ms - 1.016832)
-    both = [p for p in result.pairs if p.first and p.second]
-    assert sum(p.first.layer.is_convolution for p in both if p.first) >= 18
+    assert sum(pair.change_ms or 0.0 for pair in result.pairs) == pytest.approx(ms - 1.016832)
+    assert sum(p.first.layer.is_convolution for p in result.pairs if p.first and p.second) >= 18
     stem = next(p for p in result.pairs if p.first and p.first.name == "Conv_0 + Relu_1")
-    assert stem.second is not None
-    assert stem.second.name.startswith("conv1.weight")
+    assert stem.second is not None and stem.second.name.startswith("conv1.weight")
 
 
 # DOT and SVG of an engine.
@@ -194,20 +180,14 @@ def test_drawings() -> None:
     drawing = drawing_of(report(one, two, reader))
     assert sum(arrow.tensor == "buffer" for arrow in drawing.arrows) == 2
     text = dot(drawing_of(report(Q, SIDE, CONV, LONE)))
-    assert text.startswith("digraph engine {")
+    assert text.startswith("digraph engine {") and text.rstrip().endswith("}")
     assert text.count(" -> ") - text.count(r"INT8 -> ") - text.count("FP32 -> ") - text.count("FP16 -> ") >= 5
-    assert '\\"' in text
-    assert "\x07" not in text
-    assert FILL[Precision.INT8] in text
-    assert text.rstrip().endswith("}")
+    assert '\\"' in text and "\x07" not in text and FILL[Precision.INT8] in text
 
 
 def boxes(text: str) -> list[tuple[float, float, float, float]]:
-    root = ElementTree.fromstring(text)
-    return [
-        (float(r.get("x", 0)), float(r.get("y", 0)), float(r.get("width", 0)), float(r.get("height", 0)))
-        for r in root.iter(f"{SHAPES}rect") if r.get("stroke")
-    ]
+    return [tuple(float(r.get(key, 0)) for key in ("x", "y", "width", "height"))  # type: ignore[misc]
+            for r in ElementTree.fromstring(text).iter(f"{SHAPES}rect") if r.get("stroke")]
 
 
 def overlapping(rectangles: list[tuple[float, float, float, float]]) -> int:
@@ -221,14 +201,12 @@ def test_svg_is_xml_with_every_box_apart() -> None:
     pytest.importorskip("fast_sugiyama")
     text = svg(drawing_of(report(Q, SIDE, CONV, LONE)))
     rectangles = boxes(text)
-    assert len(rectangles) == 6
-    assert overlapping(rectangles) == 0
+    assert (len(rectangles), overlapping(rectangles)) == (6, 0)
     root = ElementTree.fromstring(text)
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
     assert all(x >= 0 and y >= 0 and x + w <= width and y + h <= height for x, y, w, h in rectangles)
     words = " ".join(e.text or "" for e in root.iter(f"{SHAPES}text"))
-    assert "CaskConvolution" in words
-    assert "2x64x56x56 INT8:32" in words
+    assert "CaskConvolution" in words and "2x64x56x56 INT8:32" in words
     heads = [e for e in root.iter(f"{SHAPES}text") if e.get("font-size") == "16"]
     assert 30 + 9 * len(heads[0].text or "") < width
     labels = [e for e in root.iter(f"{SHAPES}text") if e.text == "2x64x56x56 INT8:32" and e.get("font-size") == "9"]
@@ -262,8 +240,7 @@ def test_recorded_engines_are_drawn_whole(case: str, name: str, layers: int, tmp
     output = tmp_path / "engine.svg"
     assert run(["engine", str(build_file(case, name)), "--svg", str(output)]) == 0
     rectangles = boxes(output.read_text())
-    assert len(rectangles) >= layers
-    assert overlapping(rectangles) == 0
+    assert len(rectangles) >= layers and overlapping(rectangles) == 0
 
 
 def test_without_the_layout_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
 """Builds with a calibration table are told apart from Q/DQ builds, and verify says that there is nothing to verify."""
 
-import io
 
 import pytest
 
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import implicit_int8
 from qdqtool.cli import run
+from qdqtool.errors import BuildLogError
+from qdqtool.model.graph import Model
+from qdqtool.verification.api import check_explicit
 from tests.buildlog.evidence import build_file
+from tests.buildlog.samples import build_of
+from tests.fuzz.net import Net
 from tests.trt.evidence import HOME
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
@@ -17,10 +21,6 @@ EXPLICIT = [
     ("yolov8-orin-trt8412-excerpts", "log.txt"), ("resnet18-a100-fp16", "graph.json"),
     ("centerpoint-a100-trt823-fp16", "log.txt"),
 ]
-
-
-def read(text: str) -> bool:
-    return implicit_int8(read_build(io.BytesIO(text.encode())))
 
 
 CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
@@ -36,7 +36,7 @@ CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)
     ("[W] [TRT] Calibrator won't be used in explicit precision mode.\n", False),
 ])  # fmt: skip
 def test_the_rule(text: str, wanted: bool) -> None:
-    assert read(text) is wanted
+    assert implicit_int8(build_of(text)) is wanted
 
 
 @pytest.mark.parametrize(("case", "name"), IMPLICIT)
@@ -60,16 +60,11 @@ def test_recorded_builds_with_qdq_and_without_int8(case: str, name: str) -> None
 
 def test_own_names_of_quantizers_are_no_reason_to_refuse() -> None:
     """A listing alone, Qs named by the user: the model at hand knows them."""
-    from qdqtool.errors import BuildLogError
-    from qdqtool.model.graph import Model
-    from qdqtool.verification.api import check_explicit
-    from tests.fuzz.net import Net
-
     net = Net()
     proto = net.model(net.conv(net.qdq(net.input((1, 8, 8, 8))), 8, 3, name="c"))
     for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
         node.name = f"int8_{i}"
-    build = read_build(io.BytesIO(CONV.format("w + int8_1 + c", "Int8", "Float").encode()))
+    build = build_of(CONV.format("w + int8_1 + c", "Int8", "Float"))
     assert implicit_int8(build)
     check_explicit(build, Model(proto))
     with pytest.raises(BuildLogError, match="implicit-INT8"):

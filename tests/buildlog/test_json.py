@@ -49,12 +49,10 @@ def test_a_table_of_our_own_says_who_built(fields: dict[str, Any], version: str 
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is not a list"), ({"Layers": [LAYER, {"x": 1}]},
-        "layer 1 of"),
-    ([1, 2], "neither a layer listing nor a profile"), ([], "neither a layer listing nor a profile"),
-    (5, "a layer listing"),
-    ([{"count": 3, "x": 1}], "neither a layer listing nor a profile"), ('"text', "not a JSON of TensorRT, or damaged"),
+    ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is not a list"), (5, "a layer listing"),
+    ({"Layers": [LAYER, {"x": 1}]}, "layer 1 of"), ('"text', "not a JSON of TensorRT, or damaged"),
     ("[" * 100_000, "nested too deeply"),
+    *((content, "neither a layer listing nor a profile") for content in ([1, 2], [], [{"count": 3, "x": 1}])),
 ])  # fmt: skip
 def test_what_is_neither(content: Any, words: str) -> None:
     with pytest.raises(BuildLogError, match=rf"f\.json: .*{words}"):
@@ -81,9 +79,8 @@ def test_profiles_without_rows_or_percentages_and_several_of_them() -> None:
     assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, 1), (0, None), (-3, None), ("4", None), (2.0, None), (10**12 - 1,
-    10**12 - 1),
-                                             (10**12, None)])  # fmt: skip
+@pytest.mark.parametrize(("count", "told"), [
+    (1, 1), (10**12 - 1, 10**12 - 1), *((count, None) for count in (0, -3, "4", 2.0, 10**12))])  # fmt: skip
 def test_iterations(count: Any, told: int | None) -> None:
     assert read([{"count": count}, row("q")]).iterations == told
 
@@ -103,16 +100,13 @@ def test_rows_that_lack_a_figure(
 
 # Damage ---------------------------------------------------------------------------------------------------------
 
-
 def test_stray_escapes_and_whole_rows_of_damaged_files() -> None:
     build = read('{"Layers": [{"Name": "a\\d\\"b\tc", "LayerType": "C"}]}\0\0')
     assert [x.name for x in build.layers] == ['a\\d"b\tc'] and build.missing == []
     # TensorRT escapes no quotes in names; rows that are not whole are left out
     rows = [f'{{ "name" : "{n}", "timeMs" : {t}, "averageMs" : 0.5, {median}"percentage" : 33.5 }}'
-            for n, t, median in (("a", "1e1", ""), ('say "b"', "20", '"medianMs" : 0.25, '), ("c", "x",
-                ""))]  # fmt: skip
-    text = '[ { "count" : 3 }\n, ' + "\n, ".join(rows) + '\n, { "name" : "cut", "timeMs" : 5'
-    build = read(text)
+            for n, t, median in (("a", "1e1", ""), ('say "b"', "20", '"medianMs" : 0.25, '), ("c", "x", ""))]
+    build = read('[ { "count" : 3 }\n, ' + "\n, ".join(rows) + '\n, { "name" : "cut", "timeMs" : 5')
     assert [(r.name, r.total_ms, r.average_ms, r.median_ms, r.percent) for r in build.profile_rows] == [
         ("a", 10.0, 0.5, None, 33.5), ('say "b"', 20.0, 0.5, 0.25, 33.5)]
     assert build.missing == ["profile (cut off: the end of f.json)"] and build.iterations is None

@@ -156,8 +156,7 @@ def test_a_hole_in_a_listing(
 
 def test_q_and_dq_of_the_users_own_names_are_marked() -> None:
     """By the pass that turned them into conversions, or by the parse section; what is told already stays."""
-    layers = [layer("first", kind="Reformat"), layer("second_clone_1", kind="Reformat"), layer("third",
-        kind="Reformat"),
+    layers = [*(layer(name, kind="Reformat") for name in ("first", "second_clone_1", "third")),
               layer("first", kind="Reformat", origin="REFORMAT")]  # fmt: skip
     nodes = [ParsedNode("second", "QuantizeLinear"), ParsedNode("third", "Conv"), ParsedNode("", "QuantizeLinear")]
     build = judged(layers=layers, trace=[LogEvent("QDQToCopy", "Running", "first"), LogEvent("P", "Running", "third")],
@@ -181,8 +180,8 @@ def spelled(vector: int = 1, layout: str = "", **more: Any) -> BuiltLayer:
     ([layer("QuantizeLinear_2_quantize_scale_node")], Listing.ENGINE_LINES, "8.0"),
     ([spelled(extras={"StrideOrder": "x"})], Listing.LAYER_JSON, "11"),
     ([spelled(layout="(NHWC) Channel major format")], Listing.LAYER_INFO, "11"),
-    ([spelled(onnx_names=["n"])], Listing.LAYER_JSON, "8.6"), ([spelled(extras={"StreamId": 0})], Listing.LAYER_INFO,
-                                                               "8.6"),
+    ([spelled(onnx_names=["n"])], Listing.LAYER_JSON, "8.6"),
+    ([spelled(extras={"StreamId": 0})], Listing.LAYER_INFO, "8.6"),
     ([BuiltLayer("__myl_CastMul_myl0_1", "kgen", onnx_names=["n"])], Listing.LAYER_JSON, "10"),
     ([spelled(vector=32)], Listing.ENGINE_LINES, "8.5"), ([spelled(vector=32)], Listing.LAYER_JSON, "8.4"),
     ([spelled(tactic="0x1")], Listing.ENGINE_LINES, "8.4"), ([spelled(tactic="12")], Listing.ENGINE_LINES, "8.2"),
@@ -196,7 +195,6 @@ def test_the_earliest_version_that_spells_so(layers: list[BuiltLayer], listing: 
 
 
 # Building again -------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(*cases("buildlog/judging-the-command-for-a-version"))
 def test_the_command_for_a_version(
@@ -213,7 +211,6 @@ def test_the_command_for_a_version(
 
 # Several files --------------------------------------------------------------------------------------------------
 
-
 def merged(first: Build, second: Build) -> Build:
     merge(first, second)
     return first
@@ -221,8 +218,8 @@ def merged(first: Build, second: Build) -> Build:
 
 @pytest.mark.parametrize(("first", "second", "source"), [
     (BuildSource.PROFILE_JSON, BuildSource.TRTEXEC_LOG, BuildSource.TRTEXEC_LOG),
-    (BuildSource.LAYER_JSON, BuildSource.LOG, BuildSource.LOG), (BuildSource.LAYER_INFO, BuildSource.LOG,
-                                                                 BuildSource.LOG),
+    (BuildSource.LAYER_JSON, BuildSource.LOG, BuildSource.LOG),
+    (BuildSource.LAYER_INFO, BuildSource.LOG, BuildSource.LOG),
     (BuildSource.LOG, BuildSource.LAYER_JSON, BuildSource.LOG),
     (BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON, BuildSource.LAYER_JSON),
     (BuildSource.LAYER_JSON, BuildSource.PROFILE_JSON, BuildSource.LAYER_JSON),
@@ -235,14 +232,14 @@ def test_the_richest_source_gives_its_name(first: BuildSource, second: BuildSour
 
 def test_what_either_file_knows() -> None:
     """The first file's word counts where both say something; lines, messages and notes of both stand."""
-    one = Build(files=["a"], device="A", parse=parsed(), iterations=3, builds=1, notes=["n"], is_rtx=False)
+    one = Build(files=["a"], device="A", parse=parsed(), iterations=3, notes=["n"], is_rtx=False)
     two = Build(files=["b"], device="B", tensorrt="8.5.2", command="c", profile_rows=[ProfileRow("p", 1, 1, None, 1)],
-                profile_total_ms=1.0, iterations=7, performance={"Latency": {"mean": 1.0}}, builds=2, is_rtx=True,
+                profile_total_ms=1.0, iterations=7, performance={"Latency": {"mean": 1.0}}, is_rtx=True,
                 memory=Memory(activation=5), notes=["m"], gaps=[BEYOND, Gap(Section.END)])  # fmt: skip
     one.lines.total, two.lines.total, two.lines.timing = 5, 7, 2
     build = merged(one, two)
     assert (build.files, build.device, build.tensorrt, build.command) == (["a", "b"], "A", "8.5.2", "c")
-    assert (build.iterations, build.profile_total_ms, len(build.profile_rows), build.builds) == (7, 1.0, 1, 2)
+    assert (build.iterations, build.profile_total_ms, len(build.profile_rows)) == (7, 1.0, 1)
     assert (build.memory.activation, build.performance, build.is_rtx) == (5, {"Latency": {"mean": 1.0}}, True)
     assert (build.lines.total, build.lines.timing, build.notes) == (12, 2, ["n", "m"])
     assert build.parse == parsed() and BEYOND in build.gaps
@@ -250,7 +247,7 @@ def test_what_either_file_knows() -> None:
                    Build(profile_rows=two.profile_rows, iterations=7, memory=Memory(activation=2)))  # fmt: skip
     assert (again.iterations, again.profile_rows[0].name, again.memory.activation) == (9, "q", 1)
     build = merged(Build(layers=[layer("a", line=3)]), Build(layers=[layer("a", "x", "y", line=9)]))
-    assert build.layer("a").line == 9
+    assert build.layers[0].line == 9
 
 
 @pytest.mark.parametrize(("first", "second", "kept"), [
@@ -269,7 +266,7 @@ def test_the_richer_listing_counts_with_the_lines_of_both(
     build = merged(Build(layers=first, listing=Listing.ENGINE_LINES), Build(layers=second, listing=Listing.LAYER_JSON))
     assert build.layers is both[kept] and build.second_layers == both[1 - kept]
     assert build.listing == (Listing.ENGINE_LINES, Listing.LAYER_JSON)[kept]
-    assert build.layer("a").line == 40
+    assert build.layers[0].line == 40
 
 
 @pytest.mark.parametrize(("first", "second", "same"), [

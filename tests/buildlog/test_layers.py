@@ -5,26 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog import layers
-from qdqtool.buildlog.names import base_name, clone_suffix, parts
+from qdqtool.buildlog.names import base_name, parts
+from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.types import Precision
 from tests.tables import cases
 
 
 @pytest.mark.parametrize(("text", "precision", "vector"), [
-    ("Thirty-two wide channel vectorized row major Int8 format", Precision.INT8, 32),
-    ("Four wide channel vectorized row major Int8 format", Precision.INT8, 4),
-    ("Row major Int8 format", Precision.INT8, 1),
-    ("Row major linear FP32", Precision.FP32, 1),
-    ("Row major linear FP16 format", Precision.FP16, 1),
-    ("Channel major FP16 format where channel % 8 == 0", Precision.FP16, 1),
-    ("Two wide channel vectorized row major FP16 format", Precision.FP16, 2),
-    ("Row major linear BOOL", Precision.BOOL, 1),
-    ("Row major linear Int32", Precision.INT32, 1),
-    ("Half", Precision.FP16, 1), ("Float", Precision.FP32, 1), ("INT8", Precision.INT8, 1),
-    ("FP8", Precision.FP8, 1), ("BFloat16", Precision.BF16, 1), ("", Precision.UNKNOWN, 1), ("wide",
-    Precision.UNKNOWN, 1),
+    ("Thirty-two wide channel vectorized row major Int8 format", "INT8", 32), ("Row major Int8 format", "INT8", 1),
+    ("Four wide channel vectorized row major Int8 format", "INT8", 4), ("Row major linear FP32", "FP32", 1),
+    ("Row major linear FP16 format", "FP16", 1), ("Channel major FP16 format where channel % 8 == 0", "FP16", 1),
+    ("Two wide channel vectorized row major FP16 format", "FP16", 2), ("Row major linear BOOL", "BOOL", 1),
+    ("Row major linear Int32", "INT32", 1), ("Half", "FP16", 1), ("Float", "FP32", 1), ("INT8", "INT8", 1),
+    ("FP8", "FP8", 1), ("BFloat16", "BF16", 1), ("", "UNKNOWN", 1), ("wide", "UNKNOWN", 1),
 ])
-def test_formats(text: str, precision: Precision, vector: int) -> None:
+def test_formats(text: str, precision: str, vector: int) -> None:
     assert (layers.precision_of(text), layers.vector_of(text)) == (precision, vector)
 
 
@@ -39,88 +34,71 @@ def test_dimensions_and_metadata() -> None:
 
 
 def test_engine_lines() -> None:
-    layer = layers.parse_engine_line(
+    layer = engine_line(
         "Layer(CaskConvolution): layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42, Tactic: "
-        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]", 7
-    )
-    assert layer is not None
+        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]")
     assert (layer.type, layer.tactic, layer.line) == ("CaskConvolution", "4871133328510103657", 7)
     assert layer.name == "layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42"
-    assert [(t.tensor, t.precision) for t in layer.inputs] == [("284", Precision.INT8), ("270", Precision.FP32)]
-    assert (layer.outputs[0].tensor, layer.outputs[0].precision) == ("305", Precision.FP16)
-    assert layer.outputs[0].shape == (1, 64, None, None)
-    assert layer.outputs[0].elements is None
-    layer = layers.parse_engine_line(
+    assert [(t.tensor, t.precision) for t in layer.inputs] == [("284", "INT8"), ("270", "FP32")]
+    assert [(t.tensor, t.precision, t.shape, t.elements) for t in layer.outputs] == [
+        ("305", "FP16", (1, 64, None, None), None)]
+    layer = engine_line(
         "Layer(PointWiseV2): PWN((Unnamed Layer* 1) [Constant], b), Tactic: 0x1c, PWN(a, b)_out (Float[1,8:4,2,2]), "
-        "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])"
-    )
-    assert layer is not None
+        "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])")
     assert layer.name == "PWN((Unnamed Layer* 1) [Constant], b)"
     assert [(t.tensor, t.precision, t.vector) for t in layer.inputs] == [
-        ("PWN(a, b)_out", Precision.FP32, 4), ("(Unnamed Layer* 718) [NMS]_1_output", Precision.INT32, 1),
-    ]
+        ("PWN(a, b)_out", "FP32", 4), ("(Unnamed Layer* 718) [NMS]_1_output", "INT32", 1)]
     assert [(t.tensor, t.shape, t.vector) for t in layer.outputs] == [("c[0]", (1, 8, 2, 2), 32)]
-    constant = layers.parse_engine_line("Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])")
-    assert constant is not None
-    assert constant.inputs == []
-    assert [t.tensor for t in constant.outputs] == ["out"]
-    end = layers.parse_engine_line("Layer(DeviceToShapeHost): d, Tactic: 0x0, x (Int32[]) -> ")
-    assert end is not None
+    constant = engine_line("Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])")
+    assert (constant.inputs, [t.tensor for t in constant.outputs]) == ([], ["out"])
+    end = engine_line("Layer(DeviceToShapeHost): d, Tactic: 0x0, x (Int32[]) -> ")
     assert ([t.tensor for t in end.inputs], end.outputs) == (["x"], [])
-    cut = layers.parse_engine_line("Layer(CaskConvolution): conv + re")
-    assert cut is not None
+    cut = engine_line("Layer(CaskConvolution): conv + re")
     assert (cut.name, cut.inputs) == ("conv + re", [])
     assert layers.parse_engine_line("Layer: conv") is None
 
 
-def test_info_line_of_8_with_brackets_in_names() -> None:
-    layer = layers.parse_info_line(
-        "Name: fc + (Unnamed Layer* 355) [Shuffle], LayerType: CaskConvolution, Inputs: [ { Name: Reformatted "
-        "Input Tensor 0 "
-        "to fc + (Unnamed Layer* 355) [Shuffle], Location: Device, Dimensions: [1,512,1,1], Format/Datatype: Four wide "
-        "channel vectorized row major Int8 format }, { Name: r, Location: Device, Dimensions: [1,5], "
-        "Format/Datatype: Row "
-        "major linear FP16 format }], Outputs: [ { Name: o, Location: Device, Dimensions: [1,1000,1,1], "
-        "Format/Datatype: "
-        'Row major linear FP32 }], ParameterType: Convolution, Kernel: [1,1], Weights: {"Type": "Int8", '
-        '"Count": 512000}, '
-        "ConvXAsActInputIdx: -1, Activation: NONE, TacticValue: 0x9"
-    )
+def engine_line(text: str) -> BuiltLayer:
+    layer = layers.parse_engine_line(text, 7)
     assert layer is not None
-    assert layer.name == "fc + (Unnamed Layer* 355) [Shuffle]"
-    assert [t.tensor for t in layer.inputs] == ["Reformatted Input Tensor 0 to fc + (Unnamed Layer* 355) "
-    "[Shuffle]", "r"]
-    assert [(t.precision, t.vector, t.shape) for t in layer.inputs] == [
-        (Precision.INT8, 4, (1, 512, 1, 1)), (Precision.FP16, 1, (1, 5)),
-    ]
+    return layer
+
+
+def info_line(text: str) -> BuiltLayer:
+    layer = layers.parse_info_line(text)
+    assert layer is not None
+    return layer
+
+
+def test_info_line_of_8_with_brackets_in_names() -> None:
+    layer = info_line(
+        "Name: fc + (Unnamed Layer* 355) [Shuffle], LayerType: CaskConvolution, Inputs: [ { Name: Reformatted Input "
+        "Tensor 0 to fc + (Unnamed Layer* 355) [Shuffle], Location: Device, Dimensions: [1,512,1,1], Format/Datatype: "
+        "Four wide channel vectorized row major Int8 format }, { Name: r, Location: Device, Dimensions: [1,5], "
+        "Format/Datatype: Row major linear FP16 format }], Outputs: [ { Name: o, Location: Device, Dimensions: "
+        "[1,1000,1,1], Format/Datatype: Row major linear FP32 }], ParameterType: Convolution, Kernel: [1,1], Weights: "
+        '{"Type": "Int8", "Count": 512000}, ConvXAsActInputIdx: -1, Activation: NONE, TacticValue: 0x9')
+    assert layer.name == "fc + (Unnamed Layer* 355) [Shuffle]" and layer.is_convolution
+    assert [(t.tensor, t.precision, t.vector, t.shape) for t in layer.inputs] == [
+        (f"Reformatted Input Tensor 0 to {layer.name}", "INT8", 4, (1, 512, 1, 1)), ("r", "FP16", 1, (1, 5))]
     assert layer.outputs[0].precision == Precision.FP32
     assert layer.extras["Weights"] == {"Type": "Int8", "Count": 512000}
     assert (layer.extras["ConvXAsActInputIdx"], layer.extras["Activation"]) == (-1, "NONE")
-    assert layer.is_convolution
 
 
 def test_info_line_of_rtx() -> None:
-    layer = layers.parse_info_line(
+    layer = info_line(
         "Name: cv1_myl0_1, LayerType: correlation, Inputs: [ { Name: a, Dimensions: [1,32,8,8], Strides: "
-        "[2048,1,256,32], "
-        "StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel major format }], Constants: [ { Name: "
-        "w, Dimensions: "
-        "[64,32,1,1], Strides: [32,1,32,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel "
-        "major format }], "
-        "Outputs: [ { Name: b, Dimensions: [1,64,8,8], Strides: [4096,1,512,64], StrideOrder: [3,0,2,1], "
-        "Datatype: Float, "
-        "Format: (NHWC) Channel major format }], TacticName: t, StreamId: 0, Metadata: [ONNX Layer: "
-        "cv1]\x1f[ONNX Layer: cv1/b]"
-    )
-    assert layer is not None
+        "[2048,1,256,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: (NHWC) Channel major format }], Constants: "
+        "[ { Name: w, Dimensions: [64,32,1,1], Strides: [32,1,32,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: "
+        "(NHWC) Channel major format }], Outputs: [ { Name: b, Dimensions: [1,64,8,8], Strides: [4096,1,512,64], "
+        "StrideOrder: [3,0,2,1], Datatype: Float, Format: (NHWC) Channel major format }], TacticName: t, StreamId: 0, "
+        "Metadata: [ONNX Layer: cv1]\x1f[ONNX Layer: cv1/b]")
     assert (layer.input_precision, layer.output_precision) == (Precision.INT8, Precision.FP32)
     assert [(t.tensor, t.shape) for t in layer.constants] == [("w", (64, 32, 1, 1))]
     assert layer.inputs[0].format == "(NHWC) Channel major format"
-    assert layer.onnx_names == ["cv1", "cv1/b"]
-    assert layer.fused().components == ["cv1"]
-    layer = layers.parse_info_line(
-        "Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
-    assert layer is not None
+    assert (layer.onnx_names, layer.fused().components) == (["cv1", "cv1/b"], ["cv1"])
+    layer = info_line("Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
     assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")
     assert layers.parse_info_line("Name: x, IOMode: Input") is None
 
@@ -144,11 +122,9 @@ def test_json_fields_of_both_kinds() -> None:
 
 def test_conversions_and_what_they_serve() -> None:
     def reformat(name: str, source: str, target: str) -> str:
-        return layers.layer_from_fields({
-            "Name": name, "LayerType": "Reformat", "Inputs": [{"Name": "a", "Dimensions": [1],
-            "Format/Datatype": source}],
-            "Outputs": [{"Name": "b", "Dimensions": [1], "Format/Datatype": target}],
-        }).kind
+        ends = ([{"Name": "a", "Dimensions": [1], "Format/Datatype": layout}] for layout in (source, target))
+        fields = {"Name": name, "LayerType": "Reformat", **dict(zip(("Inputs", "Outputs"), ends, strict=True))}
+        return layers.layer_from_fields(fields).kind
 
     copy = "Reformatting CopyNode for Input Tensor 0 to c"
     four = "Four wide channel vectorized row major Int8 format"
@@ -156,16 +132,16 @@ def test_conversions_and_what_they_serve() -> None:
     assert reformat(copy, four, wide) == "reformat"
     assert reformat(copy, "Row major linear FP32", wide) == "conversion"
     assert reformat("x copy", wide, wide) == "reformat"
-    fused = parts("Reformatting CopyNode for Input Tensor 1 to Conv_0 + PWN(Clip_3)")
-    assert (fused.kind, fused.of, fused.index) == ("reformat-input", "Conv_0 + PWN(Clip_3)", 1)
-    assert fused.components == ["Conv_0", "Clip_3"]
-    fused = parts("Reformatting CopyNode for Output Tensor 0 to Conv_64")
-    assert (fused.kind, fused.of, fused.index) == ("reformat-output", "Conv_64", 0)
-    fused = parts("Reformatting CopyNode for Network Input voxels")
-    assert (fused.kind, fused.of) == ("reformat-network", "voxels")
-    fused = parts("/neck/Concat_/neck/Resize_output_0_clone_0 copy")
-    assert (fused.kind, fused.of) == ("copy", "/neck/Concat_/neck/Resize_output_0_clone_0")
-    assert all(parts(n).is_copy for n in ("a copy", "Reformatting CopyNode for Input Tensor 0 to b"))
+    for name, kind, of, index, components in (
+        ("Reformatting CopyNode for Input Tensor 1 to Conv_0 + PWN(Clip_3)", "reformat-input", "Conv_0 + PWN(Clip_3)",
+         1, ["Conv_0", "Clip_3"]),
+        ("Reformatting CopyNode for Output Tensor 0 to Conv_64", "reformat-output", "Conv_64", 0, ["Conv_64"]),
+        ("Reformatting CopyNode for Network Input voxels", "reformat-network", "voxels", 0, []),
+        ("/neck/Concat_/neck/Resize_0_clone_0 copy", "copy", "/neck/Concat_/neck/Resize_0_clone_0", 0, []),
+    ):
+        fused = parts(name)
+        assert (fused.kind, fused.of, fused.index, fused.components, fused.is_copy) == (
+            kind, of, index, components, True)
 
 
 @pytest.mark.parametrize(*cases("buildlog/layers-q-and-dq-that-stayed"))
@@ -205,8 +181,6 @@ def test_base_names_and_known_names() -> None:
     assert base_name("QuantizeLinear_7_quantize_scale_node") == "QuantizeLinear_7"
     assert base_name("QuantizeLinear_7_clone_1_quantize_scale_node") == "QuantizeLinear_7"
     assert base_name("/a/clone_1/Conv") == "/a/clone_1/Conv"
-    assert clone_suffix("Q_clone_1_clone_2") == "_clone_1_clone_2"
-    assert clone_suffix("Q") == ""
     parts("PWN(" * 5000 + "a" + ")" * 5000)
     parts(" + ".join(["x"] * 50_000), frozenset({"x + x"}))
     parts("(a + " * 40_000, frozenset({"b + c"}))

@@ -1,7 +1,6 @@
 """Reading a build: the whole log, its spellings, its damage."""
 
 import gzip
-import io
 import json
 import lzma
 import re
@@ -19,11 +18,7 @@ from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.slow import slow_after
 
-
-def read(text: str | bytes) -> Build:
-    return read_build(io.BytesIO(text.encode() if isinstance(text, str) else text))
-
-
+read = samples.build_of
 LOG = samples.trtexec_log()
 CASES = ["resnet18-qat-rtx2000-trt8510", "centerpoint-a100-trt823-fp16", "bevfusion-camera-rtx3080ti-trt8600",
          "yolo-resnet18-orin-trt8502", "yolov8-orin-trt8412-excerpts", "centernet-resnet34-qat-trt80",
@@ -49,44 +44,31 @@ def test_headers_and_parse_sections() -> None:
     assert build.precision_flags == {"fp32", "int8"}
     assert build.options["Build"] == {"Precision": "FP32+INT8", "Sparsity": "Disabled"}
     assert build.options["Model"]["Model"] == "net_qdq.onnx"
-    assert build.passed is True
-    assert build.complete
-    assert build.missing == []
-    parse = read(LOG).parse
+    assert (build.passed, build.complete, build.missing) == (True, True, [])
+    parse = build.parse
     assert [(n.name, n.op) for n in parse.nodes][-2:] == [("conv", "Conv"), ("relu", "Relu")]
-    conv = parse.nodes[4]
-    assert [t and (t.name, t.shape, t.dtype) for t in conv.inputs] == [
-        ("dq0_out", (1, 3, 8, 8), "FLOAT"), ("wdq_out", (16, 3, 3, 3), "FLOAT"), None,
-    ]
-    assert parse.initializers == ["w", "s"]
+    assert [t and (t.name, t.shape, t.dtype) for t in parse.nodes[4].inputs] == [
+        ("dq0_out", (1, 3, 8, 8), "FLOAT"), ("wdq_out", (16, 3, 3, 3), "FLOAT"), None]
+    assert (parse.initializers, parse.outputs, parse.layers) == (["w", "s"], ["out"], {"q0": "q0"})
     assert [(t.name, t.shape, t.dtype) for t in parse.inputs] == [("images", (1, 3, 8, 8), "FLOAT")]
-    assert parse.outputs == ["out"]
-    assert parse.layers == {"q0": "q0"}
-    build = read(LOG)
     lines = LOG.splitlines()
-    assert build.trace[0].event == Event("ConstQDQInitializersFusion", "Running", "q0")
-    assert build.trace[1].event == Event("ConstQDQInitializersFusion", "Removing", "s")
-    for event in build.trace:
-        assert event.subject in lines[event.line - 1]
+    assert [e.event for e in build.trace[:2]] == [
+        Event("ConstQDQInitializersFusion", "Running", "q0"), Event("ConstQDQInitializersFusion", "Removing", "s")]
+    assert all(event.subject in lines[event.line - 1] for event in build.trace)
     assert [m.layers for m in build.milestones] == [9, 9, 3, 2, 3]
     assert build.milestone("After tensor merging") == 3
-    build = read(LOG)
     q, conv, out = build.layers
     assert (q.kind, conv.kind, out.kind) == ("conversion", "convolution", "reformat")
-    assert q.is_qdq
-    assert not out.is_qdq
+    assert (q.is_qdq, out.is_qdq, conv.tactic) == (True, False, "0x0000000000000012")
     assert (q.input_precision, q.output_precision) == (Precision.FP32, Precision.INT8)
     assert (q.outputs[0].shape, q.outputs[0].vector) == ((1, 3, 8, 8), 4)
-    assert conv.tactic == "0x0000000000000012"
-    assert LOG.splitlines()[conv.line - 1].startswith("Layer(CaskConvolution)")
-    assert [x.name for x in build.conversions] == ["q0"]
-    assert len(build.layout_reformats) == 1
+    assert lines[conv.line - 1].startswith("Layer(CaskConvolution)")
+    assert ([x.name for x in build.conversions], len(build.layout_reformats)) == (["q0"], 1)
 
 
 def test_tuning_memory_profile_performance() -> None:
     build = read(LOG)
-    assert build.tactics.timed == 3
-    assert build.tactics.chosen == {"CaskConvolution": 1}
+    assert (build.tactics.timed, build.tactics.chosen) == (3, {"CaskConvolution": 1})
     tuned = build.tactics.layers["w + wq + conv"]
     assert (tuned.tactics, tuned.best_ms, tuned.seconds, tuned.runner) == (2, 0.25, 1.0, "CaskConvolution")
     assert build.tactics.reformats["<in> -> y"].best_ms == 0.125
@@ -117,9 +99,7 @@ def _coloured(text: str) -> str:
 
 
 SPELLINGS = {
-    "windows": lambda t: t.replace("\n", "\r\n"),
-    "python": _python,
-    "coloured": _coloured,
+    "windows": lambda t: t.replace("\n", "\r\n"), "python": _python, "coloured": _coloured,
     "utf16": lambda t: b"\xff\xfe" + t.encode("utf-16-le"),
     "utf16-be": lambda t: b"\xfe\xff" + t.encode("utf-16-be"),
     "utf8-bom": lambda t: b"\xef\xbb\xbf" + t.encode(),
@@ -187,8 +167,7 @@ def test_recorded_builds_read_the_same_behind_a_carrier(case: str) -> None:
 
 def test_logs_without_stamps_failures_and_missing_files(tmp_path: Path) -> None:
     build = read(_bare(LOG))
-    assert facts(build) == facts(read(LOG))
-    assert build.tactics.layers["w + wq + conv"].seconds == 0
+    assert facts(build) == facts(read(LOG)) and build.tactics.layers["w + wq + conv"].seconds == 0
     text = LOG.splitlines()[0] + "\n" + samples.stamped("E", "2: [ltWrapper.cpp] Could not find any implementation for "
                                                         "node w + conv.") + "\n and more about it\n"
     build = read(text + samples.BANNER.format("FAILED") + "\n")
@@ -225,7 +204,6 @@ def test_logs_that_are_cut_or_mixed() -> None:
     packed = gzip.compress(LOG.encode() * 50)
     assert read(packed[: len(packed) // 2]).tensorrt == "8.5.2"
     build = read(LOG + LOG.replace("w + wq + conv + relu, Tactic", "w + wq + conv + relu2, Tactic"))
-    assert build.builds == 2
     assert [e.event for e in build.trace] == [e.event for e in read(LOG).trace]
     assert [x.name for x in build.layers][1] == "w + wq + conv + relu2"
 
@@ -234,19 +212,18 @@ def test_cut_at_the_end() -> None:
     lines = LOG.splitlines(keepends=True)
     middle = next(i for i, line in enumerate(lines) if "Running: QuantizeDoubleInputNodes" in line)
     build = read("".join(lines[:middle]))
-    assert build.missing == ["optimizer passes (cut off)", "engine listing", "end of the log"]
-    assert not build.complete
+    told = ["optimizer passes (cut off)", "engine listing", "end of the log"]
+    assert (build.missing, build.complete) == (told, False)
     inside = next(i for i, line in enumerate(lines) if line.startswith("Layer(CaskConvolution)"))
     build = read("".join(lines[: inside + 1]))
-    assert build.missing == ["engine listing (cut off: 2 of 3 layers)", "end of the log"]
-    assert not build.complete
+    told = ["engine listing (cut off: 2 of 3 layers)", "end of the log"]
+    assert (build.missing, build.complete) == (told, False)
     parsing = next(i for i, line in enumerate(lines) if "Parsing node: relu" in line)
     assert read("".join(lines[:parsing])).missing[0] == "parse section (cut off after node 5)"
     late = next(i for i, line in enumerate(lines) if "ConstWeightsQuantizeFusion: Fusing" in line)
     build = read("".join(lines[late:]))
-    assert build.missing == ["parse section", "optimizer passes (the beginning)"]
-    assert not build.complete
-    assert len(build.layers) == 3
+    told = ["parse section", "optimizer passes (the beginning)"]
+    assert (build.missing, build.complete, len(build.layers)) == (told, False, 3)
 
 
 def test_profile_with_the_name_last() -> None:
@@ -267,8 +244,7 @@ INFO = (
     "[1,3,8,8], Format/Datatype: Four wide channel vectorized row major Int8 format }], Outputs: [ { Name: out, "
     "Location: Device, Dimensions: [1,16,4,4], Format/Datatype: Row major linear FP32 }], ParameterType: Convolution, "
     'Kernel: [3,3], Stride: [2,2], Groups: 1, Weights: {"Type": "Int8", "Count": 432}, Activation: RELU, '
-    'TacticName: sm80, '
-    "TacticValue: 0x12"
+    "TacticName: sm80, TacticValue: 0x12"
 )
 
 
@@ -279,14 +255,12 @@ def test_dumped_layer_information_adds_attributes_to_the_listing() -> None:
                           "Bindings:", "images", "out", lines[-1]])
     build = read(detailed)
     assert build.listing == "layer-info"
-    conv = build.layer("w + wq + conv + relu")
+    conv = next(layer for layer in build.layers if layer.name == "w + wq + conv + relu")
     assert (conv.extras["Kernel"], conv.extras["Weights"]) == ([3, 3], {"Type": "Int8", "Count": 432})
     assert detailed.splitlines()[conv.line - 1] == INFO
     again = next(layer for layer in build.second_layers if layer.name == conv.name)
     assert detailed.splitlines()[again.line - 1].startswith("Layer(CaskConvolution)")
-    assert conv.inputs[0].vector == 4
-    assert build.bindings == ["images", "out"]
-    assert build.passed is True
+    assert (conv.inputs[0].vector, build.bindings, build.passed) == (4, ["images", "out"], True)
 
 
 @pytest.mark.parametrize("listed", ["q0_out\nout", " Name: q0_out, IOMode: Input\n Name: out, IOMode: Output",
@@ -297,16 +271,12 @@ def test_inputs_and_outputs_as_11_lists_them(listed: str) -> None:
 
 
 def test_files_of_one_build_are_merged(tmp_path: Path) -> None:
-    log = tmp_path / "build.log"
+    log, profile = tmp_path / "build.log", tmp_path / "profile.json"
     log.write_text(LOG)
-    profile = tmp_path / "profile.json"
     profile.write_text(json.dumps([{"count": 2}, {"name": "q0", "timeMs": 1.0, "averageMs": 0.5, "percentage": 100}]))
     build = read_build(profile, log)
-    assert build.source == "trtexec-log"
-    assert len(build.trace) == len(read(LOG).trace)
-    assert build.profile == {"q0": 0.5}
-    assert build.files == [str(profile), str(log)]
-    assert build.complete
+    assert (build.source, build.complete, build.profile) == ("trtexec-log", True, {"q0": 0.5})
+    assert len(build.trace) == len(read(LOG).trace) and build.files == [str(profile), str(log)]
 
 
 @pytest.mark.parametrize(("content", "words"), [

@@ -1,7 +1,6 @@
 """The graph rebuilt from a parse section."""
 
 import gzip
-import io
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, object]:
 
 
 def test_a_small_build() -> None:
-    model, unknown = graph_from_log(read_build(io.BytesIO(samples.trtexec_log().encode())))
+    model, unknown = graph_from_log(samples.build_of(samples.trtexec_log()))
     # The sample does not declare its zero points, as a graph whose Constants were printed would.
     assert [n.op_type for n in model.graph.node] == [
         "QuantizeLinear", "DequantizeLinear", "QuantizeLinear", "DequantizeLinear", "Conv", "Relu",
@@ -139,7 +138,7 @@ def test_what_is_printed_wins() -> None:
 def test_builds_without_a_parse_section_and_with_other_operators(tmp_path: Path) -> None:
     text = samples.trtexec_log()
     with pytest.raises(BuildLogError, match="no parse section"):
-        graph_from_log(read_build(io.BytesIO(text[text.index("[10/31/2025-17:53:30] [V] [TRT] Original"):].encode())))
+        graph_from_log(samples.build_of(text[text.index("[10/31/2025-17:53:30] [V] [TRT] Original"):]))
     assert attributes_of(node("ConvTranspose", [(1, 8, 10, 10), (8, 4, 2, 2)], [(1, 4, 20, 20)]), {}).attributes == {
         "kernel_shape": [2, 2], "group": 1, "strides": [2, 2], "pads": [0, 0, 0, 0],
     }

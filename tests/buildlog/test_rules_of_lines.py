@@ -1,6 +1,5 @@
 """What single lines of a log say: parse section, tuning, blocks, messages, memory, times."""
 
-import io
 from typing import Any
 
 import pytest
@@ -8,16 +7,15 @@ import pytest
 from qdqtool.buildlog.layers import int_list, layer_from_fields, parse_dims, parse_engine_line
 from qdqtool.buildlog.lines import ParseReader, number, read_memory, read_metric
 from qdqtool.buildlog.log import is_marked, seconds_of, split
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.sections import version_of
 from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltTensor, Memory, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.types import Precision
-from tests.buildlog.samples import stamped
+from tests.buildlog.samples import build_of, stamped
 from tests.tables import cases
 
 
 def read(*lines: str) -> Build:
-    return read_build(io.BytesIO("\n".join(lines).encode()))
+    return build_of(list(lines))
 
 
 def verbose(*lines: str) -> Build:
@@ -35,7 +33,6 @@ def parse(*lines: str) -> ParseSection:
 
 # Parse section --------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
 def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
     section = parse("Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]")
@@ -49,8 +46,8 @@ def test_the_opset(text: str, opset: int) -> None:
 
 
 def test_what_a_parse_section_keeps() -> None:
-    section = parse("Input filename:   my net.onnx", "Producer name: pytorch", "Producer version: 2.1",
-                    "Doc string:", "Model version: 0")  # fmt: skip
+    section = parse("Input filename:   my net.onnx", "Producer name: pytorch", "Producer version: 2.1", "Doc string:",
+                    "Model version: 0")  # fmt: skip
     assert (section.onnx_file, section.producer) == ("my net.onnx", "pytorch 2.1")
     assert parse("Producer name: pytorch", "Producer version:").producer == "pytorch"
     # The node is made of its tensors' line; one of another node does not go to the one before
@@ -90,8 +87,8 @@ def test_tensors_of_a_node() -> None:
                            ParsedTensor("c -> d", (), "INT8")]  # fmt: skip
     section = parse("Parsing node:  [Relu]", " [Relu] inputs: [x -> (1)[FLOAT]], ",
                     " [Relu] outputs: [y -> (1)[FLOAT]], ")
-    assert section.nodes == [ParsedNode("", "Relu", [ParsedTensor("x", (1,), "FLOAT")], [ParsedTensor("y", (1,),
-        "FLOAT")], 1)]
+    x, y = (ParsedTensor(name, (1,), "FLOAT") for name in "xy")
+    assert section.nodes == [ParsedNode("", "Relu", [x], [y], 1)]
 
 
 @pytest.mark.parametrize(("line", "tensor"), [
@@ -118,16 +115,12 @@ def tuned(*lines: str):  # type: ignore[no-untyped-def]
 
 def test_what_tuning_says_of_a_layer() -> None:
     """Over all its formats; a line that names no time changes nothing."""
-    found = tuned(RUNNER.format("a"), "Fastest Tactic: 0x1 Time: 0.5", RUNNER.format("a"),
-                  "Fastest Tactic: 0x2 Time: 0.25",
-                  RUNNER.format("a"), "Fastest Tactic: 0x3 Time: 0.4", "Fastest Tactic: 0x3 Time: none",
-                  RUNNER.format("b"), "Fastest Tactic: 0x3 Time: 0.75")  # fmt: skip
+    a, b, fastest = RUNNER.format("a"), RUNNER.format("b"), "Fastest Tactic: 0x1 Time: {}".format
+    found = tuned(a, fastest(0.5), a, fastest(0.25), a, fastest(0.4), fastest("none"), b, fastest(0.75))
     assert {n: t.best_ms for n, t in found.layers.items()} == {"a": 0.25, "b": 0.75}
-    lines = [stamped("V", "TensorRT version: 8.5.2")]
-    for second, text in ((1, RUNNER.format("a")), (4, RUNNER.format("b")), (4, "Tactic: 0x1 Time: 1"), (9,
-        RUNNER.format("a"))):
-        lines.append(stamped("V", text, second))
-    found = read(*lines).tactics
+    timed = ((0, "TensorRT version: 8.5.2"), (1, RUNNER.format("a")), (4, RUNNER.format("b")),
+             (4, "Tactic: 0x1 Time: 1"), (9, RUNNER.format("a")))
+    found = read(*(stamped("V", text, second) for second, text in timed)).tactics
     assert {n: t.seconds for n, t in found.layers.items()} == {"a": 3.0, "b": 5.0}
     # The layer that a line names, or else the one being timed; reasons by their words
     found = tuned(RUNNER.format("a"), "CaskConvolution has no valid tactics for this config, skipping.",
@@ -160,28 +153,25 @@ def test_layers_whose_costs_were_computed(line: str, costed: set[str]) -> None:
 
 # Blocks ---------------------------------------------------------------------------------------------------------
 
-
 def informed(*lines: str) -> Build:
     return read(*(stamped("I", line) for line in lines))
 
 
 def test_blocks_devices_and_repetitions() -> None:
-    build = informed("=== Build Options ===", "Precision: FP32+INT8", "=== Device Information ===",
-                     "Selected Device: Orin",
-                     "SMs: 4", "Available Devices: ", "  Device 0: x", "=== System ===", "Clock: late")  # fmt: skip
+    device = "=== Device Information ==="
+    build = informed("=== Build Options ===", "Precision: FP32+INT8", device, "Selected Device: Orin", "SMs: 4",
+                     "Available Devices: ", "  Device 0: x", "=== System ===", "Clock: late")  # fmt: skip
     assert build.options["Build"] == {"Precision": "FP32+INT8"}
     assert build.gpu["SMs"] == "4" and build.device == "Orin" and "Clock" not in build.gpu
-    build = read(stamped("I", "=== Device Information ==="), stamped("I", "SMs: 4"), stamped("V",
-        "Compute Capability: 9"))
+    build = read(stamped("I", device), stamped("I", "SMs: 4"), stamped("V", "Compute Capability: 9"))
     assert build.gpu == {"SMs": "4"}
     build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
     assert len([k for k in build.options if k.startswith("Kind")]) == 20
-    build = read('&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx="my net.onnx" --int8 '
-                 "--shapes=x:1x3 -v")
+    words = 'trtexec --onnx="my net.onnx" --int8 --shapes=x:1x3 -v'
+    build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # {words}")
     assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
     assert not build.is_rtx and build.passed is None
-    rtx = read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx")
-    assert rtx.is_rtx
+    assert read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx").is_rtx
     assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
     # A log that no banner names: the line about target compute capabilities tells it
     assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
@@ -189,9 +179,8 @@ def test_blocks_devices_and_repetitions() -> None:
 
 
 @pytest.mark.parametrize(("title", "iterations"), [
-    ("Profile (781 iterations )", 781), ("Profile (x iterations )", None), ("Profile (99999999999 iterations )",
-        99999999999),
-    ("Profile (999999999999 iterations )", None),
+    ("Profile (781 iterations )", 781), ("Profile (x iterations )", None),
+    ("Profile (99999999999 iterations )", 99999999999), ("Profile (999999999999 iterations )", None),
 ])  # fmt: skip
 def test_iterations_profiled(title: str, iterations: int | None) -> None:
     assert informed("TensorRT version: 8.5.2", f"=== {title} ===").iterations == iterations
@@ -200,8 +189,7 @@ def test_iterations_profiled(title: str, iterations: int | None) -> None:
 def test_what_is_said_twice_counts_once() -> None:
     head, row = "   Layer   Time (ms)   Avg. Time (ms)   Time %", "      a       {}.00           0.5     20.0"
     build = informed("=== Profile (2 iterations ) ===", head, row.format(10), "", "=== Profile (3 iterations ) ===",
-                     head,
-                     row.format(20), row.format(30).replace(" a ", " b "))  # fmt: skip
+                     head, row.format(20), row.format(30).replace(" a ", " b "))  # fmt: skip
     assert [(r.name, r.total_ms, r.median_ms) for r in build.profile_rows] == [("a", 20.0, None), ("b", 30.0, None)]
     line = "Layer(Reformat): q, Tactic: 0x0, a (Float[1,8]) -> b (Int8[1,8])"
     other = line.replace("q,", "r,")
@@ -231,8 +219,8 @@ def test_versions_in_banners(digits: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "version"), [
-    ("8.5.2", "8.5.2"), ("8.5.2 (more)", "8.5.2"), ("10.13.3.9", "10.13.3.9"), ("8", None), ("words", None), ("8.x",
-        None),
+    ("8.5.2", "8.5.2"), ("8.5.2 (more)", "8.5.2"), ("10.13.3.9", "10.13.3.9"), ("8", None), ("words", None),
+    ("8.x", None),
 ])  # fmt: skip
 def test_the_version_that_is_printed(text: str, version: str | None) -> None:
     assert read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt == version
@@ -246,11 +234,9 @@ def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
 
 # Messages -------------------------------------------------------------------------------------------------------
 
-
 def test_messages_are_counted_and_cut() -> None:
-    build = read(stamped("W", "one"), stamped("W", "two"), " and more", stamped("W", "one"), stamped("V",
-        "Original: 3 layers"),
-                 " belongs to nothing", "RuntimeError: it failed")  # fmt: skip
+    build = read(stamped("W", "one"), stamped("W", "two"), " and more", stamped("W", "one"),
+                 stamped("V", "Original: 3 layers"), " belongs to nothing", "RuntimeError: it failed")  # fmt: skip
     assert [(m.level, m.text, m.line, m.count) for m in build.messages] == [
         ("W", "one", 1, 2), ("W", "two\n and more", 2, 1), ("E", "RuntimeError: it failed", 7, 1)]
     lines = [stamped("E", "x" * 1500), *(["y" * 700] * 5)]
@@ -262,10 +248,8 @@ def test_messages_are_counted_and_cut() -> None:
 
 # Numbers, prefixes, shapes --------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(("text", "value"), [("1.5", 1.5), ("-2e3", -2000.0), ("nan", None), ("inf", None), ("-inf",
-    None),
-                                             ("x", None), ("", None), ("0", 0.0)])  # fmt: skip
+@pytest.mark.parametrize(("text", "value"), [
+    ("1.5", 1.5), ("-2e3", -2000.0), ("0", 0.0), *((x, None) for x in ("nan", "inf", "-inf", "x", ""))])  # fmt: skip
 def test_numbers(text: str, value: float | None) -> None:
     assert number(text) == value == number(text.encode())
 

@@ -89,15 +89,15 @@ def test_passes() -> None:
         {"pass": "EltReluFusion", "running": 1, "events": {}, "line": 5},
     ]
     more = [*TRACE, LogEvent("QDQOther", "Running", "q", line=9), LogEvent("", "Retargeting", "a", "b", line=10)]
-    with pytest.raises(BuildLogError, match=r"qdq: more than one pass in this log; it has QDQOther, QDQToCopy$"):
-        lines_of_pass(Build(trace=more), "qdq")
-    with pytest.raises(BuildLogError,
-                       match=r"none: no such pass in this log; it has EltReluFusion, QDQOther, QDQToCopy$"):
-        lines_of_pass(Build(trace=more), "none")
-    with pytest.raises(BuildLogError, match="it has none: the log has no optimizer lines"):
-        lines_of_pass(Build(), "any")
-    assert [line for line, _ in lines_of_pass(Build(trace=[*more, LogEvent("QDQ", "Running", "z", line=11)]),
-                                              "qdq")] == [11]
+    for given, name, words in (
+        (more, "qdq", "qdq: more than one pass in this log; it has QDQOther, QDQToCopy$"),
+        (more, "none", "none: no such pass in this log; it has EltReluFusion, QDQOther, QDQToCopy$"),
+        ([], "any", "it has none: the log has no optimizer lines"),
+    ):
+        with pytest.raises(BuildLogError, match=words):
+            lines_of_pass(Build(trace=given), name)
+    whole = Build(trace=[*more, LogEvent("QDQ", "Running", "z", line=11)])
+    assert [line for line, _ in lines_of_pass(whole, "qdq")] == [11]
 
 
 @pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
@@ -116,14 +116,13 @@ def test_whether_the_float_remainder_is_fp32(flags: str, remainder: bool) -> Non
 def test_engines_and_tuning() -> None:
     """Types and signatures by how often they are; conversions and reformats with shape and place."""
     layers = [layer("c", "CaskConvolution", "INT8", "FP16"), layer("d", "CaskConvolution", "INT8", "FP16"),
-              layer("e", "CaskConvolution", "FP16", "FP16"), layer("QuantizeLinear_1", "Reformat", "FP32", "INT8",
-                                                                   line=7),
-              layer("x copy", "Reformat", "INT8", "INT8"), BuiltLayer("odd")]  # fmt: skip
+              layer("e", "CaskConvolution", "FP16", "FP16"), BuiltLayer("odd"),
+              layer("QuantizeLinear_1", "Reformat", "FP32", "INT8", line=7),
+              layer("x copy", "Reformat", "INT8", "INT8")]  # fmt: skip
     told = summarize(Build(layers=layers, bindings=["x"]))
-    assert told["engine"]["layers"] == 6 and told["engine"]["bindings"] == ["x"]
-    assert told["engine"]["types"] == {"CaskConvolution": 3, "Reformat": 2, "unknown": 1}
-    assert told["engine"]["convolutions"] == 3
-    assert told["engine"]["signatures"] == {"INT8 -> FP16": 2, "FP16 -> FP16": 1}
+    assert told["engine"] == {
+        "layers": 6, "listing": "", "types": {"CaskConvolution": 3, "Reformat": 2, "unknown": 1}, "convolutions": 3,
+        "signatures": {"INT8 -> FP16": 2, "FP16 -> FP16": 1}, "bindings": ["x"]}
     assert told["conversions"] == [
         {"name": "QuantizeLinear_1", "from": "FP32", "to": "INT8", "shape": [1, 8], "qdq": True, "line": 7}]
     assert [r["name"] for r in told["reformats"]] == ["x copy"] and told["reformats"][0]["qdq"] is False
@@ -133,11 +132,10 @@ def test_engines_and_tuning() -> None:
     # The slowest layers first, by time, then by tactics, then by name; reformats that were timed
     build = Build()
     tactics = build.tactics
-    tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in
-                      (("a", 5, 1.0), ("b", 9, 1.0), ("c", 1, 4.0), ("e", 5, 1.0), *((f"z{i}", 0,
-                          0.0) for i in range(9)))}  # fmt: skip
-    tactics.reformats = {n: TunedLayer(n, 1, ms) for n, ms in (("r", 0.1), ("s", None), ("t", 0.4), ("u", 0.2), ("v",
-        0.2))}
+    some = (("a", 5, 1.0), ("b", 9, 1.0), ("c", 1, 4.0), ("e", 5, 1.0), *((f"z{i}", 0, 0.0) for i in range(9)))
+    tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in some}
+    timed = {"r": 0.1, "s": None, "t": 0.4, "u": 0.2, "v": 0.2}
+    tactics.reformats = {n: TunedLayer(n, 1, ms) for n, ms in timed.items()}
     tactics.reasons, tactics.refused = Counter({"memory": 3}), Counter({("Runner", "layer"): 2})
     told = summarize(build)["tuning"]
     assert [t["name"] for t in told["slowest"]] == ["c", "b", "a", "e", "z0", "z1", "z2", "z3"] and SLOWEST == 8

@@ -1,6 +1,6 @@
 """verify on logs written from predictions and changed in one place, and on the recorded builds."""
 
-import io
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -10,7 +10,6 @@ import pytest
 
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, ConvolutionCounts, Difference, Mismatch, MismatchKind
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, LogEvent, ParseSection, Section
 from qdqtool.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
@@ -25,6 +24,7 @@ from qdqtool.verification.build_model import BuiltModel, Pair, build_model
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.lines import Verification, of_pairs
 from tests.buildlog.evidence import build_file
+from tests.buildlog.samples import build_of
 from tests.slow import slow_after
 from tests.tables import cases
 from tests.trt.builder import Graph
@@ -55,10 +55,8 @@ def test_the_build_and_its_layers(tmp_path: Path, lines: list[str]) -> None:
     result = verify(MODEL, written(tmp_path, lines))
     assert result.convolutions.agree == result.convolutions.total == 21
     assert result.trace.predicted == result.trace.built == result.trace.agree == 607
-    assert result.conversions.as_json() == {"predicted": 1, "built": 1}
-    assert result.mismatches == []
-    assert result.prediction is not None
-    assert result.prediction.target == "trt8.5"
+    assert (result.conversions.as_json(), result.mismatches) == ({"predicted": 1, "built": 1}, [])
+    assert result.prediction is not None and result.prediction.target == "trt8.5"
     assert exit_code(result) == 0
     at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and "Conv_34 + Add_42" in x)
     first, _, rest = lines[at].partition(" (Int8")
@@ -103,72 +101,54 @@ def test_files_of_a_build(tmp_path: Path, lines: list[str]) -> None:
 def test_parts_of_a_log(tmp_path: Path, lines: list[str]) -> None:
     end = place(lines, "Engine Layer Information")
     result = verify(MODEL, written(tmp_path, lines[:end]))
-    assert result.convolutions.agree == 21
-    assert result.conversions.built == 1
-    assert exit_code(result) == 2
+    assert (result.convolutions.agree, result.conversions.built, exit_code(result)) == (21, 1, 2)
     names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
     path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
     with pytest.raises(BuildLogError, match="ends in its parse section: cut off too early"):
         verify(MODEL, path)
     end = place(lines, "ConstWeightsFusion on conv1.weight")
-    path = written(tmp_path, lines[:end])
-    result = verify(MODEL, path)
-    assert result.mismatches == []
-    assert not result.complete
-    assert str(Gap(Section.LISTING)) in result.build.missing
-    assert exit_code(result) == 2
-    assert exit_code(result, allow_partial=True) == 0
+    result = verify(MODEL, written(tmp_path, lines[:end]))
+    assert result.mismatches == [] and not result.complete and str(Gap(Section.LISTING)) in result.build.missing
+    assert (exit_code(result), exit_code(result, allow_partial=True)) == (2, 0)
     assert result.convolutions.unknown < result.convolutions.total
     at = place(lines, "QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22")
     result = verify(MODEL, written(tmp_path, [*lines[:at], *lines[at + 1 :]]))
-    assert exit_code(result) == 1
-    trace = [m for m in result.mismatches if m.kind == "trace"]
-    assert [m.name for m in trace] == ["QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22"]
-    assert trace[0].differs == Difference.NOT_LOGGED
-    assert result.trace.built == 606
+    assert (exit_code(result), result.trace.built) == (1, 606)
+    assert [(m.name, m.differs) for m in result.mismatches if m.kind == "trace"] == [
+        ("QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22", Difference.NOT_LOGGED)]
     at = place(lines, "Running: QDQToCopy on QuantizeLinear_2")
     extra = [lines[at].replace("QuantizeLinear_2", "QuantizeLinear_15")]
     result = verify(MODEL, written(tmp_path, [*lines[:at], *extra, *lines[at:]]))
-    trace = [m for m in result.mismatches if m.kind == "trace"]
-    assert trace[0].line == at + 1
-    assert trace[0].differs == Difference.FIRST_LINE
+    trace = next(m for m in result.mismatches if m.kind == "trace")
+    assert (trace.line, trace.differs) == (at + 1, Difference.FIRST_LINE)
 
 
 def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, lines)
     assert run(["verify", str(MODEL), path, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["schema"] == "qdqtool/verification/1"
-    assert data["build"]["tensorrt"] == "8.5.2"
-    assert data["convolutions"]["agree"] == 21
+    assert (data["schema"], data["build"]["tensorrt"], data["convolutions"]["agree"]) == (
+        "qdqtool/verification/1", "8.5.2", 21)
     assert run(["verify", str(MODEL)]) == 2
     assert "give MODEL and at least one BUILD" in capsys.readouterr().err
     assert run(["verify", str(MODEL), str(tmp_path / "none.log")]) == 2
     assert "none.log" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("case", "convolutions", "pass_lines"),
-    [("yolo-resnet18-orin-trt8502", 43, 1011), ("resnet18-qat-rtx2000-trt8510", 21, 607)],
-)
-def test_the_recorded_logs(case: str, convolutions: int, pass_lines: int) -> None:
+@pytest.mark.parametrize(("case", "convolutions", "lines"), [
+    ("yolo-resnet18-orin-trt8502", 43, 1011), ("resnet18-qat-rtx2000-trt8510", 21, 607),
+])
+def test_the_recorded_logs(case: str, convolutions: int, lines: int) -> None:
     result = verify(published(case), build_file(case))
-    assert result.convolutions.agree == convolutions
-    counts = {"predicted": pass_lines, "built": pass_lines, "agree": pass_lines}
-    assert counts.items() <= result.trace.as_json().items()
-    assert exit_code(result) == 0
+    trace = result.trace
+    assert (result.convolutions.agree, trace.predicted, trace.built, trace.agree, exit_code(result)) == (
+        convolutions, lines, lines, lines, 0)
 
 
 @pytest.mark.parametrize(*cases("verification/api-the-recorded-listings"))
 def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
     result = verify(published(case), *(build_file(case, f) for f in files))
-    assert result.convolutions.agree == convolutions
-    assert result.mismatches == []
-    assert exit_code(result) == 0
-
-
-def swapped(text: str, words: tuple[str, str]) -> str:
-    return words[1] if text == words[0] else words[0]
+    assert (result.convolutions.agree, result.mismatches, exit_code(result)) == (convolutions, [], 0)
 
 
 @pytest.mark.parametrize("case", slow_after(1, ["resnet18-qat-rtx2000-trt8510", "yolo-resnet18-orin-trt8502"]))
@@ -181,17 +161,14 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
     monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
     raw = build_file(case).read_bytes().splitlines()
     lines = [line.decode() for line in raw if b"Tactic: 0x" not in line or line.startswith(b"Layer(")]
-    places = [
-        (i, match)
-        for i, line in enumerate(lines)
-        if line.startswith(("Layer(", "Name: "))
-        for match in re.finditer(r"(?<= \()(?:Int8|Float)(?=\[)|(?<= )(?:Int8|FP32)(?= format| \})", line)
-    ]
+    typed = re.compile(r"(?<= \()(?:Int8|Float)(?=\[)|(?<= )(?:Int8|FP32)(?= format| \})")
+    places = [(i, match) for i, line in enumerate(lines) if line.startswith(("Layer(", "Name: "))
+              for match in typed.finditer(line)]
     assert len(places) > 70
     for i, match in places[:: len(places) // 10]:
-        words = ("Int8", "Float") if lines[i].startswith("Layer(") else ("Int8", "FP32")
-        changed = lines[i][: match.start()] + swapped(match[0], words) + lines[i][match.end() :]
-        result = verify(model, read_build(io.BytesIO("\n".join([*lines[:i], changed, *lines[i + 1 :]]).encode())))
+        other = "Int8" if match[0] != "Int8" else "Float" if lines[i].startswith("Layer(") else "FP32"
+        changed = lines[i][: match.start()] + other + lines[i][match.end() :]
+        result = verify(model, build_of([*lines[:i], changed, *lines[i + 1 :]]))
         assert exit_code(result) == 1, changed
         assert any(m.line == i + 1 or i + 1 in m.values for m in result.mismatches), changed
 
@@ -206,15 +183,14 @@ def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest
     for edge in [edges[-1], *edges[::4]]:  # the last one is the network's output, which the model names otherwise
         before = edge["Format/Datatype"]
         edge["Format/Datatype"] = "Row major linear FP32" if "Int8" in before else "Row major Int8 format"
-        assert exit_code(verify(model, read_build(io.BytesIO(json.dumps(data).encode())))) == 1, edge
+        assert exit_code(verify(model, build_of(data))) == 1, edge
         edge["Format/Datatype"] = before
     for lost in range(0, len(data["Layers"]), 5):
         rest = data | {"Layers": [*data["Layers"][:lost], *data["Layers"][lost + 1 :]]}
-        assert exit_code(verify(model, read_build(io.BytesIO(json.dumps(rest).encode())))) == 2
+        assert exit_code(verify(model, build_of(rest))) == 2
     half = json.dumps(data, indent=1)
-    result = verify(model, read_build(io.BytesIO(half[: len(half) // 2].encode())))
-    assert result.mismatches == []
-    assert exit_code(result) == 2
+    result = verify(model, build_of(half[: len(half) // 2]))
+    assert (result.mismatches, exit_code(result)) == ([], 2)
 
 
 # The rules of verify that need no whole build: which target, which model, which flags, and when it ends with what.
@@ -262,10 +238,8 @@ def named(count: int) -> list[BuiltLayer]:
 ])  # fmt: skip
 def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, same: bool) -> None:
     build = Build(layers=named(found), files=["b.log"])
-    if same:
-        check_same_model(model(total), build)
-        return
-    with pytest.raises(BuildLogError, match=f"b.log: names {found} of the model's {total} convolutions; it is a build"):
+    words = f"b.log: names {found} of the model's {total} convolutions; it is a build"
+    with contextlib.nullcontext() if same else pytest.raises(BuildLogError, match=words):
         check_same_model(model(total), build)
 
 
@@ -278,10 +252,8 @@ def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, sa
 ])  # fmt: skip
 def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool) -> None:
     """Its blocks have no names of nodes; a layer or a pass line besides would have."""
-    if allowed:
-        check_same_model(model(3), build)
-        return
-    with pytest.raises(BuildLogError, match="build: names 0 of the model's 3 convolutions; it is a build of another"):
+    words = "build: names 0 of the model's 3 convolutions; it is a build of another"
+    with contextlib.nullcontext() if allowed else pytest.raises(BuildLogError, match=words):
         check_same_model(model(3), build)
 
 
@@ -328,7 +300,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         if arguments[4] == 1:
             return BuildResult("tensorrt", "refused", message="no")
         model = load(MODEL)
-        read = read_build(io.BytesIO("\n".join(log_of(prediction(CASE))).encode()))
+        read = build_of(log_of(prediction(CASE)))
         return BuildResult("tensorrt", "built", "8.5.2", model=model, names={n.index: n.name for n in model.nodes},
                            build=read)  # fmt: skip
 

@@ -14,7 +14,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
-from qdqtool.verification.convolutions import Mapper, built_nodes, compare_convolutions, pass_lines
+from qdqtool.verification.convolutions import BuiltNode, Mapper, PassLines, built_nodes, compare_convolutions
 from tests.builders.models import two_convolutions
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
@@ -100,21 +100,17 @@ def test_what_tells_nothing() -> None:
     wrong = Build(layers=[layer("b", inputs="FP32", outputs="FP32")])
     assert compared(PLAIN, wrong).mismatches and not compared(PLAIN, wrong, "b").mismatches
     assert compared(PLAIN, wrong, "b").unknown_names == ["b"]
-    model = load(two_convolutions())
     both = row_of("__myl_CorrMulMinMaxRounCastCorr_myl0_0", "kgen", "Float", "Int8", "Float", "first", "second")
-    rows = built_nodes(model, [both], {n.index: n.name for n in model.nodes})
-    assert {r.precision for r in rows} == {Precision.UNKNOWN}
+    assert {r.precision for r in nodes_of(both)} == {Precision.UNKNOWN}
     # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
     own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
     name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
     behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
-    rows = built_nodes(model, [own, behind], {n.index: n.name for n in model.nodes})
-    assert [(r.name, r.precision, r.layer) for r in rows] == [
+    assert [(r.name, r.precision, r.layer) for r in nodes_of(own, behind)] == [
         ("first", Precision.INT8, own.name), ("second", Precision.INT8, name)]
 
 
 # Pass lines -----------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("events", "ended", "outcome", "agree", "wrong"), [
     ([line("(d and w)", 7)], True, PLAIN, 1, 0),
@@ -146,10 +142,10 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
     mapper = Mapper(model, [])
     events = [line("q", 3, "my + conv"), line("(x)", 4, "w + d + PWN(r)"), line("q", 5, "d"), line("q", 8, "d"),
               line("(x)", 9, "other || my + conv"), line("(x)", 10, "unknown")]  # fmt: skip
-    found = pass_lines(Build(trace=events), mapper)
+    found = PassLines(Build(trace=events), mapper)
     assert found.outputs == {"my + conv": 3, "d": 5}
     assert found.inputs["d"] == 4 and "unknown" not in found.inputs
-    assert not found.complete and pass_lines(Build(headings=EPILOGUE), mapper).complete
+    assert not found.complete and PassLines(Build(headings=EPILOGUE), mapper).complete
     found = compared(PLAIN, Build(layers=[layer("b + pool", inputs="INT8", outputs="INT8", line=12)])).mismatches[0]
     assert found.predicted == {k: PLAIN.as_json()[k] for k in
                                ("precision", "inputs", "output", "fused", "layer", "evidence")}  # fmt: skip
@@ -176,7 +172,6 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
 
 # Both -----------------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("events", "ended", "inputs", "outputs", "contradiction"), [
     ([line("(d)", 7)], True, "INT8", "FP16", None),
     ([line("(d)", 7)], True, "FP16", "FP16", (Difference.LINE_AND_INPUT, (7,))),
@@ -200,7 +195,6 @@ def test_a_log_that_says_two_things(
 
 # Kernels of Myelin ----------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("kind", "nodes", "inputs", "outputs", "agree"), [
     ("correlation", ["b"], "INT8 INT8", "FP16", 1), ("correlation", ["b"], "FP16 FP16", "FP16", 0),
     ("correlation", ["a", "b"], "FP16 FP16", "FP16", None),  # two products in one kernel
@@ -214,7 +208,6 @@ def test_a_kernel(kind: str, nodes: list[str], inputs: str, outputs: str, agree:
 
 
 # Words ----------------------------------------------------------------------------------------------------------
-
 
 def row_of(name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str) -> BuiltLayer:
     """A line of the engine listing in TensorRT-RTX's form; types are lists such as ``Int8 Float``."""
@@ -232,10 +225,10 @@ def row_of(name: str, kind: str, inputs: str, constants: str, output: str, *node
     return found
 
 
-def precision_of(one: BuiltLayer) -> str:
+def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
+    """What was built of ``first`` and ``second``."""
     model = load(two_convolutions())
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    return str(next(r.precision for r in rows if r.name == "first"))
+    return built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 
 
 @pytest.mark.parametrize(("kind", "name", "inputs", "constants", "output", "expected"), [
@@ -270,43 +263,31 @@ def precision_of(one: BuiltLayer) -> str:
 def test_precision_of_a_layer(
     kind: str, name: str, inputs: str, constants: str, output: str, expected: str
 ) -> None:
-    assert precision_of(row_of(name, kind, inputs, constants, output, "first")) == expected
+    assert nodes_of(row_of(name, kind, inputs, constants, output, "first"))[0].precision == expected
 
 
 def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
-    model = load(two_convolutions())
-    names = {n.index: n.name for n in model.nodes}
-    layers = [
+    first, second = nodes_of(
         row_of("__myl_MulMinMaxRounCast_myl0_0", "kgen", "Float", "Float", "Int8", "first"),
         row_of("first_myl0_1", "correlation", "Int8", "Int8 Float", "Float", "first"),
         row_of("__myl_MulAddRelu_myl0_2", "kgen", "Float", "Float", "Float", "first", "second"),
-        row_of("second_myl0_3", "correlation", "Float", "Float", "Float", "second"),
-    ]
-    rows = {r.name: r for r in built_nodes(model, layers, names)}
-    assert (rows["first"].precision, rows["first"].output, rows["first"].layer) == (
-        Precision.INT8, Precision.FP32, "first_myl0_1")
-    assert rows["second"].precision == Precision.FP32
+        row_of("second_myl0_3", "correlation", "Float", "Float", "Float", "second"))
+    assert (first.precision, first.output, first.layer) == (INT8, FP32, "first_myl0_1")
+    assert second.precision == FP32
 
 
-@pytest.mark.parametrize(
-    ("constants", "told"), [("Int8 Float", (Precision.INT8,)), ("", (Precision.INT8, Precision.FP32))]
-)
+@pytest.mark.parametrize(("constants", "told"), [("Int8 Float", (INT8,)), ("", (INT8, FP32))])
 def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> None:
     """The data alone where the weights are constants; otherwise what stands second as well, and no third."""
-    model = load(two_convolutions())
-    one = row_of("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first")
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    first = next(r for r in rows if r.name == "first")
-    assert (first.inputs, first.output) == (told, Precision.FP32)
+    first, _ = nodes_of(row_of("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first"))
+    assert (first.inputs, first.output) == (told, FP32)
     assert first.as_json()["inputs"] == [str(p) for p in told]
 
 
 @pytest.mark.parametrize(("constants", "precision"), [("Half Half", "FP16"), ("Half Int8", "UNKNOWN")])
 def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str, precision: str) -> None:
-    model = load(two_convolutions())
     one = row_of("__myl_SlicReshAddMulReshSlicReshMulEtc_myl0_5", "kgen", "Half Half", constants, "Half Int8", "first")
-    rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
-    assert [str(r.precision) for r in rows] == [precision, "UNKNOWN"]
+    assert [str(r.precision) for r in nodes_of(one)] == [precision, "UNKNOWN"]
 
 
 @pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
@@ -320,7 +301,7 @@ def test_products_with_casts_behind_and_products_written_out(
 ) -> None:
     kind = "kgen" if "Slic" in name else "runtime_fusion"
     one = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
-    assert precision_of(one) == precision
+    assert nodes_of(one)[0].precision == precision
 
 
 @pytest.mark.parametrize(("inputs", "precision"), [
@@ -328,26 +309,21 @@ def test_products_with_casts_behind_and_products_written_out(
     ("Half Half Int8 Int8 Int8", "INT8"), ("Half Half Bool Bool Half", "FP16"),
 ])  # fmt: skip
 def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
-    model = load(two_convolutions())
     for name in ("_gemm_mha_v2_myl0_5", "_gemv_mha_v1_myl0_62"):
-        one = row_of(name, "kgen", inputs, "", "Int8", "first", "second")
-        rows = built_nodes(model, [one], {n.index: n.name for n in model.nodes})
+        rows = nodes_of(row_of(name, "kgen", inputs, "", "Int8", "first", "second"))
         assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {Precision.UNKNOWN}
 
 
 def test_inspector_json() -> None:
-    one = row_of("n_myl0_1", "correlation", "Int8", "Int8", "Float", "node_7")
-    table = inspector_json([one], ["x", "y"], {"node_7": "my conv"})
-    assert table["Layers"][0]["Metadata"] == "[ONNX Layer: my conv]"
-    assert table["Layers"][0]["Inputs"][0]["Datatype"] == "Int8"
-    assert table["Bindings"] == ["x", "y"]
     # A dimension that varies is -1, a shape that is not known is empty, a type without a word of its own its name
     shapes: tuple[tuple[int | None, ...] | None, ...] = ((None, 3, None), None, (0, 1))
-    tensors = [BuiltTensor("t", p, s) for p, s in zip((Precision.FP16, Precision.UNKNOWN, Precision.BF16), shapes,
+    tensors = [BuiltTensor("t", p, s) for p, s in zip((Precision.INT8, Precision.UNKNOWN, Precision.BF16), shapes,
                                                       strict=True)]  # fmt: skip
     one = BuiltLayer("n", "kgen", tensors[:1], tensors[1:], tactic="0x1", onnx_names=["a", "b"])
-    (told,) = inspector_json([one], [], {"b": "c"})["Layers"]
+    table = inspector_json([one], ["x", "y"])
+    assert table["Bindings"] == ["x", "y"]
+    (told,) = table["Layers"]
     sides = [*told["Inputs"], *told["Outputs"]]
     assert [t["Dimensions"] for t in sides] == [[-1, 3, -1], [], [0, 1]]
-    assert [t["Datatype"] for t in sides] == ["Half", "UNKNOWN", "BFloat16"]
-    assert (told["Constants"], told["TacticName"], told["Metadata"]) == ([], "0x1", "[ONNX Layer: a][ONNX Layer: c]")
+    assert [t["Datatype"] for t in sides] == ["Int8", "UNKNOWN", "BFloat16"]
+    assert (told["Constants"], told["TacticName"], told["Metadata"]) == ([], "0x1", "[ONNX Layer: a][ONNX Layer: b]")

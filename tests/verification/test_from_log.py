@@ -1,7 +1,6 @@
 """verify --from-log: what depends on scales, which no log prints, is unknown and never agreement."""
 
 import contextlib
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,9 @@ from qdqtool.prediction import predict
 from qdqtool.types import Event
 from qdqtool.verification import api
 from qdqtool.verification.build_model import BuiltModel
-from qdqtool.verification.lines import agreement, is_copy_line
+from qdqtool.verification.lines import Verification, agreement, is_copy_line
 from tests.buildlog.evidence import build_file
+from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
 from tests.trt.evidence import model as published
 from tests.verification.synthetic import log_of
@@ -63,25 +63,21 @@ def test_stems_and_torn_sections() -> None:
     lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
     start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
     with pytest.raises(BuildLogError, match="parse section \\(the beginning\\) is missing"):
-        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[start:]).encode())))
+        api.verify_from_log(build_of(lines[start:]))
     hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
     with pytest.raises(BuildLogError, match="no node makes"):
-        api.verify_from_log(read_build(io.BytesIO("\n".join(lines[: hole[0]] + lines[hole[-1] :]).encode())))
+        api.verify_from_log(build_of(lines[: hole[0]] + lines[hole[-1] :]))
 
 
-@pytest.mark.parametrize(
-    ("case", "total", "unknown"),
-    [("yolo-resnet18-orin-trt8502", 43, 2), ("resnet18-qat-rtx2000-trt8510", 21, 8)],
-)
+@pytest.mark.parametrize(("case", "total", "unknown"), [
+    ("yolo-resnet18-orin-trt8502", 43, 2), ("resnet18-qat-rtx2000-trt8510", 21, 8),
+])
 def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
     result = api.verify_from_log(build_file(case))
-    assert result.convolutions.total == total
-    assert result.convolutions.unknown == unknown
-    assert result.convolutions.agree == total - unknown
+    counts = result.convolutions
+    assert (counts.total, counts.unknown, counts.agree) == (total, unknown, total - unknown)
     assert result.trace.agree == result.trace.built == result.trace.predicted
-    assert result.mismatches == []
-    assert api.exit_code(result) == 2
-    assert api.exit_code(result, allow_partial=True) == 0
+    assert (result.mismatches, api.exit_code(result), api.exit_code(result, allow_partial=True)) == ([], 2, 0)
 
 
 def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown() -> None:
@@ -89,8 +85,8 @@ def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown()
     at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and ": /backbone/maxpool/MaxPool," in x)
     before, arrow, after = lines[at].rpartition(" -> ")
     assert "(Float[" in after
-    changed = "\n".join([*lines[:at], before + arrow + after.replace("(Float[", "(Int8["), *lines[at + 1 :]])
-    result = api.verify_from_log(read_build(io.BytesIO(changed.encode())))
+    lines[at] = before + arrow + after.replace("(Float[", "(Int8[")
+    result = api.verify_from_log(build_of(lines))
     assert api.exit_code(result) == 1
     assert any(m.differs == Difference.TWO_TYPES and at + 1 in m.values for m in result.mismatches)
 
@@ -147,19 +143,13 @@ def test_refusals_that_were_and_were_not_predicted(model: Path, monkeypatch: pyt
     """There are no layers to compare then: nothing agrees, and nothing is unknown."""
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="no asymmetric quantization"))
     result = api.verify_with_builder(written(model, 3), "tensorrt-rtx")
-    assert result.mismatches == []
     assert result.notes == ["predicted and built alike: refused: no asymmetric quantization"]
-    counts = result.as_json()["convolutions"]
-    assert (counts["agree"], counts["unknown"]) == (0, 0)
-    assert result.as_json()["build"]["status"] == "refused"
-
-
-def test_a_refusal_that_was_not_predicted_is_a_mismatch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = result.convolutions
+    assert (result.mismatches, counts.agree, counts.unknown, result.build.status) == ([], 0, 0, "refused")
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="because"))
     result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
-    assert [(str(m.kind), m.built["status"]) for m in result.mismatches] == [("build", "refused")]
-    assert (result.mismatches[0].differs, result.mismatches[0].values) == (
-        Difference.STATUS, ("built", "refused: because"))
+    assert [(str(m.kind), m.built["status"], m.differs, m.values) for m in result.mismatches] == [
+        ("build", "refused", Difference.STATUS, ("built", "refused: because"))]
     assert api.exit_code(result) == 1
     answers(monkeypatch, BuildResult("tensorrt-rtx", "crashed", "1.7.1"))
     result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
@@ -174,7 +164,7 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
     Only what runs TensorRT-RTX speaks of its licence.
     """
     proto = onnx.load(written(model, 0))
-    log = read_build(io.BytesIO("\n".join(log_of(predict(proto, "trt8.5"))).encode()))
+    log = build_of(log_of(predict(proto, "trt8.5")))
     answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
     result = api.verify_with_builder(model, "trtexec")
     assert (result.prediction is not None and result.prediction.target, result.mismatches) == ("trt8.5", [])
@@ -221,13 +211,16 @@ def test_raw_logs(raw: Build) -> None:
     assert any(r.target == "Half(557568,2816,88,1)" for r in raw.reformats)  # long-strided
     # All files at once; the rules were made from this build, too
     result = api.verify(build_file(RAW, "model_bevfusion.onnx.gz"), build_file(RAW), build_file(RAW, "layer_info.json"))
+    assert api.exit_code(result) == 0 and result.copies.in_order == 11
+    assert_as_predicted(result)
+
+
+def assert_as_predicted(result: Verification) -> None:
     assert result.mismatches == []
-    assert api.exit_code(result) == 0
     assert result.convolutions.agree == result.convolutions.total == 63
     assert (result.conversions.predicted, result.conversions.built) == (2, 2)
     assert result.layers.agree == result.layers.total == 76
     assert result.copies.agree == result.copies.built == result.copies.predicted == 11
-    assert result.copies.in_order == 11
 
 
 @pytest.mark.parametrize(("words", "change", "differs"), [
@@ -241,13 +234,10 @@ def test_a_changed_copy_line_is_a_mismatch(
     lines = build_file(RAW).read_text().split("\n")  # metadata holds other line separators
     at = next(i for i, line in enumerate(lines) if words in line)
     made = change(lines[at])
-    changed = [*lines[:at], *([] if made is None else [made]), *lines[at + 1 :]]
-    result = api.verify(model_bevfusion, read_build(io.BytesIO("\n".join(changed).encode())))
-    assert api.exit_code(result) == 1
-    found = [m for m in result.mismatches if m.kind == "copy"]
-    assert found[0].differs == differs
-    assert found[0].line == (None if made is None else at + 1)
-    assert {m.kind for m in result.mismatches} == {"copy"}
+    lines[at : at + 1] = [] if made is None else [made]
+    result = api.verify(model_bevfusion, build_of(lines))
+    assert api.exit_code(result) == 1 and {m.kind for m in result.mismatches} == {"copy"}
+    assert (result.mismatches[0].differs, result.mismatches[0].line) == (differs, None if made is None else at + 1)
 
 
 @pytest.fixture(scope="module")
@@ -264,12 +254,8 @@ def test_transcribed_builds(raw: Build, model_bevfusion: Model) -> None:
     build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)  # counted in it, not written out
     result = api.compare(source, prediction, build, unsure_events=folded)
-    assert result.mismatches == []
-    assert result.convolutions.agree == result.convolutions.total == 63
+    assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
-    assert result.copies.agree == result.copies.built == result.copies.predicted == 11
-    assert (result.conversions.predicted, result.conversions.built) == (2, 2)
-    assert result.layers.agree == result.layers.total == 76
     # Two transcriptions of one log agree, so that neither was bent to fit
     table = outcomes(build_file(TRANSCRIBED, "outcomes.json"))
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))

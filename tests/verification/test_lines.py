@@ -1,6 +1,6 @@
 """Pass lines, layers, conversions and tensors held against each other: each rule on builds of a few layers."""
 
-import io
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +9,15 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.buildlog.agreement import ConversionCounts, Difference, LayerCounts, Mismatch, TraceCounts
+from qdqtool.buildlog.agreement import (
+    ConversionCounts,
+    ConvolutionCounts,
+    Difference,
+    LayerCounts,
+    Mismatch,
+    MismatchKind,
+    TraceCounts,
+)
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import listing_hole
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, Lack, LogEvent, Milestone, Section
@@ -25,11 +33,11 @@ from qdqtool.verification.lines import (
     _edge_difference,
     _layer_key,
     compare_conversions,
-    compare_copies,
     compare_layers,
     compare_trace,
     inconsistent_tensors,
 )
+from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -60,28 +68,22 @@ def logged(*events: Event) -> list[LogEvent]:
 
 # Lines ----------------------------------------------------------------------------------------------------------
 
-COMPARERS = [(compare_trace, QDQ, "trace"), (compare_copies, COPIES, "copy")]
-
-
-@pytest.mark.parametrize(("compare", "events", "kind"), COMPARERS)
+@pytest.mark.parametrize(("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)])
 @pytest.mark.parametrize("ended", [True, False])
-def test_lines_of_one_side(compare, events, kind, ended) -> None:  # type: ignore[no-untyped-def]
+def test_lines_of_one_side(events: list[Event], kind: MismatchKind, ended: bool) -> None:
     """One more in the log is always a mismatch; one less only where the log holds the passes to their end."""
+    compare = functools.partial(compare_trace, kind=kind)
     more = compare(predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended)
     assert more.counts == TraceCounts(1, 3, 1, 1)
-    assert [(str(m.kind), m.line, m.differs) for m in more.mismatches] == [
+    assert [(m.kind, m.line, m.differs) for m in more.mismatches] == [
         (kind, 12, Difference.FIRST_LINE), (kind, 13, Difference.LOGGED)]
     assert (more.mismatches[0].predicted, more.mismatches[0].name) == ({}, trace.render(events[1]))
     less = compare(predicted(trace=[*events[:2], events[1]]), Build(trace=logged(*events[:1])), ended)
     assert less.counts == TraceCounts(3, 1, 1, 1)
     assert [(m.differs, m.line, m.built) for m in less.mismatches] == [(Difference.NOT_LOGGED, None, {})] * 2 * ended
-
-
-@pytest.mark.parametrize(("compare", "events", "kind"), COMPARERS)
-def test_a_log_without_such_lines_says_nothing(compare, events, kind) -> None:  # type: ignore[no-untyped-def]
-    other = COPIES if kind == "trace" else QDQ
-    found = compare(predicted(trace=events), Build(trace=logged(*other)), True)
-    assert (found.counts, found.mismatches) == (TraceCounts(len(events)), [])
+    # a log without such lines says nothing
+    none = compare(predicted(trace=events), Build(trace=logged(*(COPIES if events is QDQ else QDQ))), True)
+    assert (none.counts, none.mismatches) == (TraceCounts(len(events)), [])
 
 
 def test_lines_that_do_not_count() -> None:
@@ -93,13 +95,12 @@ def test_lines_that_do_not_count() -> None:
     assert found.counts == TraceCounts(3, 3, 3, 3) and found.mismatches == []
     # After concat removal: N shows that it ran, so that a predicted line is missing
     build = Build(milestones=[Milestone("After concat removal", 9, 5)])
-    found = compare_copies(predicted(trace=COPIES), build, True)
+    found = compare_trace(predicted(trace=COPIES), build, True, kind=MismatchKind.COPY)
     assert found.counts == TraceCounts(2, 0, 0, 0) and len(found.mismatches) == 2
     assert compare_trace(predicted(trace=QDQ), build, True).counts == TraceCounts(3)
 
 
 # Conversions ----------------------------------------------------------------------------------------------------
-
 
 def q(name: str, line: int = 0) -> BuiltLayer:
     return layer(name, "Reformat", "FP32", "INT8", line=line)
@@ -151,7 +152,6 @@ def test_conversions_and_layers_by_name() -> None:
 
 # Layers ---------------------------------------------------------------------------------------------------------
 
-
 def mine(name: str, inputs: list[Precision], outputs: list[Precision]) -> EngineLayer:
     edges = ([TensorPrecision(f"t{i}", p) for i, p in enumerate(side)] for side in (inputs, outputs))
     return EngineLayer(name, "Convolution", *edges, [])
@@ -187,7 +187,6 @@ def test_types_at_an_edge(
 
 
 # Tensors --------------------------------------------------------------------------------------------------------
-
 
 def tensors(**types: Precision) -> list[BuiltTensor]:
     return [BuiltTensor(name, p) for name, p in types.items()]
@@ -232,19 +231,26 @@ def engine_line(conv: str) -> int:
     return next(i for i, x in enumerate(LINES) if x.startswith("Layer(C") and f" {conv} " in x.replace(",", " "))
 
 
-def mismatches(changes: dict[int, str], lines: list[str] | None = None) -> dict[str, Mismatch]:
+def mismatches(changes: dict[int, str], lines: list[str] = LINES) -> dict[str, Mismatch]:
     """Those of convolutions, by name, of the log with some lines exchanged."""
-    text = "\n".join(changes.get(i, x) for i, x in enumerate(lines or LINES))
-    result = verify(MODEL_EDGES, read_build(io.BytesIO(text.encode())))
+    result = verify(MODEL_EDGES, build_of([changes.get(i, x) for i, x in enumerate(lines)]))
     return {m.name: m for m in result.mismatches if m.kind == "convolution"}
 
 
 def test_contradictions_and_residuals() -> None:
     """A pass line quantizes the convolution, the engine lists a float input; the same of its output; and no line."""
     at = engine_line("Conv_22")
-    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
-    assert found["Conv_22"].differs == Difference.LINE_AND_INPUT
-    assert found["Conv_22"].built["fused"] == []
+    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"]
+    assert (found.differs, found.rule) == (Difference.LINE_AND_INPUT, "by QuantizeDoubleInputNodes")
+    # The JSON of a mismatch: types as words, null where the build does not tell
+    told = found.built
+    assert (told["precision"], told["inputs"], told["output"], told["fused"]) == ("FP32", ["FP32"], "INT8", [])
+    assert " Conv_22" in str(told["layer"])
+    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
+    # It absorbed the Add and the Relu; neither the convolution itself nor its quantizers nor its constants
+    other = engine_line("Conv_34")
+    found = mismatches({other: LINES[other].replace("Int8", "Float", 1)})["Conv_34"]
+    assert found.built["fused"] == ["Add_42", "Relu_43"]
     before, _, after = LINES[at].rpartition("Int8")
     assert mismatches({at: f"{before}Float{after}"})["Conv_22"].differs == Difference.LINE_AND_OUTPUT
     without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
@@ -254,57 +260,37 @@ def test_contradictions_and_residuals() -> None:
     alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
     with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
     with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
-    found = mismatches({taker: alone, other: with_add})
-    assert set(found) == {"Conv_96", "Conv_107"}
-    assert found["Conv_96"].differs == Difference.TAKES_RESIDUAL
-    assert found["Conv_107"].differs == Difference.TAKES_NONE
+    assert {name: m.differs for name, m in mismatches({taker: alone, other: with_add}).items()} == {
+        "Conv_96": Difference.TAKES_RESIDUAL, "Conv_107": Difference.TAKES_NONE}
     # Weights that the engine lists as an input, say
     at = engine_line("Conv_107")
     assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
 
 
-def test_what_a_layer_absorbed() -> None:
-    """The Add and the Relu; neither the convolution itself nor its quantizers nor its constants."""
-    at = engine_line("Conv_34")
-    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})
-    assert found["Conv_34"].built["fused"] == ["Add_42", "Relu_43"]
-    # The JSON of a mismatch: types as words, null where the build does not tell
-    at = engine_line("Conv_22")
-    built = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].built
-    assert (built["precision"], built["inputs"], built["output"]) == ("FP32", ["FP32"], "INT8")
-    assert " Conv_22" in str(built["layer"])
-    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
-
-
 def test_cut_passes_and_lines_too_many() -> None:
     """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
     first = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22"))
-    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join(LINES[: first + 1]).encode())))
-    counts = result.as_json()["convolutions"]
-    assert result.mismatches == []
-    assert 0 < counts["agree"] + counts["unknown"] == counts["total"] and counts["unknown"] > 10
+    result = verify(MODEL_EDGES, build_of(LINES[: first + 1]))
+    counts = result.convolutions
+    assert result.mismatches == [] and counts.agree + counts.unknown == counts.total and counts.unknown > 10
     # Lines are held against each other as often as they are said; every layer of a build that agrees is counted
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], LINES[at], *LINES[at:]]).encode())))
-    assert [m.differs for m in result.mismatches] == [Difference.FIRST_LINE]
-    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
-    # The rest are counted in a note, kind by kind
-    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    for extra in (50, 51, 70):
-        more = [LINES[at]] * extra
-        result = verify(MODEL_EDGES, read_build(io.BytesIO("\n".join([*LINES[:at], *more, *LINES[at:]]).encode())))
-        assert [str(m.kind) for m in result.mismatches] == ["trace"] * 50
+    for extra in (1, 50, 51, 70):
+        result = verify(MODEL_EDGES, build_of([*LINES[:at], *[LINES[at]] * extra, *LINES[at:]]))
+        assert [m.differs for m in result.mismatches] == [
+            Difference.FIRST_LINE, *[Difference.LOGGED] * (min(extra, 50) - 1)]
+        assert {str(m.kind) for m in result.mismatches} == {"trace"}
+        assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
+        # The rest are counted in a note, kind by kind
         told = [note for note in result.notes if "more mismatches" in note]
         assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
 def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure: tuple[str, ...]) -> None:
-    build = read_build(io.BytesIO("\n".join(LINES).encode()))
+    build = build_of(LINES)
     result = compare(load(MODEL_EDGES), prediction(CASE), build, unsure)
-    counts = result.as_json()["convolutions"]
-    assert (counts["agree"], counts["unknown"]) == (21 - len(unsure), len(unsure))
-    assert list(counts["unknown_names"]) == list(unsure)
+    assert result.convolutions == ConvolutionCounts(21, 21 - len(unsure), len(unsure), unsure)
     assert exit_code(result) == 2
 
 
@@ -315,8 +301,6 @@ def test_the_rule_behind_a_prediction() -> None:
     found = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"]
     assert (found.differs, found.values) == (Difference.OUTPUT, ("float", "INT8"))
     assert found.rule.startswith("by QuantizeDoubleInputNodes: output-")
-    at = engine_line("Conv_22")
-    assert mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"].rule == "by QuantizeDoubleInputNodes"
     # Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule
     whole = prediction(CASE)
     assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
@@ -324,7 +308,7 @@ def test_the_rule_behind_a_prediction() -> None:
     assert 0 < len(mute.trace) < len(whole.trace)
     at = engine_line("Conv_9")
     lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
-    build = read_build(io.BytesIO("\n".join(lines).encode()))
+    build = build_of(lines)
     for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
         found = next(m for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9")
         assert found.rule == (f"by {rule}" if told is whole else rule)
@@ -371,10 +355,8 @@ def test_a_log_alone(tmp_path: Path) -> None:
     path.write_text(log_with_parse_section(chain()))
     from_file, from_build = verify_from_log(path), verify_from_log(read_build(path))
     assert from_file.as_json() == from_build.as_json()
-    data = from_file.as_json()
-    assert [data["convolutions"][k] for k in ("total", "agree", "unknown")] == [2, 2, 0]
-    assert from_file.mismatches == []
-    assert not any("depend" in note for note in from_file.notes)
+    assert from_file.convolutions == ConvolutionCounts(2, 2)
+    assert from_file.mismatches == [] and not any("depend" in note for note in from_file.notes)
     with pytest.raises(BuildLogError, match="a TensorRT-RTX log has no pass lines"):
         verify_from_log(path, target="rtx1.7")
     path.write_text(log_with_parse_section(chain(quantized=False)))
@@ -388,25 +370,23 @@ def test_a_graph_with_holes_is_refused(damage: str) -> None:
     lines = log_with_parse_section(chain()).splitlines()
     parse = [i for i, x in enumerate(lines) if "Parsing node: " in x]
     assert len(parse) > 8
-    if damage == "the beginning":
-        lines, why = [*lines[:2], *lines[parse[4] :]], "the beginning"
-    else:
-        lines, why = lines[: parse[5]] + lines[parse[6] :], "no node makes"
+    first, last, why = (2, parse[4], "the beginning") if damage == "the beginning" else (
+        parse[5], parse[6], "no node makes")
+    del lines[first:last]
     with pytest.raises(BuildLogError, match=f"{why}.*give the model as well"):
-        verify_from_log(read_build(io.BytesIO("\n".join(lines).encode())))
+        verify_from_log(build_of(lines))
 
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
     """A listing without bindings seems whole until the model is at hand; one known to be torn is not told so twice."""
-    whole = replace(read_build(io.BytesIO("\n".join(LINES).encode())), milestones=[])  # no count of layers either
+    whole = replace(build_of(LINES), milestones=[])  # no count of layers either
     assert whole.complete and not whole.bindings
-    assert compare(load(MODEL_EDGES), prediction(CASE), whole).as_json()["build"]["complete"] is True
+    assert compare(load(MODEL_EDGES), prediction(CASE), whole).build.complete
     torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
-    told = compare(load(MODEL_EDGES), prediction(CASE), torn).as_json()["build"]
-    assert told["complete"] is False
+    told = compare(load(MODEL_EDGES), prediction(CASE), torn).build
     hole = listing_hole(torn, load(MODEL_EDGES).inputs)
-    assert hole is not None and told["missing"] == [str(hole)] * complete
+    assert hole is not None and (told.complete, list(told.missing)) == (False, [str(hole)] * complete)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -417,7 +397,7 @@ def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> Non
         node.name = node.name if named else ""
     model = Model(proto)
     shown = parse_section(proto)
-    build = read_build(io.BytesIO("\n".join([*log_of(predict(chain(), "trt8.5"))[:2], *shown]).encode()))
+    build = build_of([*log_of(predict(chain(), "trt8.5"))[:2], *shown])
     assert len(build.parse.nodes) == len(proto.graph.node) and not build.layers
     assert common_names(model, build) == (2, 2)
     other = Model(forked((0.1, 0.1)))
@@ -429,7 +409,7 @@ def test_a_build_from_a_calibration_table_is_named(
     files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qdqtool.verification.api.implicit_int8", lambda build: True)
-    build = replace(read_build(io.BytesIO("\n".join(LINES).encode())), files=files)
+    build = replace(build_of(LINES), files=files)
     check_explicit(build, load(MODEL_EDGES))  # it names the model's Qs
     with pytest.raises(BuildLogError) as told:
         check_explicit(build)
@@ -447,9 +427,8 @@ def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> Non
     path = tmp_path / "build.log"
     path.write_text(log_with_parse_section(forked((0.1, 0.1))))
     result = verify_from_log(path)
-    data = result.as_json()["convolutions"]
-    assert (data["total"], data["agree"], list(data["unknown_names"])) == (3, 2, ["c0"])
+    assert result.convolutions == ConvolutionCounts(3, 2, 1, ("c0",))
     assert not [m for m in result.mismatches if m.kind == "convolution"]
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
     assert f"between {few} and {many} conversions predicted, depending on scales" in result.notes
-    assert result.as_json()["conversions"]["predicted"] is None
+    assert result.conversions.predicted is None

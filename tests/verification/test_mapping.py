@@ -1,6 +1,5 @@
 """From engine layers back to nodes: which layers multiply, which no prediction speaks of, and whose they are."""
 
-import io
 import json
 import re
 from collections import Counter
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog.agreement import TraceCounts
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
@@ -22,6 +20,7 @@ from qdqtool.verification.build_model import BuiltModel, compare, status_agrees
 from qdqtool.verification.convolutions import BuiltNode, Mapper, common_names, is_aside, product_rank, trt_name
 from qdqtool.verification.lines import agreement, in_order
 from tests.builders.models import two_convolutions
+from tests.buildlog.samples import build_of
 from tests.fuzz.net import Net
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
@@ -61,11 +60,6 @@ FIRST, SECOND = (n for n in MODEL.nodes if n.op == "Conv")
 RELU = next(n for n in MODEL.nodes if n.op == "Relu")
 
 
-def node_of(name: str) -> str | None:
-    found = Mapper(MODEL, []).node(name)
-    return None if found is None else found.op + str(found.index)
-
-
 @pytest.mark.parametrize(("name", "node"), [
     ("/m.0/cv", FIRST), ("/m_1/cv", SECOND), ("node_of_r:0", RELU),
     ("/m_0/cv", FIRST),  # Myelin writes dots as underscores
@@ -73,8 +67,7 @@ def node_of(name: str) -> str | None:
     ("/m.0", None), ("cv", None), ("", None), ("r:0", None),
 ])  # fmt: skip
 def test_the_node_behind_a_name(name: str, node: object) -> None:
-    expected = None if node is None else f"{node.op}{node.index}"  # type: ignore[attr-defined]
-    assert node_of(name) == expected
+    assert Mapper(MODEL, []).node(name) is node
 
 
 def test_names_and_constants(g: Graph) -> None:
@@ -168,18 +161,16 @@ MERGED = next(i for i, line in enumerate(LINES) if line.startswith("Layer(") and
 
 
 def check(lines: list[str]) -> tuple[int, set[str]]:
-    result = verify(MERGED_MODEL, read_build(io.BytesIO("\n".join(lines).encode())))
+    result = verify(MERGED_MODEL, build_of(lines))
     return exit_code(result), {m.name for m in result.mismatches if m.kind == "convolution"}
 
 
 @pytest.mark.parametrize(("place", "wrong"), [(0, {"c0", "c1"}), (1, {"c0"}), (2, {"c1"})])
 def test_one_tensor_of_the_merged_layer_changed(place: int, wrong: set[str]) -> None:
     assert check(LINES) == (0, set())
-    line = LINES[MERGED]
-    tensors = list(re.finditer(r"Int8(?=\[)", line))
-    assert len(tensors) == 3  # one input, two outputs
-    found = tensors[place]
-    changed = line[: found.start()] + "Float" + line[found.end() :]
+    pieces = re.split(r"Int8(?=\[)", LINES[MERGED])
+    assert len(pieces) == 4  # around one input and two outputs
+    changed = "Int8".join(pieces[: place + 1]) + "Float" + "Int8".join(pieces[place + 1 :])
     assert check([*LINES[:MERGED], changed, *LINES[MERGED + 1 :]]) == (1, wrong)
 
 
@@ -196,27 +187,22 @@ def built(precision: Precision, output: Precision, status: str = "built") -> Bui
     return BuiltModel("tensorrt-rtx", status, nodes=rows)
 
 
-@pytest.mark.parametrize(
-    ("precision", "output", "same", "agrees"),
-    [
-        (INT8, ONE.output, True, True), (INT8, UNKNOWN, True, True), (FP32, ONE.output, False, False),
-        (INT8, FP32 if ONE.output == INT8 else INT8, True, False), (FP32, UNKNOWN, False, False),
-        (UNKNOWN, ONE.output, None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("precision", "output", "same", "agrees"), [
+    (INT8, ONE.output, True, True), (INT8, UNKNOWN, True, True), (FP32, ONE.output, False, False),
+    (INT8, FP32 if ONE.output == INT8 else INT8, True, False), (FP32, UNKNOWN, False, False),
+    (UNKNOWN, ONE.output, None, None),
+])  # fmt: skip
 def test_a_pair(precision: Precision, output: Precision, same: bool | None, agrees: bool | None) -> None:
     """Both multiply in one type and write one; a row without a type is a convolution without a layer."""
     assert ONE.precision == INT8
-    result = built(precision, output)
-    first, second = compare(PREDICTED, result)
+    first, second = compare(PREDICTED, built(precision, output))
     assert (first.same_precision, first.agrees) == (same, agrees)
     assert (second.same_precision, second.agrees) == (True, True)
 
 
 def test_outcomes_and_limits() -> None:
-    assert status_agrees(PREDICTED, built(INT8, INT8)) is True
-    assert status_agrees(PREDICTED, built(INT8, INT8, "refused")) is False
-    assert status_agrees(PREDICTED, built(INT8, INT8, "timeout")) is None
+    for status, agrees in (("built", True), ("refused", False), ("timeout", None)):
+        assert status_agrees(PREDICTED, built(INT8, INT8, status)) is agrees
     refused = predict(Model(two_convolutions(bad_zero_point=True)), "rtx1.7")
     assert status_agrees(refused, built(INT8, INT8, "refused")) is True
     assert in_order(range(100_000), range(100_000)) is None
@@ -274,8 +260,8 @@ def test_the_kernel_that_multiplies_is_found_and_told() -> None:
         ("first_myl0_1", "correlation", "Int8", written, "first"),
         ("second_myl0_2", "correlation", "Int8", "Float", "second"),
     ]
-    result = verify(model, read_build(io.BytesIO(listing(*rows))), target="trt10")
+    result = verify(model, build_of(listing(*rows)), target="trt10")
     assert (result.convolutions.agree, result.convolutions.total) == (2, 2)
     rows[2] = ("second_myl0_2", "correlation", "Float", "Float", "second")
-    result = verify(model, read_build(io.BytesIO(listing(*rows))), target="trt10")
+    result = verify(model, build_of(listing(*rows)), target="trt10")
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["second"]

@@ -1,13 +1,11 @@
 """The estimated time held against a build that was profiled or timed: figures by hand from the same estimate."""
 
-import io
 import statistics
 from dataclasses import replace
 
 import pytest
 
 from qdqtool.buildlog.agreement import BuildFacts, Difference, LayerCounts, Mismatch, MismatchKind, TraceCounts
-from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
@@ -21,6 +19,7 @@ from qdqtool.types import Precision
 from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
 from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
+from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
@@ -60,18 +59,17 @@ def compared(build: Build) -> dict[str, object]:
 def test_nothing_to_compare(g: Graph) -> None:
     """Rows or a median are enough, either alone; a GPU that nobody names is needed for both."""
     timed = {"GPU Compute Time": {"median": 1.0}}
-    assert compare_times(MODEL, PREDICTED, Build(device=GPU), TARGET) is None
-    assert compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET) is None
-    assert compare_times(MODEL, PREDICTED, Build(profile_rows=profile(1.0)), TARGET) is None
-    assert compare_times(MODEL, PREDICTED, Build(device=GPU, performance=timed), TARGET) is not None
-    assert compare_times(MODEL, PREDICTED, Build(device=GPU, profile_rows=profile(1.0)), TARGET) is not None
+    for build, enough in ((Build(device=GPU), False), (Build(performance=timed), False),
+                          (Build(profile_rows=profile(1.0)), False), (Build(device=GPU, performance=timed), True),
+                          (Build(device=GPU, profile_rows=profile(1.0)), True)):
+        assert (compare_times(MODEL, PREDICTED, build, TARGET) is not None) is enough
     named = compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, GPU, 1500.0)
     assert named is not None and named["clock_mhz"] == 1500
     with pytest.raises(QdqtoolError, match="no such GPU"):
         compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, "no such GPU")
     model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
     predicted = predict(model, OTHER_TARGET)
-    build = read_build(io.BytesIO("\n".join(log_of(predicted)).encode()))
+    build = build_of(log_of(predicted))
     result = compare_assuming(model, predicted, build, OTHER_TARGET)
     assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
@@ -81,8 +79,7 @@ def test_nothing_to_compare(g: Graph) -> None:
 ])  # fmt: skip
 def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: float | None) -> None:
     """The median, else the mean, else the profile's rows, each less what profiling adds and none below zero."""
-    rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25),
-            row("c", OVERHEAD / 2)]  # fmt: skip
+    rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
     found = compared(Build(device=GPU, performance={"GPU Compute Time": told} if told else {}, profile_rows=rows))
     assert found["built_ms"] == pytest.approx(0.75 if measured is None else measured)
     assert str(found["built_from"]).startswith("sum of the profile less" if measured is None else "GPU compute time")
@@ -94,10 +91,8 @@ def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: f
 ])  # fmt: skip
 def test_the_range_holds_its_ends(measured: float, within: bool) -> None:
     found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": measured}}))
-    assert found["within"] is within
     assert (found["predicted_ms"], found["low_ms"], found["high_ms"]) == (TIME.total_ms, TIME.low_ms, TIME.high_ms)
-    assert found["layers"] == {"compared": 0, "median_error": None}
-    assert found["slow"] == []
+    assert (found["within"], found["layers"], found["slow"]) == (within, {"compared": 0, "median_error": None}, [])
 
 
 def test_what_is_compared_layer_by_layer() -> None:
@@ -153,7 +148,7 @@ def test_notes_and_nothing_to_compare() -> None:
     """Which version was taken comes first; no note of the comparison is lost for it."""
     lines = LINES["apart"][2:-1]  # without those that tell the version
     at = next(i for i, x in enumerate(lines) if "fusing" in x)
-    build = read_build(io.BytesIO("\n".join([*lines[:at], *[lines[at]] * 60, *lines[at:]]).encode()))
+    build = build_of([*lines[:at], *[lines[at]] * 60, *lines[at:]])
     first, second, third = verify(SKIP, build).notes
     assert "does not state its version" in first and "more mismatches" in second and "silu-add" in third
     timed = Build(device="Orin", performance={"GPU Compute Time": {"median": 1.0}})
@@ -189,28 +184,24 @@ OF_SKIP = predict(SKIP, OTHER_TARGET)
 LINES = {value: log_of(predict(SKIP, OTHER_TARGET, assume={"silu-add": value})) for value in ("apart", "fused")}
 
 
-def settled(lines: list[str]) -> Verification:
-    build = read_build(io.BytesIO("\n".join(lines).encode()))
+def settled(build: Build) -> Verification:
     return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
 def test_which_of_two_outcomes_a_build_shows() -> None:
-    result = settled(LINES["apart"])
-    assert result.mismatches == []
-    assert result.notes == ["silu-add: the build shows apart, as is assumed for trt8.5"]
+    result = settled(build_of(LINES["apart"]))
+    assert (result.mismatches, result.notes) == ([], ["silu-add: the build shows apart, as is assumed for trt8.5"])
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
     # The prediction that is handed on is the one that the build shows, and says so
-    result = settled(LINES["fused"])
-    assert result.mismatches == []
-    assert result.notes == ["silu-add: the build shows fused; apart is what trt8.5 assumes"]
+    result = settled(build_of(LINES["fused"]))
+    assert (result.mismatches, result.notes) == ([], ["silu-add: the build shows fused; apart is what trt8.5 assumes"])
     assert result.prediction is not None
     assert result.prediction.convolution("c1").output == Precision.INT8 != OF_SKIP.convolution("c1").output
     (told,) = result.prediction.assumptions
     assert (told.value, told.why) == ("fused", "shown by the build")
     # A log that ends before the passes fits both alike; the default is kept
-    build = replace(read_build(io.BytesIO("\n".join(LINES["fused"]).encode())), layers=[], trace=[], headings=[])
-    result = compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
+    result = settled(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
     assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
     assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
@@ -220,7 +211,7 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     """One layer besides is otherwise than predicted: the build still shows which of the two it is."""
     at = next(i for i, x in enumerate(LINES[value]) if x.startswith("Layer(") and " + end" in x)
     changed = [x.replace("Float", "Int8") if i == at else x for i, x in enumerate(LINES[value])]
-    result = settled(changed)
+    result = settled(build_of(changed))
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     assert f"silu-add: the build shows {value}, the nearest, though it does not fit everywhere" in result.notes[0]
 

@@ -83,14 +83,13 @@ def _read(source: Side, name: str) -> Model | EngineReport:
         if len(source) > 1:
             return analyze(read_build(*source))
         source = source[0]
-    if isinstance(source, (str, os.PathLike)):
-        return load(source) if is_model(source) else analyze(read_build(source))
     known: Any = source
+    if isinstance(source, (str, os.PathLike)) and not is_model(source):
+        return analyze(read_build(source))
     return load(known)
 
 
 # Two models -------------------------------------------------------------------------------------------------------
-
 
 def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
     chosen = target_named(target if target is not None else DEFAULT_TARGET)
@@ -115,22 +114,17 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
         int8 = [n for n in nodes.values() if n.is_int8]
         whole.int8, whole.int8_to_int8 = len(int8), sum(n.output == Precision.INT8 for n in int8)
     reasons = _Reasons(second.prediction)
-    taken = set()
     for index, other in matching.pairs.items():
         a, b = left.get(index), right.get(other.index)
-        taken.add(other.index)
-        if a is None and b is None:
-            continue
-        a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
-        b = b or NodeSide(other.name, other.op, data=False)
-        result.nodes.append(reasons.explained(compare_sides(a, b)))
-    for index, side in left.items():
-        if index not in matching.pairs:
-            result.nodes.append(_alone(side, None, side.precision is not None))
-    for index, side in right.items():
-        if index not in taken:
-            result.nodes.append(_alone(None, side, side.precision is not None))
-    result.nodes.sort(key=lambda n: _place(one, n))
+        if a is not None or b is not None:
+            a = a or NodeSide(one.nodes[index].name, one.nodes[index].op, data=False)
+            b = b or NodeSide(other.name, other.op, data=False)
+            result.nodes.append(reasons.explained(compare_sides(a, b)))
+    taken = {other.index for other in matching.pairs.values()}
+    result.nodes += [_alone(side, None) for index, side in left.items() if index not in matching.pairs]
+    result.nodes += [_alone(None, side) for index, side in right.items() if index not in taken]
+    places = {node.name: node.index for node in one.nodes}
+    result.nodes.sort(key=lambda n: places.get(n.a.name, len(places)) if n.a is not None else len(places))
     return result
 
 
@@ -154,31 +148,19 @@ def distinct_names(one: Sequence[str], two: Sequence[str]) -> tuple[str, str]:
     return next((pair for pair in named_apart if pair[0] != pair[1]), (named(one, 1), named(two, 1)))
 
 
-def _place(model: Model, node: NodeChange) -> int:
-    try:
-        return model.node(node.a.name).index if node.a is not None else len(model.nodes)
-    except KeyError:
-        return len(model.nodes)
-
-
-def _alone(a: NodeSide | None, b: NodeSide | None, weighted: bool) -> NodeChange:
+def _alone(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
     """A node of one side: a convolution, or another one with Q/DQ."""
-    if weighted:
-        change = Change.ONLY_IN_A if b is None else Change.ONLY_IN_B
-    else:
-        change = Change.LOST_QDQ if b is None else Change.GAINED_QDQ
-    node = NodeChange(a, b, (change,))
+    changes = (Change.ONLY_IN_A, Change.LOST_QDQ) if b is None else (Change.ONLY_IN_B, Change.GAINED_QDQ)
+    is_convolution = any(side is not None and side.precision is not None for side in (a, b))
+    node = NodeChange(a, b, (changes[0 if is_convolution else 1],))
     node.why = words.why(node)
     return node
 
 
 class _Reasons:
-    """Why convolutions lost INT8, as far as it is known.
+    """Why convolutions lost INT8, as far as the prediction of the model, or of the second of two, shows it.
 
-    Args:
-        prediction: Of the model that is a side, or of the second of two.
-        fallback: What to say where that prediction has them in INT8.
-        said: How what A and B write is told.
+    ``fallback`` is what to say where that has them in INT8; ``said`` how what A and B write is told.
     """
 
     def __init__(
@@ -190,12 +172,10 @@ class _Reasons:
         self.int8 = {c.name for c in convolutions if c.is_int8}
         self.to_int8 = {c.name for c in convolutions if c.int8_in_int8_out}
         self.findings: dict[str, Finding] = {}
-        order = list(Severity)
-        for finding in prediction.findings if prediction is not None else ():
+        findings = prediction.findings if prediction is not None else ()
+        for finding in sorted(findings, key=lambda found: list(Severity).index(found.severity)):
             for name in finding.convolutions:
-                known = self.findings.get(name)
-                if known is None or order.index(finding.severity) < order.index(known.severity):
-                    self.findings[name] = finding
+                self.findings.setdefault(name, finding)
 
     def explained(self, node: NodeChange) -> NodeChange:
         """The node with the reason, and in words."""
@@ -219,13 +199,16 @@ class _Reasons:
 
 # Builds -----------------------------------------------------------------------------------------------------------
 
-
 def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     profiles = [not report.build.layers and bool(report.build.profile_rows) for report in (one, two)]
     if any(profiles):  # names and times are all that both have
         one, two = (analyze(builds.with_profile_rows(report.build)) for report in (one, two))
-    for report in (one, two):
-        _require_layers(report.build)
+    for build in (one.build, two.build):
+        if build.names_only and not build.profile_rows:
+            raise BuildLogError(
+                f"{build.called}: layer names without precisions; build with --profilingVerbosity=detailed")
+        if not build.layers:
+            raise BuildLogError(f"{build.called}: no engine listing; give a layer JSON or a verbose build log")
     engines = compare_engines(one, two)
     names = distinct_names(one.build.files, two.build.files)
     first, second = (builds.side_of(r, name) for r, name in zip((one, two), names, strict=True))
@@ -246,14 +229,6 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     return result
 
 
-def _require_layers(build: Build) -> None:
-    name = ", ".join(build.files) or "build"
-    if build.names_only and not build.profile_rows:
-        raise BuildLogError(f"{name}: layer names without precisions; build with --profilingVerbosity=detailed")
-    if not build.layers:
-        raise BuildLogError(f"{name}: no engine listing; give a layer JSON or a verbose build log")
-
-
 def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, target: str | Target | None) -> Comparison:
     """What the file asks for, and what the engine realized."""
     model = one if isinstance(one, Model) else two
@@ -270,30 +245,31 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     if not realized and prediction.convolutions:
         raise BuildLogError(f"{names[1]}: shows no data type of any of the model's convolutions; "
                             "build with --profilingVerbosity=detailed")
-    sides = models.side_of(asked), builds.side_of(report, names[1])
+    file, engine = models.side_of(asked), builds.side_of(report, names[1])
     if not build.layers:
-        sides[1].gaps.append(NO_LISTING)
-    if not (sides[1].gaps or build.bindings or build.parse.inputs):
+        engine.gaps.append(NO_LISTING)
+    if not (engine.gaps or build.bindings or build.parse.inputs):
         hole = listing_hole(build, model.inputs)
-        sides[1].gaps += [] if hole is None else [hole]
-    sides[1].conversions = None if sides[1].gaps else sum(layer.is_qdq for layer in build.layers)
-    prediction, said = _nearest(model, prediction, chosen, realized, sides[1].conversions)
+        engine.gaps += [] if hole is None else [hole]
+    engine.conversions = None if engine.gaps else sum(layer.is_qdq for layer in build.layers)
+    prediction, said = _nearest(model, prediction, chosen, realized, engine.conversions)
     weighted = [c for c in prediction.convolutions if c.index in requested]
     for conv in weighted:
         if requested[conv.index].is_int8 and conv.is_int8:
             requested[conv.index].output = conv.output
-    sides[0].int8 = sum(requested[c.index].is_int8 for c in weighted)
-    sides[0].int8_to_int8 = sum(str(requested[c.index].output) == "INT8" for c in weighted)
-    sides[0].conversions = _conversions(prediction, sides[1].conversions)
-    sides[0].obstacle = obstacles(prediction.findings)
-    sides[0].convolutions = sides[1].convolutions = len(prediction.convolutions)
-    sides[0].products = sides[1].products = sum(c.is_product for c in prediction.convolutions)
-    sides[0].plain = sides[1].plain = sides[0].convolutions - sides[0].products
-    sides[1].int8 = sum(side.is_int8 for side in realized.values())
-    sides[1].int8_to_int8 = sum(side.is_int8 and str(side.output) == "INT8" for side in realized.values())
+    file.int8 = sum(requested[c.index].is_int8 for c in weighted)
+    file.int8_to_int8 = sum(requested[c.index].output == Precision.INT8 for c in weighted)
+    file.conversions = _conversions(prediction, engine.conversions)
+    file.obstacle = obstacles(prediction.findings)
+    file.convolutions = engine.convolutions = len(prediction.convolutions)
+    file.products = engine.products = sum(c.is_product for c in prediction.convolutions)
+    file.plain = engine.plain = file.convolutions - file.products
+    engine.int8 = sum(side.is_int8 for side in realized.values())
+    engine.int8_to_int8 = sum(side.is_int8 and side.output == Precision.INT8 for side in realized.values())
     swapped = isinstance(one, EngineReport)
-    result = Comparison(*(sides[::-1] if swapped else sides), matched_by=by, notes=notes + said)
-    is_float = made_from_float(build) and sides[0].quantized
+    sides = (engine, file) if swapped else (file, engine)
+    result = Comparison(*sides, matched_by=by, notes=notes + said)
+    is_float = made_from_float(build) and file.quantized
     if is_float and swapped:
         result.notes.append(words.FLOAT_BUILD)
     fallback = None if swapped else Lost.FLOAT_BUILD if is_float else Lost.UNEXPLAINED

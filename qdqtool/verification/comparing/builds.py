@@ -20,6 +20,7 @@ from qdqtool.verification.comparing.matching import ALIKE, match
 from qdqtool.verification.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.verification.convolutions import (
     Mapper,
+    PassLines,
     built_convolution,
     built_nodes,
     common_names,
@@ -27,7 +28,6 @@ from qdqtool.verification.convolutions import (
     contradicted_names,
     in_myelin,
     multiplies,
-    pass_lines,
     trt_name,
     writes,
 )
@@ -47,7 +47,10 @@ def side_of(report: EngineReport, name: str) -> Side:
     )
     side.plain = sum(x.is_convolution for x in layers)
     side.products = len(layers) - side.plain
-    side.ms = _measured_ms(report)
+    # The time of one execution is as trtexec prints it, otherwise the sum of the profile.
+    side.ms = build.gpu_ms
+    if side.ms is None:
+        side.ms = report.total_ms if report.timed else sum(row.ms for row in build.profile_rows) or None
     side.measured = side.ms is not None
     side.gaps = holes(build)
     return side
@@ -60,29 +63,22 @@ def with_profile_rows(build: Build) -> Build:
     return replace(build, layers=[BuiltLayer(row.name) for row in build.profile_rows], names_only=True)
 
 
-def _measured_ms(report: EngineReport) -> float | None:
-    """Time of one execution: as trtexec prints it, otherwise the sum of the profile."""
-    if report.build.gpu_ms is not None:
-        return report.build.gpu_ms
-    return report.total_ms if report.timed else sum(row.ms for row in report.build.profile_rows) or None
-
-
 def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int, NodeSide], str]:
-    """What an engine made of a model's nodes; nodes of which the build says nothing are left out.
+    """What an engine made of a model's nodes, by index; nodes of which the build says nothing are left out.
 
-    Returns:
-        Node index to what became of it, and how the nodes were matched: ``names``, ``structure`` or ``shapes``.
-
-    Raises:
-        BuildLogError: The build is of another network.
+    With it, how the nodes were matched: by ``names``, ``structure`` or ``shapes``.
     """
     model, ms = view.model, build.profile
     names, by = None, "names"
     mapper = Mapper(model, build.layers)
     if not _names_hold(view, build, mapper):
-        names, by = _names_by_structure(view, build), "structure"
-        if names is None:
+        if not any(node.outputs for node in build.parse.nodes):
             return _by_shapes(view, build), "shapes"
+        printed = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
+        if printed.likeness < ALIKE:
+            raise _other_network(view, build)
+        names, by = {n.index: trt_name(printed.pairs[n.index]) if n.index in printed.pairs else f"({n.index})"
+                     for n in model.nodes}, "structure"
     ops = {n.name: n.op for n in model.nodes}
     found: dict[int, NodeSide] = {}
     if build.is_rtx:
@@ -94,16 +90,13 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
         return found, by
     if names is not None:
         mapper = Mapper(model, build.layers, names)
-    lines = pass_lines(build, mapper)
+    lines = PassLines(build, mapper)
     for conv in prediction.convolutions:
         built = built_convolution(model.node(conv.name), conv, build, mapper, lines)
-        if built.precision is None:
-            continue
-        found[conv.index] = NodeSide(
-            conv.name, conv.op, built.precision, list(built.inputs or ()), built.output,
-            fused=[ops.get(name, name) for name in built.fused or ()], layer=built.layer or None,
-            ms=ms.get(built.layer),
-        )
+        if built.precision is not None:
+            found[conv.index] = NodeSide(
+                conv.name, conv.op, built.precision, list(built.inputs or ()), built.output, layer=built.layer or None,
+                fused=[ops.get(name, name) for name in built.fused or ()], ms=ms.get(built.layer))
     return found, by
 
 
@@ -114,17 +107,6 @@ def _names_hold(view: View, build: Build, mapper: Mapper) -> bool:
     found, wanted = common_names(view.model, build)
     numbered = any(NUMBERED.search(n.name) for n in view.weighted)
     return found == wanted or all_in_myelin(build) or (found >= FEW * wanted and not numbered)
-
-
-def _names_by_structure(view: View, build: Build) -> dict[int, str] | None:
-    """Node index to its name in the graph that the log prints; None where it prints none."""
-    if not any(node.outputs for node in build.parse.nodes):
-        return None
-    found = match(view, View(Model(graph_from_log(build)[0], "the log's graph")))
-    if found.likeness < ALIKE:
-        raise _other_network(view, build)
-    return {n.index: trt_name(found.pairs[n.index]) if n.index in found.pairs else f"({n.index})"
-            for n in view.model.nodes}
 
 
 def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
@@ -154,9 +136,8 @@ def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
 
 def _other_network(view: View, build: Build) -> BuildLogError:
     found, wanted = common_names(view.model, build)
-    return BuildLogError(f"{', '.join(build.files) or 'build'}: a build of another network than "
-                         f"{view.model.path or 'the model given'}: it names {found} of its {wanted} convolutions, "
-                         "and shapes and order do not fit either")
+    return BuildLogError(f"{build.called}: a build of another network than {view.model.path or 'the model given'}: it "
+                         f"names {found} of its {wanted} convolutions, and shapes and order do not fit either")
 
 
 def changes_of(engines: EngineComparison) -> list[NodeChange]:

@@ -31,10 +31,9 @@ _PRODUCTS = ("Gemm", "MatMul")
 
 @dataclass(slots=True)
 class Matching:
-    """Pairs of nodes.
+    """Pairs of nodes: index of a node of the first graph to the node of the second.
 
     Attributes:
-        pairs: Index of a node of the first graph to the node of the second.
         by: ``names`` where most pairs have the same name, otherwise ``structure``.
         likeness: Share of the smaller graph's nodes with weights that have a partner in the same surroundings.
     """
@@ -182,29 +181,21 @@ def _pair_classes(
     alone: bool = False, named: bool = False,
 ) -> None:
     """Pairs what has the same color and is as often in both: if ``named`` same names first, then in order."""
-    taken = set(pairs.values())
     left: dict[int, list[int]] = defaultdict(list)
     right: dict[int, list[int]] = defaultdict(list)
-    for index, color in first.items():
-        if index not in pairs:
-            left[color].append(index)
-    for index, color in second.items():
-        if index not in taken:
-            right[color].append(index)
+    for colors, done, classes in ((first, set(pairs), left), (second, set(pairs.values()), right)):
+        for index, color in colors.items():
+            if index not in done:
+                classes[color].append(index)
     for color, members in left.items():
         others = right.get(color, [])
         if len(members) != len(others) or (alone and len(members) != 1):
             continue
         names = {two.view.model.nodes[j].name: j for j in others} if named else {}
-        rest, found = [], set()
-        for i in members:
-            j = names.pop(one.view.model.nodes[i].name, None)
-            if j is None:
-                rest.append(i)
-            else:
-                pairs[i] = j
-                found.add(j)
-        pairs.update(zip(rest, (j for j in others if j not in found), strict=True))
+        found = {i: j for i in members if (j := names.pop(one.view.model.nodes[i].name, None)) is not None}
+        used = set(found.values())
+        rest = zip((i for i in members if i not in found), (j for j in others if j not in used), strict=True)
+        pairs.update({**found, **dict(rest)})
 
 
 def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool:
@@ -218,28 +209,28 @@ def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool
     return alike == len(common) and alike >= _COMMON * min(len(one.anchors), len(two.anchors))
 
 
-def _pair_names(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
+def _left(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> tuple[list[Node], list[Node]]:
+    """The anchors of both that have no partner yet."""
     taken = set(pairs.values())
-    named = {n.name: n.index for n in two.anchors if n.index not in taken}
-    for node in one.anchors:
-        other = named.get(node.name)
-        if node.index not in pairs and other is not None and one.signatures[node.index] == two.signatures[other]:
-            pairs[node.index] = other
+    return [n for n in one.anchors if n.index not in pairs], [n for n in two.anchors if n.index not in taken]
+
+
+def _pair_names(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
+    left, right = _left(one, two, pairs)
+    named = {n.name: n.index for n in right}
+    pairs |= {n.index: named[n.name] for n in left
+              if n.name in named and one.signatures[n.index] == two.signatures[named[n.name]]}
 
 
 def _pair_in_order(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
-    taken = set(pairs.values())
-    left = [n.index for n in one.anchors if n.index not in pairs]
-    right = [n.index for n in two.anchors if n.index not in taken]
-    if not left or not right or max(len(left), len(right)) > _SEQUENCE:
+    left, right = _left(one, two, pairs)
+    if max(len(left), len(right)) > _SEQUENCE:
         return
     keys: dict[Hashable, int] = {}
-    first = [keys.setdefault(one.signatures[i], len(keys)) for i in left]
-    second = [keys.setdefault(two.signatures[i], len(keys)) for i in right]
-    matcher = difflib.SequenceMatcher(None, first, second, autojunk=False)
-    for block in matcher.get_matching_blocks():
-        for k in range(block.size):
-            pairs[left[block.a + k]] = right[block.b + k]
+    first = [keys.setdefault(one.signatures[n.index], len(keys)) for n in left]
+    second = [keys.setdefault(two.signatures[n.index], len(keys)) for n in right]
+    for a, b, size in difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks():
+        pairs.update((left[a + k].index, right[b + k].index) for k in range(size))
 
 
 def _pair_others(one: Skeleton, two: Skeleton, result: Matching, named: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqtool.explain.report import obstacles
 from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node
+from qdqtool.model.graph import Node
 from qdqtool.model.operators import RESIZES, LayerKind, of, rearranges
 from qdqtool.model.view import View
 from qdqtool.types import Precision, Prediction
@@ -31,22 +31,18 @@ class Asked:
     prediction: Prediction | None
     title: str
 
-    @property
-    def model(self) -> Model:
-        return self.view.model
-
 
 def nodes_of(asked: Asked) -> dict[int, NodeSide]:
     """Node index to what the file asks for there, and what is predicted; for nodes with weights or with Q/DQ."""
+    model = asked.view.model
     predicted = {c.index: c for c in asked.prediction.convolutions} if asked.prediction is not None else {}
     ms = {layer.name: layer.ms for layer in asked.prediction.layers} if asked.prediction is not None else {}
-    ops = {n.name: n.op for n in asked.model.nodes}
+    ops = {n.name: n.op for n in model.nodes}
     weighted = {n.index for n in asked.view.weighted}
     found: dict[int, NodeSide] = {}
-    for node in asked.model.ordered:
-        if qdq.is_qdq(node) or node.output in asked.view.constants:
-            continue
-        if node.index not in weighted and not any(qdq.is_dq(asked.model.producer(t)) for t in node.inputs):
+    for node in model.ordered:
+        concerned = node.index in weighted or any(qdq.is_dq(model.producer(t)) for t in node.inputs)
+        if not concerned or qdq.is_qdq(node) or node.output in asked.view.constants:
             continue
         side = _asked_of(asked.view, node, node.index in weighted)
         outcome = predicted.get(node.index)
@@ -96,10 +92,7 @@ def _dequantizer(view: View, tensor: str) -> Node | None:
 def scales_of(view: View, node: Node | None, axis: bool = True) -> Scales | None:
     """The scales of a Q or DQ; None where they are not known.
 
-    Args:
-        view: The model.
-        node: The Q or DQ.
-        axis: Whether the axis of the channels is given; a Gemm's follows from how its weights are stored.
+    ``axis`` says whether that of the channels is given; a Gemm's follows from how its weights are stored.
     """
     params = view.params(node) if node is not None else None
     if node is None or params is None or params.scale is None or not params.scale.size:
@@ -114,9 +107,8 @@ def scales_of(view: View, node: Node | None, axis: bool = True) -> Scales | None
 def side_of(asked: Asked) -> Side:
     """The model as a whole."""
     prediction = asked.prediction
-    quantized = qdq.is_quantized(asked.model)
     weighted = [n for n in asked.view.weighted if n.output in asked.view.varying]
-    side = Side("model", asked.title, quantized, len(weighted))
+    side = Side("model", asked.title, qdq.is_quantized(asked.view.model), len(weighted))
     side.products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
     side.plain = len(weighted) - side.products
     if prediction is not None:

@@ -16,6 +16,7 @@ from qdqtool.base import files, packed
 from qdqtool.base.files import Guard, open_input
 from qdqtool.base.outputs import Saved
 from qdqtool.base.parameters import typed
+from qdqtool.base.records import published
 from qdqtool.buildlog.types import Gap, Lack, Section
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION, Json, Precision
@@ -90,8 +91,7 @@ class Scales:
 
     def as_json(self) -> Json:
         least, greatest = (v if math.isfinite(v) else None for v in self.ends)  # JSON has no other numbers
-        return {"count": self.count, "least": least, "greatest": greatest, "axis": self.axis, "type": str(self.type),
-                "valid": self.valid}
+        return {"count": self.count, "least": least, "greatest": greatest, **published(self, "axis", "type", "valid")}
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class NodeSide:
     """What one side says of a node.
 
     Attributes:
-        name: Its name there: of the ONNX node, or of the engine layer where no ONNX node is known.
+        name: Of the ONNX node, or of the engine layer where no ONNX node is known.
         op: Operator, or type of the layer.
         precision: The type it computes in; None where that is not known or not asked.
         inputs: Types of the data input and of a residual input.
@@ -139,13 +139,10 @@ class NodeSide:
 
     def as_json(self) -> Json:
         return {
-            "name": self.name, "op": self.op, "precision": None if self.precision is None else str(self.precision),
-            "inputs": [str(p) for p in self.inputs], "output": None if self.output is None else str(self.output),
-            "quantized": {"data": self.data, "weights": self.weights},
-            "scale": self.scale.as_json() if self.scale else None,
-            "weights_scale": self.weights_scale.as_json() if self.weights_scale else None,
+            **published(self, "name", "op", "precision", "inputs", "output"),
+            "quantized": published(self, "data", "weights"), **published(self, "scale", "weights_scale"),
             "other_scales": {str(i): s.as_json() for i, s in self.other_scales.items()},
-            "fused": list(self.fused), "layer": self.layer, "ms": self.ms,
+            **published(self, "fused", "layer", "ms"),
         }
 
 
@@ -177,14 +174,12 @@ class NodeChange:
 
     @property
     def name(self) -> str:
-        side = self.a or self.b
-        return side.name if side is not None else ""
+        return next((side.name for side in (self.a, self.b) if side is not None), "")
 
     @property
     def op(self) -> str:
         """Its operator, or the type of the layer."""
-        side = self.a or self.b
-        return side.op if side is not None else ""
+        return next((side.op for side in (self.a, self.b) if side is not None), "")
 
     @property
     def is_unknown(self) -> bool:
@@ -200,12 +195,8 @@ class NodeChange:
         return self.b.ms - self.a.ms
 
     def as_json(self) -> Json:
-        return {
-            "name": self.name, "a": self.a.as_json() if self.a else None, "b": self.b.as_json() if self.b else None,
-            "changes": [str(c) for c in self.changes], "lost": str(self.lost) if self.lost else None,
-            "finding": self.finding, "why": self.why, "scale_factor": self.factor,
-            "weights_scale_factor": self.weights_factor, "change_ms": self.change_ms,
-        }
+        return {**published(self, "name", "a", "b", "changes", "lost", "finding", "why"), "scale_factor": self.factor,
+                "weights_scale_factor": self.weights_factor, "change_ms": self.change_ms}
 
 
 @dataclass(slots=True)
@@ -252,12 +243,10 @@ class Side:
         return [str(g) for g in self.gaps]
 
     def as_json(self) -> Json:
-        return {
-            "kind": self.kind, "title": self.title, "quantized": self.quantized, "convolutions": self.convolutions,
-            "int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions, "ms": self.ms,
-            "measured": self.measured, "target": self.target or None, "gpu": self.gpu or None,
-            "matrix_products": self.products, "missing": self.missing,
-        }
+        fields = published(self, "kind", "title", "quantized", "convolutions", "int8", "int8_to_int8", "conversions",
+                           "ms", "measured")
+        return {**fields, "target": self.target or None, "gpu": self.gpu or None, "matrix_products": self.products,
+                "missing": self.missing}
 
 
 @dataclass(slots=True)
@@ -361,21 +350,19 @@ class Comparison(Saved):
     def as_json(self) -> Json:
         """The fields of ``qdqtool/comparison/1``: nodes that differ, alone."""
         return {
-            "schema": COMPARISON_SCHEMA, "tool": TOOL_VERSION, "a": self.a.as_json(), "b": self.b.as_json(),
-            "summary": self.summary(), "nodes": [n.as_json() for n in self.changed],
-            "layers": self.engines.as_json() if self.engines is not None else None, "notes": list(self.notes),
-            "ok": self.ok,
+            "schema": COMPARISON_SCHEMA, "tool": TOOL_VERSION, **published(self, "a", "b"), "summary": self.summary(),
+            "nodes": [n.as_json() for n in self.changed],
+            "layers": self.engines.as_json() if self.engines is not None else None, **published(self, "notes", "ok"),
         }
 
 
-_FIRST_FIELD = 0x08  # ir_version, with which every exporter begins
+_FIRST_FIELD = b"\x08"  # ir_version, with which every exporter begins
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
     """Whether a path names an ONNX model, by its ending or its first byte; other text is read as a build.
 
-    Raises:
-        QdqtoolError: The file cannot be read, or is neither (a PyTorch file, an engine ...).
+    A file that is neither (a PyTorch file, an engine ...) is a QdqtoolError.
     """
     name = os.fspath(path)
     if files.named_as_model(name):
@@ -384,7 +371,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
         return False
     with open_input(path) as file:
         head = file.read(packed.HEAD)
-    if head and head[0] == _FIRST_FIELD:
+    if head[:1] == _FIRST_FIELD:
         return True
     known = files.recognise(name, head) if not packed.kind_of(head) else None
     if known is not None and not known.of_build:
@@ -396,34 +383,35 @@ _SAME = 1e-5  # scales nearer than this, relatively, are equal: exporters write 
 
 
 def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
-    """Everything that differs, words apart.
-
-    Args:
-        a: The first side.
-        b: The second.
-        scales: Whether both sides know of Q/DQ in a file, so that scales and pairs can be compared.
-    """
+    """Everything that differs, words apart; ``scales`` and pairs too where both sides know of Q/DQ in a file."""
     found = NodeChange(a, b)
     changes: list[Change] = []
     unknown = (None, Precision.UNKNOWN)
     if a.precision not in unknown and b.precision not in unknown:
-        if a.is_int8 and not b.is_int8:
+        int8, written = (a.is_int8, b.is_int8), (a.output, b.output)
+        to_int8 = tuple(output == Precision.INT8 for output in written)
+        if int8 == (True, False):
             changes.append(Change.LOST_INT8)
             found.lost = _lost(a, b)
-        elif b.is_int8 and not a.is_int8:
+        elif int8 == (False, True):
             changes.append(Change.GAINED_INT8)
-        elif a.is_int8:
-            changes += _output(a, b)
-    if _residual(a) is not None and _residual(b) is not None and not _agree(_residual(a), _residual(b)):
+        elif a.is_int8 and to_int8[0] != to_int8[1] and not set(unknown) & set(written):
+            changes.append(Change.LOST_INT8_OUTPUT if to_int8[0] else Change.GAINED_INT8_OUTPUT)
+    first, second = (side.inputs[1] if len(side.inputs) > 1 and side.precision is not None else None for side in (a, b))
+    if first is not None and second is not None and not first.agrees(second):
         changes.append(Change.RESIDUAL)
     if scales:
-        changes += _pairs(a, b) if not {Change.LOST_INT8, Change.GAINED_INT8} & set(changes) else []
+        other_type = {Change.LOST_INT8, Change.GAINED_INT8} & set(changes)
+        asked = [] if other_type else [(a.data, b.data), (a.weights, b.weights)]
+        changes += [Change.LOST_QDQ] * any(x and y is False for x, y in asked)
+        changes += [Change.GAINED_QDQ] * any(y and x is False for x, y in asked)
         both = bool(a.data and b.data)
         compared = [(a.scale, b.scale) if both else (None, None),
                     *((s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales)]
         different = [pair for pair in compared if differ(*pair)]
         if different:
-            found.scales = max(different, key=lambda pair: _far(factor(*pair)))
+            # What has no factor is the worst.
+            found.scales = max(different, key=lambda pair: max(f, 1.0 / f) if (f := factor(*pair)) else math.inf)
             found.factor = factor(*found.scales)
             changes.append(Change.SCALE)
         if a.weights and b.weights and differ(a.weights_scale, b.weights_scale):
@@ -433,29 +421,6 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
         changes.append(Change.FUSION)
     found.changes = tuple(changes)
     return found
-
-
-def _output(a: NodeSide, b: NodeSide) -> list[Change]:
-    if a.output is None or b.output is None or Precision.UNKNOWN in (a.output, b.output):
-        return []
-    first, second = a.output == Precision.INT8, b.output == Precision.INT8
-    if first == second:
-        return []
-    return [Change.LOST_INT8_OUTPUT if first else Change.GAINED_INT8_OUTPUT]
-
-
-def _residual(side: NodeSide) -> Precision | None:
-    return side.inputs[1] if len(side.inputs) > 1 and side.precision is not None else None
-
-
-def _agree(a: Precision | None, b: Precision | None) -> bool:
-    return a is None or b is None or a.agrees(b)
-
-
-def _pairs(a: NodeSide, b: NodeSide) -> list[Change]:
-    asked = [(a.data, b.data), (a.weights, b.weights)]
-    changes = [Change.LOST_QDQ] if any(x and y is False for x, y in asked) else []
-    return changes + ([Change.GAINED_QDQ] if any(y and x is False for x, y in asked) else [])
 
 
 def _lost(a: NodeSide, b: NodeSide) -> Lost:
@@ -485,8 +450,3 @@ def factor(a: Scales | None, b: Scales | None) -> float | None:
         return b.ends[1] / a.ends[1]
     ratios = b.values / a.values
     return float(ratios[np.argmax(np.abs(np.log(ratios)))])
-
-
-def _far(factor: float | None) -> float:
-    """How much a factor is, in either direction; what has none is the worst."""
-    return math.inf if factor is None else max(factor, 1.0 / factor)

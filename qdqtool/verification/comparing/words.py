@@ -18,6 +18,10 @@ _LOST = {
     Lost.UNEXPLAINED: "predicted INT8; this build does not say why",
 }
 
+_HAPPENED = {
+    Change.GAINED_INT8: "gained INT8", Change.LOST_QDQ: "Q/DQ removed", Change.GAINED_QDQ: "Q/DQ added",
+    Change.ONLY_IN_A: "only in A", Change.ONLY_IN_B: "only in B",
+}
 _TENTH = 0.1
 _LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of ranges
 
@@ -63,20 +67,13 @@ def _layers(nodes: Sequence[NodeChange]) -> str:
 
 
 def _lost(comparison: Comparison) -> list[str]:
-    lost = [n for n in comparison.nodes if Change.LOST_INT8 in n.changes]
-    parts = []
-    if lost:
-        reasons = Counter((n.lost, n.finding) for n in lost)
-        if len(reasons) == 1:
-            reason = _reason(lost[0], many=len(lost) > 1)
-            parts.append(f"{_layers(lost)} lost INT8{f': {reason}' if reason else ''}")
-        else:
-            some = {(n.lost, n.finding): n for n in lost}
-            each = "; ".join(
-                f"{number}: {_reason(some[key], many=number > 1) or 'unknown'}" for key, number in reasons.most_common()
-            )
-            parts.append(f"{_layers(lost)} lost INT8 ({each})")
-    return parts
+    lost = comparison.where(Change.LOST_INT8)
+    some = {(n.lost, n.finding): n for n in lost}
+    reasons = [(number, _reason(some[key], many=number > 1))
+               for key, number in Counter((n.lost, n.finding) for n in lost).most_common()]
+    each = "; ".join(f"{number}: {reason or 'unknown'}" for number, reason in reasons)
+    one = "".join(f": {reason}" for _, reason in reasons if reason)
+    return [f"{_layers(lost)} lost INT8{one if len(reasons) == 1 else f' ({each})'}"] if lost else []
 
 
 def _reason(node: NodeChange, *, many: bool) -> str:
@@ -102,68 +99,51 @@ def _outputs(comparison: Comparison) -> list[str]:
 
 
 def _conversions(comparison: Comparison) -> list[str]:
-    more = comparison.more_conversions
-    if not more:
-        return []
-    predicted = "" if comparison.a.kind == comparison.b.kind else " than predicted"
-    if predicted and comparison.a.kind == "build":
-        more = -more
-    return [f"{counted(abs(more), 'conversion')} {'more' if more > 0 else 'fewer'}{predicted}"]
+    more, kinds = comparison.more_conversions, (comparison.a.kind, comparison.b.kind)
+    predicted = "" if kinds[0] == kinds[1] else " than predicted"
+    is_more = (more or 0) < 0 if kinds == ("build", "model") else (more or 0) > 0
+    return [f"{counted(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"] if more else []
 
 
 def _scales(comparison: Comparison) -> list[str]:
     parts = []
     for change, what in ((Change.SCALE, "activations"), (Change.WEIGHTS_SCALE, "weights")):
-        number = comparison.count(change)
-        if number:
-            factors = [n.factor if change == Change.SCALE else n.weights_factor for n in comparison.nodes
-                       if change in n.changes]
-            little = all(f is not None and abs(f - 1.0) < _LITTLE for f in factors)
-            known = [f for f in factors if f is not None]
-            one = len(known) == number and max(known) - min(known) <= _LITTLE * max(known)
-            how = (f", by less than {_LITTLE:.1%}" if little else
-                   f", all by one factor ({_times_or_percent(known[0])})" if one and number > 1 else
-                   f" ({_times_or_percent(known[0])})" if one else "")
-            parts.append(f"scales of {what} differ at {counted(number, 'node')}{how}")
+        factors = [n.factor if change == Change.SCALE else n.weights_factor for n in comparison.where(change)]
+        known = [f for f in factors if f is not None]
+        one = len(known) == len(factors) and bool(known) and max(known) - min(known) <= _LITTLE * max(known)
+        how = (f", by less than {_LITTLE:.1%}" if all(f is not None and abs(f - 1.0) < _LITTLE for f in factors) else
+               f", all by one factor ({_times_or_percent(known[0])})" if one and len(factors) > 1 else
+               f" ({_times_or_percent(known[0])})" if one else "")
+        parts += [f"scales of {what} differ at {counted(len(factors), 'node')}{how}"] if factors else []
     return parts
 
 
 def _times(comparison: Comparison) -> list[str]:
-    times = comparison.times_as_long
-    if times is None:
-        return []
-    measured = comparison.a.measured and comparison.b.measured
-    place = comparison.b.gpu or comparison.a.gpu
-    where = f" on {place}" if place and not measured else ""
-    return [f"{times:.2f} times as long{where}{'' if measured else ', estimated'}"]
+    times, place = comparison.times_as_long, comparison.b.gpu or comparison.a.gpu
+    estimated = f"{f' on {place}' if place else ''}, estimated"
+    how = "" if comparison.a.measured and comparison.b.measured else estimated
+    return [] if times is None else [f"{times:.2f} times as long{how}"]
 
 
 def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "writes")) -> str:
     """What happened at one node.
 
-    Args:
-        node: The node.
-        finding: Message of the finding that explains a lost INT8.
-        said: How what A and B write is told.
+    ``finding`` is the message of the one that explains a lost INT8; ``said`` is how what A and B write is told.
     """
     a, b = node.a, node.b
     parts: list[str] = []
     for change in node.changes:
-        if change == Change.LOST_INT8:
-            parts.append(f"lost INT8: {_reason(node, many=False)}" if node.lost in _LOST else
-                         f"lost INT8: {finding}" if finding else "lost INT8")
-        elif change == Change.GAINED_INT8:
-            parts.append("gained INT8")
+        if change in _HAPPENED:
+            parts.append(_HAPPENED[change])
+        elif change == Change.LOST_INT8:
+            reason = _reason(node, many=False) if node.lost in _LOST else finding
+            parts.append(f"lost INT8: {reason}" if reason else "lost INT8")
         elif change == Change.LOST_INT8_OUTPUT:
             parts.append(f"{said[0]} INT8, {said[1]} {b.output if b else ''}{f': {finding}' if finding else ''}")
         elif change == Change.GAINED_INT8_OUTPUT:
             parts.append(f"{said[0]} {a.output if a else ''}, {said[1]} INT8")
         elif change == Change.RESIDUAL and a is not None and b is not None:
             parts.append(f"reads the residual as {b.inputs[1]} instead of {a.inputs[1]}")
-        elif change == Change.LOST_QDQ:
-            parts.append("Q/DQ removed")
-        elif change == Change.GAINED_QDQ:
-            parts.append("Q/DQ added")
         elif change == Change.SCALE and node.scales is not None:
             parts.append(_changed("scale", *node.scales, node.factor))
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
@@ -171,8 +151,6 @@ def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "
         elif change == Change.FUSION and a is not None and b is not None:
             before, after = (f"fused with {', '.join(s.fused)}" if s.fused else "fused with nothing" for s in (a, b))
             parts.append(f"{before} in A, {after.removeprefix('fused ') if a.fused and b.fused else after} in B")
-        elif change in (Change.ONLY_IN_A, Change.ONLY_IN_B):
-            parts.append(f"only in {'A' if change == Change.ONLY_IN_A else 'B'}")
     return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])
 
 

@@ -130,15 +130,9 @@ INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 
 
 def listing(float_convs: tuple[str, ...] = (), names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A layer JSON of the small network, fused as TensorRT names it; some convolutions stayed float.
-
-    Args:
-        float_convs: These.
-        names: What other names the build has for convolutions.
-    """
-    model = network()
+    """A layer JSON of the small network, fused as TensorRT names it; some convolutions stayed float or are renamed."""
     layers = []
-    convs = [node for node in model.graph.node if node.op_type == "Conv"]
+    convs = [node for node in network().graph.node if node.op_type == "Conv"]
     tensors = ["x", *(f"{node.name}:0" for node in convs[:-1]), "b.end.DQ:0"]  # one behind the other
     for i, node in enumerate(convs):
         floating = node.name in float_convs
@@ -164,19 +158,16 @@ def files(tmp_path: Path) -> Path:
 
 def test_recorded_and_requested(files: Path) -> None:
     result = qdqtool.compare(files / "model.onnx", files / "bad.json", target="trt8.5")
-    assert {n.name for n in result.nodes if Change.LOST_INT8 in n.changes} == {"b1.a", "b2.b"}
+    assert {n.name for n in result.where(Change.LOST_INT8)} == {"b1.a", "b2.b"}
     assert (result.a.int8, result.b.int8, result.ok) == (7, 5, False)
     assert qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5").ok
     result = qdqtool.compare(files / "bad.json", files / "model.onnx", target="trt8.5")
-    assert {n.name for n in result.nodes if Change.GAINED_INT8 in n.changes} == {"b1.a", "b2.b"}
+    assert {n.name for n in result.where(Change.GAINED_INT8)} == {"b1.a", "b2.b"}
     result = qdqtool.compare(files / "good.json", files / "bad.json")
     assert result.summary()["lost_int8"] == 2 and result.engines is not None
     # Convolutions and conversions as they are listed; times are the sums of the recorded profiles
-    float_, placed = (
-        [build_file(case, "graph.json"), build_file(case, "profile.json")]
-        for case in ("resnet18-a100-fp16", "resnet18-a100-qat-residual")
-    )
-    result = qdqtool.compare(float_, placed)
+    result = qdqtool.compare(*([build_file(case, "graph.json"), build_file(case, "profile.json")]
+                               for case in ("resnet18-a100-fp16", "resnet18-a100-qat-residual")))
     assert (result.a.int8, result.b.int8) == (0, 21)
     assert result.times_as_long == pytest.approx(0.731136 / 1.016832)
 
@@ -234,12 +225,11 @@ def test_exports_of_one_network_are_matched_convolution_by_convolution(a: str, b
     """Their exporter numbered the nodes in the order of the network: equal ranks are equal convolutions."""
     files = [build_file(*RESNET[side].split("/")) for side in (a, b)]
     result = qdqtool.compare(*files)
-    numbers = []
-    for side in ("a", "b"):
-        told = [getattr(n, side) for n in result.nodes]
-        names = [t.layer if t.layer else t.name for t in told if t is not None]
-        numbers.append([int(re.findall(r"(?:Conv|Gemm)_(\d+)", name)[-1]) for name in names])
-    ranks = [[sorted(found).index(n) for n in found] for found in numbers]
+    ranks = []
+    for sides in ([n.a for n in result.nodes], [n.b for n in result.nodes]):
+        names = [t.layer or t.name for t in sides if t is not None]
+        numbers = [int(re.findall(r"(?:Conv|Gemm)_(\d+)", name)[-1]) for name in names]
+        ranks.append([sorted(numbers).index(n) for n in numbers])
     assert len(ranks[0]) == 21 and ranks[0] == ranks[1] and not result.unknown
 
 
@@ -330,13 +320,9 @@ def test_a_finding_about_what_is_predicted_int8_is_no_reason(build: str, lost: L
 
 
 def test_nothing_that_was_read_is_written_over(files: Path) -> None:
-    result = qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5")
-    result.save(files / "result.json")
-    assert json.loads((files / "result.json").read_text()) == result.as_json()
-    with pytest.raises(QdqtoolError):
-        result.save(files / "good.json")
-    result = qdqtool.predict(files / "model.onnx")
-    result.save(files / "prediction.json")
-    assert json.loads((files / "prediction.json").read_text()) == json.loads(json.dumps(result.as_json()))
-    with pytest.raises(QdqtoolError):
-        result.save(files / "model.onnx")
+    compared = qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5")
+    for result, read in ((compared, "good.json"), (qdqtool.predict(files / "model.onnx"), "model.onnx")):
+        result.save(files / "result.json")
+        assert json.loads((files / "result.json").read_text()) == json.loads(json.dumps(result.as_json()))
+        with pytest.raises(QdqtoolError):
+            result.save(files / read)
