@@ -26,6 +26,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.sessions import open_session
 from qdqtool.qat.modules import scale_of, watching
 from qdqtool.qat.trace import Call, evaluating
 
@@ -296,14 +297,9 @@ def _feeds(proto: onnx.ModelProto, call: Call) -> dict[str, Array]:
 
 
 def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array]) -> list[Array]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Without rewriting: Q and DQ are computed as they are there, which is what the network was trained with.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        # Without rewriting: Q and DQ are computed as they are there, which is what the network was trained with.
+        session = open_session(proto.SerializeToString(), 0, optimize="none")
         wanted = {i.name for i in session.get_inputs()}
         return [np.asarray(r) for r in session.run(names, {n: a for n, a in feeds.items() if n in wanted})]
     except Exception as error:  # onnxruntime has its own exceptions for each of many reasons

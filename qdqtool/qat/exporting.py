@@ -290,26 +290,20 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     found = list(quantizers_of(twin))
     factors = fold_norms(twin, plan.norms)
     for q in found:
+        amax, axis = amax_of(q.itself), q.itself.qdq_axis
         if not q.weight:
-            made = ExportQuantizer(scale_of(q.itself, torch.empty(0)), None)
-            made.mark = marked
-            q.module._modules[q.attribute] = made
-            continue
-        if q.attribute != getattr(q.module, "qdq_weight", None):  # an attention's, of weights that are part of others
-            axis, amax = q.itself.qdq_axis, amax_of(q.itself)
+            scale = scale_of(q.itself, torch.empty(0))
+        elif q.attribute != q.module.qdq_weight:  # an attention's, of weights that are part of others
             scale = None if amax is None else scale_of(q.itself, amax)
-            q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
-            continue
-        axis = axes[q.owner]
-        value: Tensor = q.module._parameters["weight"]
-        later = folded_later(q.module)
-        value = value.detach() if later is None else value.detach() * later.to(value)
-        scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
-        amax = amax_of(q.itself)
-        if amax is not None:  # the range of training, times what folding multiplied the channels by
-            trained = amax.double().reshape(scale.shape) / LEVELS
-            factor = None if axis is None else factors.get(q.owner)
-            trained = trained if factor is None else trained * factor.double().abs()
-            scale = torch.where(trained > _TINY, trained.float(), scale)
-        q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
+        else:
+            axis, later = axes[q.owner], folded_later(q.module)
+            value: Tensor = q.module._parameters["weight"].detach()
+            value = value if later is None else value * later.to(value)
+            scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
+            if amax is not None:  # the range of training, times what folding multiplied the channels by
+                trained = amax.double().reshape(scale.shape) / LEVELS
+                factor = None if axis is None else factors.get(q.owner)
+                trained = trained if factor is None else trained * factor.double().abs()
+                scale = torch.where(trained > _TINY, trained.float(), scale)
+        q.module._modules[q.attribute] = ExportQuantizer(scale, axis, None if q.weight else marked)
     twin.__dict__.pop(PLAN, None)

@@ -63,6 +63,19 @@ def refuse_wrapped(model: Any) -> None:
 
 
 @contextmanager
+def changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of an object have other values for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
 def exporting_heads(model: nn.Module) -> Iterator[None]:
     """Switches heads with an export mode to it and back: they then return results only, not the raw maps for losses.
 

@@ -93,15 +93,13 @@ def calibrate(
     members = _members(model, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
     choice.check([q.name for q in members.values()])
-    seen = _Seen(members)
-    batches, images, failed = 0, 0, ""
+    found, batches, images, failed = dict[str, TensorStatistics](), 0, 0, ""
     try:
-        batches, images = _look(model, plan, data, fn, seen, max_batches, total)
+        found, batches, images = _look(model, plan, data, fn, members, max_batches, total)
     except DataError as error:
         if not together:
             raise
         failed = str(error)  # the other processes are waiting
-    found = {name: s.result for name, s in seen.statistics.items()}
     if together:
         found, (batches, images) = gathered(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
@@ -129,35 +127,24 @@ def calibrate(
     return result
 
 
-class _Seen:
-    """The statistics of each quantizer's tensor, fed by :func:`qdqtool.qat.modules.observing`.
-
-    Attributes:
-        images: How many the batch has that runs now.
-    """
-
-    def __init__(self, members: dict[tuple[int, str], Quantizer]) -> None:
-        self.statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
-        self.images = 1
-        self._members = members
-
-    def __call__(self, module: nn.Module, attribute: str, value: Tensor) -> None:
-        member = self._members.get((id(module), attribute))
-        if member is not None:
-            self.statistics[member.name].add(value, max(self.images, 1))
-
-
 def _look(
-    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None, seen: _Seen,
-    max_batches: int | None, total: int | None,
-) -> tuple[int, int]:  # fmt: skip
-    """Runs the network on the batches; how many there were, and how many images."""
+    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None,
+    members: dict[tuple[int, str], Quantizer], max_batches: int | None, total: int | None,
+) -> tuple[dict[str, TensorStatistics], int, int]:  # fmt: skip
+    """Runs the network on the batches: statistics by the quantizer's name, how many batches there were and images."""
     device = device_of(model)
     given = batches_of(data, plan)
     count = length_of(given)
     if count is not None and max_batches is not None:
         count = min(count, max_batches)
-    batches = images = 0
+    batches = images = now = 0
+    statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
+
+    def seen(module: nn.Module, attribute: str, value: Tensor) -> None:
+        member = members.get((id(module), attribute))
+        if member is not None:
+            statistics[member.name].add(value, max(now, 1))
+
     with evaluating(model), observing(seen), resting(model, plan.counted):
         for batch in track(given, "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
@@ -165,7 +152,7 @@ def _look(
             call = call_for(batch, plan, model, fn)
             if not all(t.numel() for t in call.tensors):
                 raise DataError(f"batch {batches}: {call} hold no value; leave empty batches out")
-            seen.images = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
+            now = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
             try:
                 call.on(model, device)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -175,10 +162,10 @@ def _look(
                     "it is called with"
                 ) from error
             batches += 1
-            images += seen.images
+            images += now
     if not batches:
         raise DataError("no calibration data: the iterable gave no batch")
-    return batches, images
+    return {name: s.result for name, s in statistics.items()}, batches, images
 
 
 def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:

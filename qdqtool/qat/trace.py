@@ -8,27 +8,29 @@ Whatever torch.onnx.export can trace is understood, networks that torch.fx canno
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from onnx import helper
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
+from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.model.subgraphs import held
+from qdqtool.qat.networks import changed
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
 
 TRACE_OPSET = 17
@@ -208,18 +210,10 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
     return proto
 
 
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def _quiet_exporter() -> AbstractContextManager[None]:
     """Where one of its passes fails, torch's exporter prints the whole graph to standard output."""
-    log = getattr(torch._C, "_jit_onnx_log", None)
-    if log is None:
-        yield
-        return
-    torch._C._jit_onnx_log = lambda *words: None
-    try:
-        yield
-    finally:
-        torch._C._jit_onnx_log = log
+    known = hasattr(torch._C, "_jit_onnx_log")
+    return changed(torch._C, _jit_onnx_log=lambda *words: None) if known else nullcontext()
 
 
 def trace(model: nn.Module, sample: Any) -> Traced:
@@ -260,14 +254,9 @@ class _Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        before = module_hooks.register_module_forward_pre_hook(self._enter)
-        after = module_hooks.register_module_forward_hook(self._leave, always_call=True)
-        try:
-            with CallWatcher(self._seen):
-                yield
-        finally:
-            before.remove()
-            after.remove()
+        with (module_hooks.register_module_forward_pre_hook(self._enter),
+              module_hooks.register_module_forward_hook(self._leave, always_call=True), CallWatcher(self._seen)):
+            yield
 
     def _mark(self, value: Tensor, site: Site) -> Any:
         self.keys.append(site)
@@ -382,47 +371,27 @@ def _read_instead(node: onnx.NodeProto, source: dict[str, str]) -> None:
 # What the export leaves to be tidied: constants that other nodes make, and pairs that say the same twice -------------
 
 
-_FOLDED = ("Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
+_FOLDED = ("Constant", "Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 
 
 def fold_constants(model: Model) -> Model:
     """Constant nodes become initializers, and what moves or cuts constants (packed weights too) their value."""
-    editor = Editor(model)
+    editor, constants = Editor(model), Constants(model, sys.maxsize)
     values: dict[str, np.ndarray] = {}
     for node in model.ordered:
-        if node.op == "Constant":
-            value = model.constant(node.output)
-        elif node.op in _FOLDED and node.domain == "":
-            value = _folded(model, node, values)
-        else:
+        if node.op not in _FOLDED or node.domain != "" or model.is_output(node.output):
             continue
-        if value is None or model.is_output(node.output):
-            continue
-        values[node.output] = value
-        editor.redirect(node.output, editor.constant(f"{node.output}_value", value))
-        if not editor.is_captured(node.output):
-            editor.remove(node)
+        value = model.constant(node.output)
+        known = {t: v for t in node.inputs if (v := values.get(t, model.constant(t))) is not None}
+        if known and len(known) == len(set(node.inputs)):
+            value = (constants.results(node, known, sys.maxsize) or {}).get(node.output)
+        if value is not None:
+            values[node.output] = value
+    for tensor, value in values.items():
+        editor.redirect(tensor, editor.constant(f"{tensor}_value", value))
+        if not editor.is_captured(tensor):
+            editor.remove(model.producers[tensor])
     return editor.finish()
-
-
-def _folded(model: Model, node: Node, values: dict[str, np.ndarray]) -> np.ndarray | None:
-    source = model.constant(node.input(0))
-    if source is None:
-        source = values.get(node.input(0))
-    if source is None or node.op == "Identity":
-        return source
-    if node.op == "Transpose":
-        return np.ascontiguousarray(np.transpose(source, node.attributes.get("perm")))
-    if node.op in ("Unsqueeze", "Slice"):
-        given = [b for t in node.inputs[1:] if (b := values.get(t, model.constant(t))) is not None and b.size == 1]
-        numbers = [int(b.reshape(-1)[0]) for b in given]
-        if len(numbers) != len(node.inputs) - 1 or len(numbers) not in ((1,) if node.op == "Unsqueeze" else (3, 4)):
-            return None
-        if node.op == "Unsqueeze":
-            return np.expand_dims(source, numbers[0])
-        start, end, axis, *step = numbers
-        return source[(slice(None),) * (axis % source.ndim) + (slice(start, end, *step),)]
-    return source.astype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
 
 
 def transpose_weights(model: Model) -> Model:
