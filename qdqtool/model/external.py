@@ -23,11 +23,6 @@ from qdqtool.errors import ModelError
 from qdqtool.model.subgraphs import held
 
 _LARGE = 1 << 14  # elements
-_WHOLE_BYTES = {
-    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT8,
-    onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL,
-    onnx.TensorProto.BFLOAT16,
-}  # fmt: skip
 _PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
     onnx.TensorProto.FLOAT: "<f4", onnx.TensorProto.DOUBLE: "<f8", onnx.TensorProto.FLOAT16: "<f2",
     onnx.TensorProto.INT8: "i1", onnx.TensorProto.UINT8: "u1", onnx.TensorProto.INT32: "<i4",
@@ -83,7 +78,7 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 
 def is_bytes(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's values are bytes that may as well lie in a file: no texts, no packed half bytes in numbers."""
-    return tensor.HasField("raw_data") or tensor.data_type in _WHOLE_BYTES
+    return tensor.HasField("raw_data") or tensor.data_type in (*_PLAIN, onnx.TensorProto.BFLOAT16)
 
 
 def is_separable(tensor: onnx.TensorProto) -> bool:

@@ -388,25 +388,9 @@ def of(node: Node | None) -> Operator:
     return OPERATORS.get(node.op, _UNKNOWN)
 
 
-def weights_of(name: str) -> Weights:
-    """What is known of the weights of an operator that has some."""
-    found = OPERATORS[name].weights
-    assert found is not None, name
-    return found
-
-
-def passage_of(name: str) -> QPassage:
-    """How a Q passes an operator that it can pass."""
-    found = OPERATORS[name].passage
-    assert found is not None, name
-    return found
-
-
-def activation_of(name: str) -> Activation:
-    """What is known of an operator that is an activation."""
-    found = OPERATORS[name].activation
-    assert found is not None, name
-    return found
+def case_of(name: str) -> Case:
+    """What an operator's one fact rests on: how a Q passes it, that it is an activation, or has weights."""
+    return cases_of(OPERATORS[name])[0]
 
 
 def cases_of(operator: Operator) -> tuple[Case, ...]:
@@ -420,7 +404,7 @@ def passage(model: Model, node: Node | None) -> QPassage | None:
     found = of(node).passage
     while found is not None and node is not None and found.when is not None and not found.when(model, node):
         found = found.otherwise
-    return found if node is not None else None
+    return found
 
 
 def inputs_behind_q(model: Model, node: Node | None) -> tuple[str, ...]:

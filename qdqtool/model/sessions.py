@@ -87,29 +87,17 @@ _descriptors = threading.RLock()  # two threads would each keep what the other o
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams. One thread at a time."""
-    with _descriptors:
-        yield from _pointed_away()
-
-
-def _pointed_away() -> Iterator[None]:
-    saved: list[tuple[int, int]] = []
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    try:
-        with contextlib.suppress(OSError):
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            try:
-                for number in (1, 2):
-                    saved.append((number, os.dup(number)))
-                    os.dup2(nothing, number)
-            finally:
-                os.close(nothing)
+    with _descriptors, contextlib.ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+            for number in (1, 2):
+                copy = os.dup(number)
+                stack.callback(os.close, copy)
+                stack.callback(os.dup2, copy, number)
+                os.dup2(nothing.fileno(), number)
         yield
-    finally:
-        for number, copy in saved:
-            os.dup2(copy, number)
-            os.close(copy)
 
 
 class SharedWeights:
@@ -207,8 +195,7 @@ def _apart(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> I
         path = None
         if os.name != "nt":  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
             with contextlib.suppress(OSError, QdqtoolError):
-                folder = temporary_folder()
-                written = Path(stack.enter_context(folder)) / "model.onnx"
+                written = Path(stack.enter_context(temporary_folder())) / "model.onnx"
                 write_apart(proto, weights, written, at_once=True)
                 path = written
         yield path

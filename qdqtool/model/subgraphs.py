@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 import onnx
 
@@ -26,6 +26,19 @@ def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             for graph in held(attribute):
                 yield graph
                 yield from inner_graphs(graph.node)
+
+
+def with_inner(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of their subgraphs."""
+    yield from nodes
+    for graph in inner_graphs(nodes):
+        yield from graph.node
+
+
+def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a model's graph, and of its own functions."""
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        yield from with_inner(nodes)
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
@@ -84,14 +97,15 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     if not proto.functions:
         return
     functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
-    calls = {key: [c for n in _nodes(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
-    own = {key: sum(1 for _ in _nodes(f.node)) for key, f in functions.items()}
+    calls = {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
+    own = {key: sum(1 for _ in with_inner(f.node)) for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
     for key in _callees_first(calls, what):
         sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
-    total = sum(sizes.get(_called(n), 0) for n in _nodes(proto.graph.node))
+    total = sum(sizes.get(_called(n), 0) for n in with_inner(proto.graph.node))
     if total > budgets.FUNCTION_CALLS:
-        raise ModelError(f"{what}: its own functions stand for {_about(total)} nodes; the limit is "
+        about = total if total < 10**9 else "more than a billion"
+        raise ModelError(f"{what}: its own functions stand for {about} nodes; the limit is "
                          f"{budgets.FUNCTION_CALLS}; export the model without functions")
 
 
@@ -101,14 +115,10 @@ def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     found: set[_Key] = set()
     work = [proto.graph.node]
     while work:
-        for key in {_called(n) for n in _nodes(work.pop())} & set(functions) - found:
+        for key in {_called(n) for n in with_inner(work.pop())} & set(functions) - found:
             found.add(key)
             work.append(functions[key].node)
     return [f for key, f in functions.items() if key in found]
-
-
-def _about(count: int) -> str:
-    return str(count) if count < 10**9 else "more than a billion"
 
 
 def _callees_first(calls: dict[_Key, list[_Key]], what: str) -> Iterator[_Key]:
@@ -138,12 +148,3 @@ def _key(domain: str, name: str, overload: str) -> _Key:
 
 def _called(node: onnx.NodeProto) -> _Key:
     return _key(node.domain, node.op_type, getattr(node, "overload", ""))
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in held(attribute):
-                yield from _nodes(graph.node)

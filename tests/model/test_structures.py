@@ -14,7 +14,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.heads import attentions, holds_shares, is_computed_product
 from qdqtool.model.layernorm import as_one, layer_norms
 from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
-from qdqtool.model.subgraphs import _nodes, inner_graphs, leading_to
+from qdqtool.model.subgraphs import inner_graphs, leading_to, with_inner
 from qdqtool.prediction import predict
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
@@ -310,7 +310,7 @@ def test_depths_and_dependences() -> None:
     assert sorted(names[:3]) == ["deep", "else", "then"] and names.index("then") + 1 == names.index("deep")
     assert names[3:] == ["deep", "else"]
     # Calls of functions are counted over the same nodes, none of them twice.
-    counted = [n.op_type for n in _nodes([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
+    counted = [n.op_type for n in with_inner([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
     assert counted == ["Own", "Loop"]
     # Through subgraphs too; unset inputs and outputs connect nothing, and what is given needs no node
     inner = helper.make_graph([helper.make_node("Neg", ["b"], ["in"])], "g", [], [])
