@@ -275,11 +275,19 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     factors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
     for norm_name, conv_name in norms.items():
-        norm, conv = modules.get(norm_name), modules.get(conv_name)
-        factor = None if norm is None or conv is None else _fold(conv, norm)
-        if factor is None:
+        norm: Any = modules.get(norm_name)
+        conv, factor = modules.get(conv_name), factor_of(norm)
+        if conv is None or factor is None:
             continue
         factors[conv_name] = factor
+        weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
+        assert weight is not None
+        mean = norm.running_mean.double()
+        shift = (-mean if bias is None else bias.detach().double() - mean) * factor
+        shift = shift + norm.bias.detach().double() if norm.affine else shift
+        value = weight.detach().double() * along_outputs(conv, factor)
+        conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
+        conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
         parent, _, child = norm_name.rpartition(".")
         modules[parent]._modules[child] = nn.Identity()
     return factors
@@ -302,20 +310,3 @@ def along_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
     # [in, out / groups, ...]: the inputs of a group, one group after the other.
     of_groups = factor.reshape(conv.groups, weight.shape[1]).repeat_interleave(weight.shape[0] // conv.groups, 0)
     return of_groups.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))
-
-
-def _fold(conv: nn.Module, norm: nn.Module) -> Tensor | None:
-    factor = factor_of(norm)
-    if factor is None:
-        return None
-    weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
-    assert weight is not None
-    found: Any = norm
-    mean = found.running_mean.double()
-    shift = -mean * factor if bias is None else (bias.detach().double() - mean) * factor
-    if found.affine:
-        shift = shift + found.bias.detach().double()
-    value = weight.detach().double() * along_outputs(conv, factor)
-    conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
-    conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
-    return factor

@@ -214,13 +214,9 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
             raise QdqtoolError(f"the checkpoint is of another network: '{absent}' is not in this one")
         insert(model, plan)
     _load(model, saved["state"])
-    by_name = dict(model.named_modules())
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, Quantizing):
-            module.qdq_off = frozenset()
-    for name, attribute in saved["off"]:
-        owner: Any = by_name[name]
-        owner.qdq_off = owner.qdq_off | {attribute}
+            module.qdq_off = frozenset(attribute for owner, attribute in saved["off"] if owner == name)
     return plan
 
 
