@@ -40,9 +40,7 @@ class Deep(nn.Module):
 
 @pytest.fixture(scope="module")
 def ready() -> nn.Module:
-    model = Deep()
-    nets.randomise(model)
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.randomise(Deep()), X)
     with pytest.warns(UserWarning, match="calibrated with 1 image:"):
         qat.calibrate(model, [X])
     return model
@@ -183,9 +181,7 @@ def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(nn.functional.conv2d(torch.relu(self.first(x)), self.filter))
 
-    model = Fixed()
-    qat.prepare(model, X, report=None)
-    qat.calibrate(model, [X])
+    model = nets.ready(Fixed(), X)
     done = qat.export(model, tmp_path / "q.onnx", X)
     assert 0 < done.noise < 0.1 and done.check.worst < 5e-4  # of rounding at random alone
 
@@ -193,9 +189,7 @@ def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece
 def test_noise_is_at_least_that_of_the_same_network_in_double_precision(tmp_path: Path) -> None:
     """By hand: the same rounding in float64, against the network's own results."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(m for _ in range(6) for m in (nets.conv(), nn.SiLU())))
-    qat.prepare(model, X, report=None)
-    qat.calibrate(model, [X])
+    model = nets.ready(nn.Sequential(*(m for _ in range(6) for m in (nets.conv(), nn.SiLU()))), X)
     done = qat.export(model, tmp_path / "q.onnx", X)
     with torch.no_grad():
         single = model.eval()(X).double()
@@ -251,9 +245,7 @@ SMALL = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
 def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str, tmp_path: Path) -> None:
     """Traced by torch's compiler, gradients included; the code it would make of that is not ours to test."""
     torch.manual_seed(0)
-    model = nets.Skips()
-    nets.randomise(model)
-    qat.prepare(model, SMALL, backend=backend, report=None)
+    model = nets.prepared(nets.randomise(nets.Skips()), SMALL, backend=backend)
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, backend="aot_eager")
     qat.calibrate(compiled, [SMALL])
@@ -273,20 +265,17 @@ def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str,
 SAMPLE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def _ready(model: nn.Module, sample: torch.Tensor, backend: str = "pytorch-quantization") -> nn.Module:
-    nets.randomise(model)
-    qat.prepare(model, sample, backend=backend, report=None)
-    qat.calibrate(model, [sample])
-    return model.eval()
+def _ready(model: nn.Module, sample: torch.Tensor, **options: object) -> nn.Module:
+    return nets.ready(nets.randomise(model), sample, **options).eval()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpoint_is_plain_data_and_restores_everything(backend: str, tmp_path: Path) -> None:
-    model = _ready(nets.Skips(), SMALL, backend)
+    model = _ready(nets.Skips(), SMALL, backend=backend)
     qat.disable(model, r"^b\.")
     torch.save(qat.checkpoint(model), tmp_path / "qat.pt")
     saved = torch.load(tmp_path / "qat.pt", weights_only=True)
-    for other in (nets.Skips(), _ready(nets.Skips(), SMALL, backend)):
+    for other in (nets.Skips(), _ready(nets.Skips(), SMALL, backend=backend)):
         plan = qat.restore(other, saved)
         assert plan == qat.preparation.plan_of(model)
         with torch.no_grad():
@@ -300,8 +289,7 @@ def test_other_networks_and_plans_are_told(tmp_path: Path) -> None:
     saved = qat.checkpoint(model)
     with pytest.raises(QdqtoolError, match="is of another network"):
         qat.restore(nets.Shared(), saved)
-    other = ResNet18(10, nets.WIDTH)
-    qat.prepare(other, SAMPLE, exclude=["layer1"], report=None)
+    other = nets.prepared(ResNet18(10, nets.WIDTH), SAMPLE, exclude=["layer1"])
     with pytest.raises(QdqtoolError, match=r"plan has other quantizers .* restore it into the float network"):
         qat.restore(other, saved)
     with pytest.raises(QdqtoolError, match=r"it is of another (network or )?plan"):

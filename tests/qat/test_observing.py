@@ -101,9 +101,7 @@ BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in 
 
 
 def _prepared(backend: str = "pytorch-quantization", model: nn.Module | None = None) -> nn.Module:
-    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv()) if model is None else model
-    qat.prepare(model, BATCHES[0], backend=backend, report=None)
-    return model
+    return nets.prepared(model or nn.Sequential(nets.conv(), nn.ReLU(), nets.conv()), BATCHES[0], backend=backend)
 
 
 def _amax(quantizer: nn.Module) -> float:

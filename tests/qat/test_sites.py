@@ -151,8 +151,7 @@ def test_what_is_seen_and_left() -> None:
 
 
 def test_the_graph_computes_what_the_network_does_and_has_no_marks() -> None:
-    model = ResNet18(10, nets.WIDTH)
-    nets.randomise(model)
+    model = nets.randomise(ResNet18(10, nets.WIDTH))
     x = torch.randn(1, 3, 64, 64)
     proto = trace(model, x).proto
     assert {n.domain for n in proto.graph.node} == {""}
@@ -202,8 +201,7 @@ def test_residuals_as_insert_places_them() -> None:
     residuals = [a.site for a in found.activations if a.role == "residual"]
     assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
     assert [a.site.module for a in found.activations if a.site.kind == "pool"] == ["avgpool"]
-    model = ResNet18(10, nets.WIDTH)
-    nets.randomise(model)
+    model = nets.randomise(ResNet18(10, nets.WIDTH))
     sample = torch.randn(2, 3, 64, 64)
     file = io.BytesIO()
     torch.onnx.export(model.eval(), (sample[:1],), file, opset_version=17, dynamo=False)
@@ -361,9 +359,7 @@ def test_projections_of_attention_are_quantized_as_insert_places_them(
 @pytest.mark.slow
 def test_quantized_attention_is_compiled_as_it_is() -> None:
     torch.manual_seed(0)
-    model = Projected("positions", batch_first=True).eval()
-    qat.prepare(model, TOKENS, report=None)
-    qat.calibrate(model, [TOKENS])
+    model = nets.ready(Projected("positions", batch_first=True).eval(), TOKENS)
     compiled = torch.compile(model, backend="aot_eager")
     grads = []
     for network in (model, compiled):
@@ -380,14 +376,11 @@ def test_attention_and_integers(tmp_path: Path) -> None:
     layer = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval()
     with torch.no_grad():
         wanted = layer(TOKENS)
-    assert len(qat.prepare(layer, TOKENS, report=None).weights) == 4
-    qat.calibrate(layer, [TOKENS])
+    assert len(qat.preparation.plan_of(nets.ready(layer, TOKENS)).weights) == 4
     with torch.no_grad():
         assert not torch.allclose(layer(TOKENS), wanted, atol=1e-5)
-    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval()
     tokens = torch.arange(10)[None]
-    qat.prepare(model, tokens, report=None)
-    qat.calibrate(model, [tokens])
+    model = nets.ready(nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval(), tokens)
     with pytest.raises(QdqtoolError, match="1x10 floats: the network was prepared with 1x10 integers"):
         qat.export(model, tmp_path / "m.onnx", tokens.float())
     assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
@@ -407,7 +400,8 @@ def test_attention_and_integers(tmp_path: Path) -> None:
     (lambda x: x.to("meta"), "give a plain tensor"), (lambda x: x.to_sparse(), "give a plain tensor"),
     (lambda x: x.to(torch.complex64), "give a plain tensor"), (lambda x: x * torch.nan, "not all numbers"),
     (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "give a plain tensor"),
-    (lambda x: x.to_mkldnn(), "give a plain tensor"),
+    (lambda x: x.to_mkldnn(), "give a plain tensor"), (lambda x: [x.to_sparse()], "give a plain tensor"),
+    (lambda x: {"input": x.to(torch.complex64)}, "give a plain tensor"),
 ])  # fmt: skip
 def test_a_wrong_sample_ends_in_one_line(tmp_path: Path, wrong: Callable[[torch.Tensor], Any], said: str) -> None:
     model, _ = _ready()
@@ -434,8 +428,7 @@ def _ready() -> tuple[nn.Module, torch.Tensor]:
     model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv(), nn.ReLU(), nets.conv()).eval()
     with torch.no_grad():
         wanted = model(MANY)
-    qat.prepare(model, MANY[:1], report=None)
-    qat.calibrate(model, MANY)
+    qat.calibrate(nets.prepared(model, MANY[:1]), MANY)
     return model, wanted
 
 

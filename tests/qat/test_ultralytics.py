@@ -299,8 +299,7 @@ def test_branches_are_merged_first() -> None:
     from ultralytics.nn.modules import RepConv
     from ultralytics.nn.modules.block import RepVGGDW
 
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1))
-    nets.randomise(model)
+    model = nets.randomise(nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1)))
     x = torch.rand(1, 3, 24, 24)
     with torch.no_grad():
         wanted = model.eval()(x)
