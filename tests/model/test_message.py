@@ -89,14 +89,10 @@ def weight_documented_otherwise() -> onnx.ModelProto:
 OTHERWISE = [model_documented_otherwise, graph_documented_otherwise, weight_documented_otherwise]
 
 
-def large() -> onnx.ModelProto:
-    """A graph whose length takes four bytes."""
-    return yolov8n(64)
-
-
 @pytest.mark.parametrize(
     "made",
-    [*OTHERWISE, conv_net, typed, with_function, from_the_future, weight_from_the_future, large, onnx.ModelProto,
+    [*OTHERWISE, conv_net, typed, with_function, from_the_future, weight_from_the_future, onnx.ModelProto,
+     lambda: yolov8n(64),  # a graph whose length takes four bytes
      lambda: onnx.ModelProto(ir_version=8), lambda: onnx.ModelProto(graph=onnx.GraphProto())],
 )  # fmt: skip
 def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto]) -> None:

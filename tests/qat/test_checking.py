@@ -63,28 +63,34 @@ def _q(graph: onnx.GraphProto, weights: bool) -> list[onnx.NodeProto]:
     return [n for n in graph.node if n.op_type == "QuantizeLinear" and (n.input[0] in constants) == weights]
 
 
-def _rescaled(graph: onnx.GraphProto, node: onnx.NodeProto, factor: float) -> None:
-    """Gives a Q and its DQ a scale of their own."""
-    value = numpy_helper.to_array(_initializer(graph, node.input[1])) * np.float32(factor)
-    graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), f"{node.name}_other"))
-    for other in graph.node:
-        if other.name == node.name or node.output[0] in other.input:
-            other.input[1] = f"{node.name}_other"
+def _pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return [n for n in graph.node if n.name == q.name or q.output[0] in n.input]
+
+
+def _give(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray) -> None:
+    """Gives nodes a scale or zero point of their own."""
+    graph.initializer.append(numpy_helper.from_array(value, "other"))
+    for node in nodes:
+        node.input[position] = "other"
+
+
+def _scale(graph: onnx.GraphProto, q: onnx.NodeProto, factor: float) -> np.ndarray:
+    return (numpy_helper.to_array(_initializer(graph, q.input[1])) * np.float32(factor)).astype(np.float32)
 
 
 def _activation_scale(graph: onnx.GraphProto) -> None:
-    _rescaled(graph, _q(graph, False)[5], 1.001)
+    q = _q(graph, False)[5]
+    _give(graph, _pair(graph, q), 1, _scale(graph, q, 1.001))
 
 
 def _weight_scale(graph: onnx.GraphProto) -> None:
-    _rescaled(graph, _q(graph, True)[4], 1.02)
+    q = _q(graph, True)[4]
+    _give(graph, _pair(graph, q), 1, _scale(graph, q, 1.02))
 
 
 def _one_of_two_scales(graph: onnx.GraphProto) -> None:
-    node = _q(graph, False)[3]
-    value = numpy_helper.to_array(_initializer(graph, node.input[1])) * np.float32(1.01)
-    graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), "other"))
-    node.input[1] = "other"
+    q = _q(graph, False)[3]
+    _give(graph, [q], 1, _scale(graph, q, 1.01))
 
 
 def _drop(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
@@ -96,14 +102,6 @@ def _drop(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
                     reader.input[i] = node.input[0]
         graph.node.remove(dq)
     graph.node.remove(node)
-
-
-def _dropped_activation(graph: onnx.GraphProto) -> None:
-    _drop(graph, _q(graph, False)[-1])
-
-
-def _dropped_weights(graph: onnx.GraphProto) -> None:
-    _drop(graph, _q(graph, True)[2])
 
 
 def _one_reader_without(graph: onnx.GraphProto) -> None:
@@ -119,10 +117,8 @@ def _one_reader_without(graph: onnx.GraphProto) -> None:
 
 
 def _axis(graph: onnx.GraphProto) -> None:
-    node = _q(graph, True)[1]
-    for other in graph.node:
-        if other.name == node.name or node.output[0] in other.input:
-            next(a for a in other.attribute if a.name == "axis").i = 1
+    for node in _pair(graph, _q(graph, True)[1]):
+        next(a for a in node.attribute if a.name == "axis").i = 1
 
 
 def _swapped_weights(graph: onnx.GraphProto) -> None:
@@ -132,26 +128,18 @@ def _swapped_weights(graph: onnx.GraphProto) -> None:
         one.raw_data, two.raw_data = two.raw_data, one.raw_data
 
 
-def _zero_point(graph: onnx.GraphProto) -> None:
-    node = _q(graph, False)[2]
-    graph.initializer.append(numpy_helper.from_array(np.int8(1), "one"))
-    for other in graph.node:
-        if other.name == node.name or node.output[0] in other.input:
-            other.input[2] = "one"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (_activation_scale, "has the scale .* quantizer"),
         (_one_of_two_scales, "has the scale .* quantizer"),
         (_weight_scale, "of its standard deviation away"),
-        (_dropped_activation, "pair of quantizer '.*' is missing"),
-        (_dropped_weights, "of its standard deviation away"),
+        (lambda graph: _drop(graph, _q(graph, False)[-1]), "pair of quantizer '.*' is missing"),
+        (lambda graph: _drop(graph, _q(graph, True)[2]), "of its standard deviation away"),
         (_one_reader_without, "of its standard deviation away"),
         (_axis, "of its standard deviation away"),
         (_swapped_weights, "of its standard deviation away"),
-        (_zero_point, "is not symmetric INT8"),
+        (lambda graph: _give(graph, _pair(graph, _q(graph, False)[2]), 2, np.int8(1)), "is not symmetric INT8"),
     ],
 )
 def test_wrong_models_are_refused(

@@ -38,6 +38,16 @@ def _run(path: Path, x: torch.Tensor) -> np.ndarray:
     return run(proto, {proto.graph.input[0].name: x.numpy()})[0]
 
 
+def _weights(path: Path, op: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the Q in front of the weights of the first node of an operator reads, where BatchNormalization is folded."""
+    graph = onnx.load(path).graph
+    assert "BatchNormalization" not in {n.op_type for n in graph.node}
+    made = {o: n for n in graph.node for o in n.output}
+    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    q = made[made[next(n for n in graph.node if n.op_type == op).input[1]].input[0]]
+    return values[q.input[0]], values[q.input[1]]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_networks_run_as_planned(backend: str, tmp_path: Path) -> None:
     sample = torch.randn(2, 3, 64, 64)
@@ -65,13 +75,8 @@ def test_batch_normalization_is_folded_without_changing_an_integer(tmp_path: Pat
         model[1].weight[3] = -0.7  # a channel with a negative factor, and one with none
         model[1].weight[4] = 0.0
     qat.export(model, tmp_path / "q.onnx", X)
-    proto = onnx.load(tmp_path / "q.onnx")
-    assert "BatchNormalization" not in {n.op_type for n in proto.graph.node}
-    conv = next(n for n in proto.graph.node if n.name == "/0/Conv")
-    made = {o: n for n in proto.graph.node for o in n.output}
-    values = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
-    q = made[made[conv.input[1]].input[0]]
-    folded, scale = values[q.input[0]], values[q.input[1]].reshape(-1, 1, 1, 1)
+    folded, scale = _weights(tmp_path / "q.onnx", "Conv")
+    scale = scale.reshape(-1, 1, 1, 1)
     weight = model[0]._parameters["weight"].detach().numpy()
     trained = np.round(weight / (np.abs(weight).max((1, 2, 3), keepdims=True) / 127))
     factor = model[1].weight.detach().numpy()
@@ -107,20 +112,14 @@ def test_transposed_convolutions(backend: str, groups: int, tmp_path: Path) -> N
     done = qat.export(model, tmp_path / "q.onnx", X)
     assert done.summary["int8"] == 3
     assert done.difference < 0.02
-    graph = onnx.load(tmp_path / "q.onnx").graph
-    assert "BatchNormalization" not in {n.op_type for n in graph.node}
     # One scale for all channels, and the trained integers are those of the weights with BatchNormalization folded in.
-    made = {o: n for n in graph.node for o in n.output}
-    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    conv = next(n for n in graph.node if n.op_type == "ConvTranspose")
-    q = made[made[conv.input[1]].input[0]]
+    stored, scale = _weights(tmp_path / "q.onnx", "ConvTranspose")
     factor = (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach().numpy()
     weight = model.up._parameters["weight"].detach().numpy()  # [in, out / groups, 2, 2]
     parts = zip(np.split(weight, groups), np.split(factor, groups), strict=True)
     folded = np.concatenate([part * f.reshape(1, -1, 1, 1) for part, f in parts])
-    scale = np.abs(folded).max() / 127
-    assert values[q.input[1]] == pytest.approx(scale, rel=1e-5)
-    np.testing.assert_allclose(values[q.input[0]], folded, rtol=1e-5, atol=1e-7)
+    assert scale == pytest.approx(np.abs(folded).max() / 127, rel=1e-5)
+    np.testing.assert_allclose(stored, folded, rtol=1e-5, atol=1e-7)
 
 
 def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(tmp_path: Path) -> None:

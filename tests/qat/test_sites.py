@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,9 @@ def _seen(model: nn.Module, counted: dict[str, list[str]] | None) -> tuple[list[
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(CallWatcher, "__torch_function__", counting)
-        with observing(lambda module, name, value: found.append((names[id(module)], name, value))):
-            if counted is None:
-                model(X)
-            else:
-                with resting(model, counted):
-                    model(X)
+        with (observing(lambda module, name, value: found.append((names[id(module)], name, value))),
+              nullcontext() if counted is None else resting(model, counted)):
+            model(X)
     return found, shown
 
 
