@@ -512,13 +512,7 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
 def in_order(
     nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
 ) -> list[_Any]:
-    """Nodes in a topological order: as they are where that is one already, and without those of cycles.
-
-    Args:
-        nodes: The nodes.
-        reads: What a node reads, subgraphs included.
-        makes: What it makes.
-    """
+    """Nodes in a topological order, by what each reads and makes: as they are where that is one; none of a cycle."""
     made = {t for n in nodes for t in makes(n) if t}
     ready: set[str] = set()
     for node in nodes:

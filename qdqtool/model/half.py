@@ -116,14 +116,10 @@ def _holds(scale: float) -> bool:
 
 
 def _held_back(model: Model, free: set[int]) -> set[int]:
-    """Nodes that must not be FP16 because what they are quantized with is not.
+    """Nodes that must not be FP16 because what they are quantized with is none of those ``free`` to be.
 
     A Cast between a DQ and what it quantizes would part them: all readers of a DQ, and the DQs of all inputs of a
     node, have one type.
-
-    Args:
-        model: The model.
-        free: Nodes that can be FP16, or that nothing follows from.
     """
     found: set[int] = set()
     queue = [n for n in model.nodes if n.index not in free and (qdq.is_dq(n) or _dequantized(model, n))]

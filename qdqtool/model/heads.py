@@ -182,9 +182,7 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
 def is_dfl(shape: Sequence[int | None] | None, above: Iterator[LayerKind]) -> bool:
     """Whether a convolution is YOLO's distribution focal loss: weights [1, bins, 1, 1] behind a Softmax.
 
-    Args:
-        shape: Of its weights; None where it is not known.
-        above: The kinds of what is above its data, the nearest first.
+    ``shape`` is that of its weights, ``above`` the kinds of what is above its data, the nearest first.
     """
     if not shape or shape[0] != 1 or any(d != 1 for d in shape[2:]):
         return False
@@ -262,12 +260,7 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
 def holds_shares(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Whether a tensor has values of 0 to 1 for a product: a Softmax's result, or that with some of it moved or masked.
 
-    A mask behind a Softmax (Where) puts zeros in.
-
-    Args:
-        model: The model.
-        tensor: The tensor.
-        quantized: Whether the product reads it through a pair already.
+    A mask behind a Softmax (Where) puts zeros in. ``quantized``: the product reads it through a pair already.
     """
     if not quantized and not any(is_computed_product(model, r) for r in model.readers(tensor)):
         return False
@@ -357,12 +350,7 @@ class Coordinates:
 
 
 def find_coordinates(model: Model, finals: Iterable[int]) -> Coordinates:
-    """Finds what makes coordinates.
-
-    Args:
-        model: A float network.
-        finals: Its last layers, see :class:`qdqtool.model.heads.Head`.
-    """
+    """Finds what makes coordinates in a float network with these last layers, see :class:`Head`."""
     found = Coordinates()
     for node in model.ordered:
         if node.op == "GridSample" and node.domain in DOMAINS:

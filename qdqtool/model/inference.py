@@ -244,24 +244,14 @@ def infer(proto: onnx.ModelProto) -> Types | None:
 
 
 def grows(proto: onnx.ModelProto) -> bool:
-    """Whether onnx's inference, without data propagation, could need much more memory than the file is large.
-
-    Args:
-        proto: The model; it is as before at the end.
-    """
+    """Whether onnx's inference, without data propagation, could need much more memory than the file is large."""
     inference = _Inference(proto)
     inference.types(follow=False)
     return bool(inference.hidden)
 
 
 def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], version: int) -> bool:
-    """Whether onnx's inference of one node needs little memory.
-
-    Args:
-        node: The node.
-        types: Of its inputs.
-        version: Of the operator set.
-    """
+    """Whether onnx's inference of one node of an operator set's version, by its inputs' types, needs little memory."""
     proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", version)])
     proto.graph.node.append(node)
     proto.graph.value_info.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items())

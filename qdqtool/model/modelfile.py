@@ -26,11 +26,7 @@ _VERSIONS = range(1000)  # of operator sets, far above any
 
 
 def check_form(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at inputs, operator sets and references to a function's attributes.
-
-    Args:
-        proto: The model.
-        what: What to call it in the message.
+    """Looks at inputs, operator sets and references to a function's attributes of a model called ``what`` in messages.
 
     Raises:
         ModelError: An input or output has no name, an input is declared twice, an operator set has a version that none
@@ -60,11 +56,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def check_names(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at every text of a model but the documentation.
-
-    Args:
-        proto: The model.
-        what: What to call it in the message.
+    """Looks at every text but the documentation of a model called ``what`` in the message.
 
     Raises:
         ModelError: One is not UTF-8.
@@ -257,15 +249,7 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _messages(data: memoryview, turns: Iterator[int]) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field that holds a text or a message, as protobuf writes them; up to damage.
-
-    Args:
-        data: The message.
-        turns: One for each field that may still be looked at.
-
-    Raises:
-        IndexError: The data ends within a field.
-    """
+    """Number and content of each field with a text or a message, ``turns`` at most; IndexError where one is cut off."""
     at = 0
 
     def number() -> int:

@@ -62,11 +62,8 @@ def open_session(
         # Its threads would wait busily for each other, and between two runs: a quarter of the processor time of two
         # threads, which those need that decode and count meanwhile.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = {
-            "all": levels.ORT_ENABLE_ALL, "extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC,
-            "none": levels.ORT_DISABLE_ALL,
-        }[optimize]
+        level = "ORT_DISABLE_ALL" if optimize == "none" else f"ORT_ENABLE_{optimize.upper()}"
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if folder:

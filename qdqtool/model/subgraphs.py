@@ -65,12 +65,9 @@ _Key = tuple[str, str, str]
 def leading_to(
     nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], given: Container[str] = ()
 ) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that tensors depend on, in order, and the tensors with all that these nodes read.
+    """The nodes that tensors depend on, those ``given`` apart, and the tensors with all that these nodes read.
 
-    Args:
-        nodes: A graph's nodes, each behind those that it reads.
-        tensors: What is wanted.
-        given: Tensors that need no node.
+    The nodes are a graph's, each behind those that it reads, and so are the results.
     """
     needed = set(tensors)
     kept = []
@@ -82,13 +79,9 @@ def leading_to(
 
 
 def check_functions(proto: onnx.ModelProto, what: str) -> None:
-    """Counts the nodes of a model with every call of a function replaced by its nodes.
+    """Counts the nodes of a model, called ``what`` in messages, with each call of a function replaced by its nodes.
 
     Thirty functions that each call the next one twice are a billion nodes; shape inference and inlining follow all.
-
-    Args:
-        proto: The model.
-        what: What to call it in the message.
 
     Raises:
         ModelError: A function calls itself, or there would be more nodes than
@@ -96,12 +89,18 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     """
     if not proto.functions:
         return
-    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    from graphlib import CycleError, TopologicalSorter
+
+    functions = _functions(proto)
     calls = {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
     own = {key: sum(1 for _ in with_inner(f.node)) for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
-    for key in _callees_first(calls, what):
-        sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
+    except CycleError as error:
+        name = next(key[1] for key in functions if key in error.args[1])
+        raise ModelError(f"{what}: the model's own function '{name}' calls itself; the file is damaged") from None
     total = sum(sizes.get(_called(n), 0) for n in with_inner(proto.graph.node))
     if total > budgets.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
@@ -111,7 +110,7 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
 
 def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """The functions that a model's graph calls, also from subgraphs and other functions, in the file's order."""
-    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    functions = _functions(proto)
     found: set[_Key] = set()
     work = [proto.graph.node]
     while work:
@@ -121,25 +120,8 @@ def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     return [f for key, f in functions.items() if key in found]
 
 
-def _callees_first(calls: dict[_Key, list[_Key]], what: str) -> Iterator[_Key]:
-    done: set[_Key] = set()
-    open_: set[_Key] = set()
-    for start in calls:
-        stack = [(start, iter(calls[start]))] if start not in done else []
-        open_.update(key for key, _ in stack)
-        while stack:
-            key, rest = stack[-1]
-            called = next((c for c in rest if c not in done), None)
-            if called is None:
-                stack.pop()
-                open_.discard(key)
-                done.add(key)
-                yield key
-            elif called in open_:
-                raise ModelError(f"{what}: the model's own function '{called[1]}' calls itself; the file is damaged")
-            else:
-                open_.add(called)
-                stack.append((called, iter(calls[called])))
+def _functions(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
+    return {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
 
 
 def _key(domain: str, name: str, overload: str) -> _Key:

@@ -197,15 +197,7 @@ def _exported(
 ) -> Iterator[tuple[onnx.ModelProto, Callable[[onnx.ModelProto, float], Check]]]:
     """The Q/DQ model of a network, and what compares that or another one with the network, to a tolerance.
 
-    Args:
-        model: The network.
-        call: What it is called with.
-        opset: Of the model.
-        options: From the network's results to options of torch's export.
-
-    Raises:
-        QdqtoolError: The network was not prepared or not calibrated.
-        ModelError: torch cannot export it.
+    ``options`` makes those of torch's export from the network's results.
     """
     plan = plan_of(model)
     twin = copied(model).cpu().float()

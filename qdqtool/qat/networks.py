@@ -178,7 +178,6 @@ def copied(model: nn.Module) -> nn.Module:
 
 # Where Ultralytics would drop quantizers without a word -------------------------------------------------------------
 
-
 _MARK = "_qdqtool_guarded"
 
 
@@ -238,7 +237,6 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
 
 
 # Whether BatchNormalization goes on learning, and how it is folded away ----------------------------------------------
-
 
 # Off: statistics go on as in the training that they come from. Frozen ones are those of the float network, and boxes
 # became less exact with them (docs/qat.md). Batches too small for statistics are the reason to freeze.

@@ -161,14 +161,14 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
     model = unwrapped(model)
     merged: list[str] = []
     if trained.merge and mergeable(model):
-        model = copied(model)
-        merged = merge_branches(model)
+        merged = merge_branches(model := copied(model))
     with exporting_heads(model):
         traced = trace(model, sample)
     work = fold_constants(Model(traced.proto))
     prepare_network(work)
     candidates = [n for n in work.nodes if can_be_quantized(work, n)]
-    names = {n.name: _module_of(traced, n.name) for n in candidates}
+    places = {n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates}
+    names = {node: "" if site is None else site.module for node, site in places.items()}
     reasons = _matches(names, trained.exclude, "exclude")
     included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, trained.include, "include")
     while True:
@@ -227,11 +227,6 @@ def sample_for(model: Any, sample: Any) -> Any:
     size = (getattr(model, "overrides", None) or {}).get("imgsz") or 640
     height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
     return torch.zeros(1, (getattr(network, "yaml", None) or {}).get("channels", 3), height, width)
-
-
-def _module_of(traced: Traced, node: str) -> str:
-    site = traced.sites.get((node, 0)) or traced.sites.get((node, 1))
-    return site.module if site is not None else ""
 
 
 def _exactly(names: Iterable[str]) -> list[str]:

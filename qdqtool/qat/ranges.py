@@ -87,7 +87,9 @@ def calibrate(
         QdqtoolError: The network was not prepared, a method is unknown, or a pattern matches nothing.
         DataError: There is no data, the network cannot be called with it, or a quantizer saw none of it, or NaN.
     """
-    together = several() and (is_distributed(model) if together is None else together)
+    if together is None:
+        together = isinstance(getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel)
+    together &= distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
     model = unwrapped(model)
     plan = plan_of(model)
     members = _members(model, plan)
@@ -184,7 +186,6 @@ def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
 
 # Batches as people's loaders give them, turned into calls of the network --------------------------------------------
 
-
 _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
 _HELP = "say with fn=lambda batch: ... what of a batch the network is called with"
 
@@ -271,7 +272,6 @@ def _as_floats(value: Any) -> Any:
 
 
 # Statistics of activations, collected on the device that they are on ------------------------------------------------
-
 
 # Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
 # altogether; the smallest and largest are always exact.
@@ -374,17 +374,6 @@ def _in_order_of_memory(values: Tensor) -> Tensor:
 
 
 # One set of statistics from the data of all processes of torch.distributed ------------------------------------------
-
-
-def several() -> bool:
-    """Whether this is one of several processes that can talk to each other."""
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
-
-
-def is_distributed(model: object) -> bool:
-    """Whether a network is wrapped for several processes, torch.compile around it or not."""
-    model = getattr(model, "_orig_mod", model)
-    return isinstance(model, nn.parallel.DistributedDataParallel)
 
 
 def gathered(

@@ -229,10 +229,8 @@ def trace(model: nn.Module, sample: Any) -> Traced:
     call = as_call(sample).on_device(device_of(model))
     recorder = _Recorder(model)
     with evaluating(model), recorder.recording():
-        proto = export_proto(
-            model, call, TRACE_OPSET, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
-            custom_opsets={_DOMAIN: 1},
-        )  # fmt: skip
+        proto = export_proto(model, call, TRACE_OPSET, do_constant_folding=False, custom_opsets={_DOMAIN: 1},
+                             training=torch.onnx.TrainingMode.PRESERVE)
     traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
     for (module, kind), counts in recorder.calls.items():
         each = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
@@ -283,17 +281,14 @@ class _Recorder:
                 self.calls[name, kind].append(count)
 
     def _seen(self, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not self.stack:
-            return None
-        owner = next(
-            (e for e in reversed(self.stack) if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS)), None
-        )
-        call = owner[1][kind] if owner is not None else 0
+        named = (e for e in reversed(self.stack) if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS))
+        owner, own = next(named, (None, Counter[str]()))
+        call = own[kind]
         for _, counts in self.stack:
             counts[kind] += 1
         if owner is None:
             return None
-        name = self.names[id(owner[0])]
+        name = self.names[id(owner)]
         marked = 2 if kind == ADD else 1
         return (*(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)), *args[marked:])
 
@@ -369,7 +364,6 @@ def _read_instead(node: onnx.NodeProto, source: dict[str, str]) -> None:
 
 
 # What the export leaves to be tidied: constants that other nodes make, and pairs that say the same twice -------------
-
 
 _FOLDED = ("Constant", "Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 

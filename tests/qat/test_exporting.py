@@ -420,7 +420,6 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
 
 # Arguments of other types -------------------------------------------------------------------------------------------
 
-
 FUNCTIONS = [n for n in qat.__all__ if inspect.isfunction(getattr(qat, n))]
 ARGUMENTS = [(n, p) for n in FUNCTIONS for p in inspect.signature(getattr(qat, n)).parameters
              if p not in ("model", "sample", "data")]
