@@ -27,21 +27,14 @@ SMOOTHED = "qdqtool.smoothed"  # metadata of a model whose outliers were moved i
 INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 
 _PRECISIONS: dict[int, Precision] = {
-    onnx.TensorProto.INT8: Precision.INT8,
-    onnx.TensorProto.UINT8: Precision.UINT8,
-    onnx.TensorProto.INT4: Precision.INT4,
-    onnx.TensorProto.INT32: Precision.INT32,
-    onnx.TensorProto.INT64: Precision.INT64,
-    onnx.TensorProto.BOOL: Precision.BOOL,
-    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8,
-    onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
-    onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
-    onnx.TensorProto.FLOAT: Precision.FP32,
-    onnx.TensorProto.FLOAT16: Precision.FP16,
-    onnx.TensorProto.BFLOAT16: Precision.BF16,
-    onnx.TensorProto.DOUBLE: Precision.FP32,
-}
+    onnx.TensorProto.INT8: Precision.INT8, onnx.TensorProto.UINT8: Precision.UINT8,
+    onnx.TensorProto.INT4: Precision.INT4, onnx.TensorProto.INT32: Precision.INT32,
+    onnx.TensorProto.INT64: Precision.INT64, onnx.TensorProto.BOOL: Precision.BOOL,
+    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8, onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8, onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT: Precision.FP32, onnx.TensorProto.DOUBLE: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16, onnx.TensorProto.BFLOAT16: Precision.BF16,
+}  # fmt: skip
 _STORED = (onnx.TensorProto.INT8, onnx.TensorProto.INT4, onnx.TensorProto.FLOAT8E4M3FN)
 
 

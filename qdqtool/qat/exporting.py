@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,8 +16,6 @@ from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.model import qdq
-from qdqtool.model.editor import own_weights
-from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
@@ -27,18 +24,7 @@ from qdqtool.qat.modules import LEVELS, ExportQuantizer, amax_of, folded_later, 
 from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
-from qdqtool.qat.trace import (
-    Call,
-    as_call,
-    drop_marks,
-    evaluating,
-    export_proto,
-    fold_constants,
-    mark,
-    merge_pairs,
-    read_marks,
-    transpose_weights,
-)
+from qdqtool.qat.trace import Call, as_call, evaluating, export_marked, mark, tidied
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 
@@ -207,7 +193,7 @@ def _exported(
         shown = checking.lively(call)
         wanted = checking.reference(twin, shown)
         raw, calls = _marked_proto(copied(twin), plan, call, opset, options(wanted.outputs))
-        proto, numbers = _tidied(raw, calls)
+        proto, numbers = tidied(raw, calls)
 
         def compared(other: onnx.ModelProto, tolerance: float) -> Check:
             """What the pieces of the graph make of the network's values, beside the noise of the network itself."""
@@ -243,23 +229,9 @@ def _marked_proto(
 
     with evaluating(twin):
         _freeze(twin, plan, marked)
-        proto = export_proto(twin, call, opset, custom_opsets={"qdqtool.qat": 1}, **options)
-    source, numbers = read_marks(proto)
-    quantized = {n.name: numbers[n.input[0]] for n in proto.graph.node if n.op_type == qdq.Q and n.input[0] in numbers}
-    drop_marks(proto, source)
-    return proto, quantized
-
-
-def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
-    """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
-    model = transpose_weights(own_weights(fold_constants(Model(raw))))
-    same: dict[str, list[int]] = defaultdict(list)
-    tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
-    for name, number in calls.items():
-        same[tensors.get(name, name)].append(number)
-    # The call that the pair itself stands for comes first.
-    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
-    return merge_pairs(model).proto, numbers
+        proto, numbers = export_marked(twin, call, opset, **options)
+    places = ((n.name, 0) for n in proto.graph.node if n.op_type == qdq.Q)
+    return proto, {place[0]: numbers[place] for place in places if place in numbers}
 
 
 def _names(

@@ -26,7 +26,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
 from qdqtool.model.constants import Constants
-from qdqtool.model.editor import Editor
+from qdqtool.model.editor import Editor, own_weights
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.model.subgraphs import held
@@ -229,14 +229,14 @@ def trace(model: nn.Module, sample: Any) -> Traced:
     call = as_call(sample).on_device(device_of(model))
     recorder = _Recorder(model)
     with evaluating(model), recorder.recording():
-        proto = export_proto(model, call, TRACE_OPSET, do_constant_folding=False, custom_opsets={_DOMAIN: 1},
-                             training=torch.onnx.TrainingMode.PRESERVE)
+        proto, numbers = export_marked(model, call, TRACE_OPSET, do_constant_folding=False,
+                                       training=torch.onnx.TrainingMode.PRESERVE)
     traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
     for (module, kind), counts in recorder.calls.items():
         each = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
         if len(each) > 1:
             traced.varied[module, kind] = sorted(each)
-    _take_out_marks(traced, recorder.keys)
+    _place(traced, {place: recorder.keys[number] for place, number in numbers.items()})
     return traced
 
 
@@ -293,40 +293,42 @@ class _Recorder:
         return (*(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)), *args[marked:])
 
 
-def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
+def _place(traced: Traced, sites: dict[tuple[str, int], Site]) -> None:
     graph = traced.proto.graph
-    source, numbers = read_marks(traced.proto)
-    place = {tensor: keys[number] for tensor, number in numbers.items()}
-    kept = [n for n in graph.node if n.domain != _DOMAIN]
-    producers = {o: n for n in kept for o in n.output}
-    readers = Counter(source.get(t, t) for n in kept for t in n.input)
+    producers = {o: n for n in graph.node for o in n.output}
+    readers = Counter(t for n in graph.node for t in n.input)
     readers.update(o.name for o in graph.output)
     module_of: dict[str, str] = {}
-    for node in kept:
+    for node in graph.node:
         for position, tensor in enumerate(node.input):
-            site = place.get(tensor)
+            site = sites.get((node.name, position))
             if site is None:
                 continue
             if site.kind == _BATCH_NORM:
-                feeding = producers.get(source[tensor])
-                if feeding is not None and readers[source[tensor]] == 1 and feeding.name in module_of:
+                feeding = producers.get(tensor)
+                if feeding is not None and readers[tensor] == 1 and feeding.name in module_of:
                     traced.norms[site.module] = module_of[feeding.name]
             else:
                 traced.sites[node.name, position] = site
                 if site.kind == "input":
                     module_of[node.name] = site.module
-    drop_marks(traced.proto, source)
 
 
-def read_marks(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, int]]:
-    """From each mark's output to the tensor in front of it, and to its number."""
+def export_marked(
+    model: nn.Module, call: Call, opset: int, **options: Any
+) -> tuple[onnx.ModelProto, dict[tuple[str, int], int]]:
+    """What :func:`export_proto` makes of a network with marks, without these; their numbers by node and position."""
+    proto = export_proto(model, call, opset, custom_opsets={_DOMAIN: 1}, **options)
     source: dict[str, str] = {}
     number: dict[str, int] = {}
     for node in proto.graph.node:
         if node.domain == _DOMAIN:
             source[node.output[0]] = source.get(node.input[0], node.input[0])
             number[node.output[0]] = int(node.attribute[0].s)
-    return source, number
+    read = ((n, i, t) for n in proto.graph.node if n.domain != _DOMAIN for i, t in enumerate(n.input))
+    numbers = {(n.name, i): number[t] for n, i, t in read if t in number}
+    drop_marks(proto, source)
+    return proto, numbers
 
 
 def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
@@ -386,6 +388,18 @@ def fold_constants(model: Model) -> Model:
         if not editor.is_captured(tensor):
             editor.remove(model.producers[tensor])
     return editor.finish()
+
+
+def tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
+    """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
+    model = transpose_weights(own_weights(fold_constants(Model(raw))))
+    same: dict[str, list[int]] = defaultdict(list)
+    tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
+    for name, number in calls.items():
+        same[tensors.get(name, name)].append(number)
+    # The call that the pair itself stands for comes first.
+    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
+    return merge_pairs(model).proto, numbers
 
 
 def transpose_weights(model: Model) -> Model:

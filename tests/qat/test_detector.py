@@ -157,21 +157,11 @@ def _range(model: nn.Module) -> float:
     return float(amax)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        [IMAGES],
-        [(IMAGES, LABELS)],
-        [[IMAGES, LABELS]],
-        [{"img": IMAGES, "cls": LABELS}],
-        [{"pixel_values": IMAGES, "labels": LABELS}],
-        [IMAGES.numpy()],
-        IMAGES,
-        IMAGES.numpy(),
-        IMAGES.split(4),
-        (b for b in IMAGES.split(8)),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    [IMAGES], [(IMAGES, LABELS)], [[IMAGES, LABELS]], [{"img": IMAGES, "cls": LABELS}],
+    [{"pixel_values": IMAGES, "labels": LABELS}], [IMAGES.numpy()], IMAGES, IMAGES.numpy(), IMAGES.split(4),
+    (b for b in IMAGES.split(8)),
+])  # fmt: skip
 def test_what_loaders_give(data: object) -> None:
     model = _prepared()
     done = qat.calibrate(model, data, "max")  # type: ignore[arg-type]

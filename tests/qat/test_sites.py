@@ -175,12 +175,6 @@ def test_modules_that_run_twice_or_in_containers() -> None:
     assert loose.tied == [] and found.tied == [["down", "last"]]
 
 
-@pytest.mark.parametrize("sample", [3, "x", None])
-def test_a_sample_of_another_kind_is_refused(sample: object) -> None:
-    with pytest.raises(QdqtoolError, match="give a tensor, a tuple of the network's arguments or a dict"):
-        trace(nets.conv(), sample)
-
-
 def test_what_torch_cannot_export_is_told_in_one_line() -> None:
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -215,10 +209,6 @@ def test_what_stays_float() -> None:
     assert found.convolutions == ["last"]
     assert len(found.skipped) == 3
     assert {reason for _, reason in found.skipped} == {Hidden.WEIGHTED}
-    model = nn.Sequential(nets.conv(), nn.ReLU(), nn.utils.parametrizations.weight_norm(nets.conv()))
-    found = plan(model, ONE)
-    assert found.convolutions == ["0"]
-    assert found.skipped == [("2", "its weights are computed, not constant")]
     with pytest.raises(ModelError, match="nothing to quantize"):
         plan(nets.conv(), ONE, exclude=["Conv"])
     with pytest.raises(ModelError, match="no Conv"):
@@ -389,7 +379,8 @@ def test_attention_and_integers(tmp_path: Path) -> None:
     (lambda x: (x, x), "cannot be called with the sample"),
     (lambda x: {"image": x}, "cannot be called with the sample"),
     (lambda x: (), r"sample \(no tensor\)"), (lambda x: None, "sample=None"), (lambda x: x.numpy(), "not ndarray"),
-    (lambda x: "x", "not str"), (lambda x: 3.5, "not float"),
+    (lambda x: "x", "give a tensor, a tuple of the network's arguments or a dict of .* not str"),
+    (lambda x: 3.5, "not float"),
     (lambda x: x.long(), "sample, argument 1: 16x16x8x8 integers: the network was prepared with 1x16x8x8 floats"),
     (lambda x: x > 0, "booleans: the network was prepared with 1x16x8x8 floats"),
     (lambda x: x[0], "16x8x8 floats: the network was prepared with 1x16x8x8 floats"),
