@@ -45,10 +45,7 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
     """The values of a tensor whose data is in its message.
 
-    Args:
-        tensor: It.
-        model: The model's path, for messages.
-        name: What it is called there, where it has no name of its own.
+    Errors name the model by its path, and the tensor by ``name`` where it has none of its own.
 
     Raises:
         ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.

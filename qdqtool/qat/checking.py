@@ -153,11 +153,7 @@ class Shaking:
 def noise_of(twin: nn.Module, call: Call, outputs: Sequence[Tensor], shaking: Shaking) -> float:
     """How far the outputs are from the same network's in double precision, or shaken; the largest.
 
-    Args:
-        twin: The network whose quantizers let their values pass ``shaking`` first.
-        call: What it is called with.
-        outputs: Its outputs in single precision.
-        shaking: With a size for each call of a quantizer.
+    The network's quantizers let their values pass ``shaking`` first; its ``outputs`` are those in single precision.
     """
     worst = 0.0
     with evaluating(twin):
@@ -185,13 +181,9 @@ def tensors_of(value: Any) -> list[Tensor]:
 def check_pieces(
     proto: onnx.ModelProto, call: Call, wanted: Reference, numbers: dict[str, list[int]]
 ) -> tuple[Check, Shaking]:
-    """Compares the graph with the network piece by piece, and end to end.
+    """Compares the Q/DQ model with what the network computed, piece by piece, and end to end.
 
-    Args:
-        proto: The Q/DQ model.
-        call: What the network was called with.
-        wanted: What it computed.
-        numbers: From the name of a QuantizeLinear node to the numbers of the quantizer calls it stands for.
+    ``numbers`` are those of the quantizer calls that a QuantizeLinear node stands for, by its name.
 
     Returns:
         The check, with a noise of 0, and the rounding errors that :func:`noise_of` tries.

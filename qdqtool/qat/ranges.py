@@ -381,10 +381,7 @@ def gathered(
 ) -> tuple[dict[str, TensorStatistics], tuple[int, int]]:
     """Everybody's statistics merged and counts added, the same in every process; each of them has to call this.
 
-    Args:
-        statistics: This process's, by name; names may be missing.
-        counts: This process's, to be added.
-        failed: What went wrong here; an empty string where nothing did.
+    It gives its own statistics by name, its counts, and what went wrong there, empty where nothing did.
 
     Raises:
         DataError: Something went wrong in one of the processes.

@@ -217,11 +217,7 @@ def _quiet_exporter() -> AbstractContextManager[None]:
 
 
 def trace(model: nn.Module, sample: Any) -> Traced:
-    """Traces a network in evaluation mode; the network is left as it was.
-
-    Args:
-        model: The float network.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with.
+    """Traces a float network, called with a sample (see :func:`as_call`) in evaluation mode; it is left as it was.
 
     Raises:
         ModelError: torch cannot export the network.
