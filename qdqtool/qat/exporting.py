@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.scales import weight_scale
+from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.model import qdq
 from qdqtool.model.modelfile import save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
-from qdqtool.qat.modules import LEVELS, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
+from qdqtool.qat.modules import ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
 from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.scales import weight_scale
+from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.qat.networks import along_outputs, changed, factor_of, protect
 from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, uncounted
 
@@ -263,7 +263,6 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 # What the quantizers of all backends have in common: their range, and what is said of them to torch's exporter ------
 
 
-LEVELS = 127  # symmetric INT8: the scale is amax / 127, in units of the tensor per integer step
 _TINY = torch.finfo(torch.float32).tiny
 
 
