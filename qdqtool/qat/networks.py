@@ -82,27 +82,23 @@ def exporting_heads(model: nn.Module) -> Iterator[None]:
     Ultralytics' heads and those of YOLOv5, v6 and v7 have an attribute ``export``; Ultralytics' also a ``format``, and
     a ``shape`` that says for which size their anchors were made: it is forgotten, before and after.
     """
-    before: list[tuple[nn.Module, str, Any]] = []
+    before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
         if module.__dict__.get("export", getattr(type(module), "export", None)) is not False:
             continue
-        for name, value in (("export", True), ("format", "onnx"), ("shape", None)):
-            if hasattr(module, name) and not isinstance(getattr(type(module), name, None), property):
-                before.append((module, name, module.__dict__.get(name, _ABSENT)))
-                module.__dict__[name] = value
+        switched = {n: v for n, v in (("export", True), ("format", "onnx"), ("shape", None))
+                    if hasattr(module, n) and not isinstance(getattr(type(module), n, None), property)}
+        # Anchors are made for another size meanwhile: the shape stays None.
+        own = {n: None if n == "shape" else module.__dict__[n] for n in switched if n in module.__dict__}
+        before.append((module.__dict__, switched, own))
+        module.__dict__.update(switched)
     try:
         yield
     finally:
-        for module, name, value in before:
-            if name == "shape":  # anchors were made for another size meanwhile
-                module.__dict__[name] = None
-            elif value is _ABSENT:
-                module.__dict__.pop(name, None)
-            else:
-                module.__dict__[name] = value
-
-
-_ABSENT = object()
+        for attributes, switched, own in before:
+            for name in switched.keys() - {"shape"}:
+                attributes.pop(name, None)
+            attributes.update(own)
 
 
 def mergeable(model: nn.Module) -> bool:
@@ -129,11 +125,8 @@ def merge_branches(model: nn.Module) -> list[str]:
     """
     merged: list[str] = []
     for name, module in list(model.named_modules()):
-        if name and any(name.startswith(f"{m}.") for m in merged):
-            continue
-        before = _convolutions(module)
-        merger = _merger(module)
-        if merger is None or not name:
+        before, merger = _convolutions(module), _merger(module)
+        if merger is None or not name or any(name.startswith(f"{m}.") for m in merged):
             continue
         trainable = [p.requires_grad for p in module.parameters()]
         with torch.no_grad():
