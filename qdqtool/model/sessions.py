@@ -88,12 +88,14 @@ def silent() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+        with contextlib.suppress(OSError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            stack.callback(os.close, nothing)
             for number in (1, 2):
                 copy = os.dup(number)
                 stack.callback(os.close, copy)
                 stack.callback(os.dup2, copy, number)
-                os.dup2(nothing.fileno(), number)
+                os.dup2(nothing, number)
         yield
 
 

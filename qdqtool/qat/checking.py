@@ -105,22 +105,21 @@ def lively(call: Call) -> Call:
 def reference(twin: nn.Module, call: Call) -> Reference:
     """Runs a prepared network (on the CPU, in evaluation mode) and remembers what its quantizers saw."""
     names = {id(m): n for n, m in twin.named_modules()}
-    found = Reference([], [])
+    calls: list[tuple[str, float, Tensor, Tensor]] = []
 
     def seen(module: nn.Module, attribute: str, before: Tensor, after: Tensor) -> None:
         scale = float(scale_of(getattr(module, attribute), before))
-        found.calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
+        calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
 
     try:
         with evaluating(twin), watching(seen):
-            found.outputs = tensors_of(call.on(twin, "cpu"))
+            return Reference(tensors_of(call.on(twin, "cpu")), calls)
     except QdqtoolError:
         raise
     except Exception as error:  # of the network's own code, or of torch
         reason = reason_of(error, first_line=True)
         raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give what the "
                          "network was prepared with") from error
-    return found
 
 
 class Shaking:

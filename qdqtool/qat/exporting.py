@@ -1,5 +1,6 @@
 """``qat.export``: a trained network with quantizers becomes a Q/DQ model that is predicted and checked."""
 
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -221,14 +222,9 @@ def _marked_proto(
     twin: nn.Module, plan: Plan, call: Call, opset: int, options: dict[str, Any]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The exported graph, and from each QuantizeLinear of an activation to the number of the quantizer call it is."""
-    counter: list[str] = []
-
-    def marked(x: Tensor) -> Tensor:
-        counter.append("")
-        return mark(x, len(counter) - 1)
-
+    numbered = itertools.count()
     with evaluating(twin):
-        _freeze(twin, plan, marked)
+        _freeze(twin, plan, lambda x: mark(x, next(numbered)))
         proto, numbers = export_marked(twin, call, opset, **options)
     places = ((n.name, 0) for n in proto.graph.node if n.op_type == qdq.Q)
     return proto, {place[0]: numbers[place] for place in places if place in numbers}

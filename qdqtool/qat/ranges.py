@@ -24,7 +24,7 @@ from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.sites import resting
+from qdqtool.qat.sites import Site, resting
 from qdqtool.qat.trace import Call, device_of, evaluating
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
@@ -172,16 +172,13 @@ def _look(
 
 def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
     """From module and attribute to the quantizer; one for each tensor, so that none counts twice."""
-    tensors = {(a.site.module, a.site.kind, a.site.call, a.site.position): a.tensor for a in plan.activations}
-    seen: set[tuple[int, str]] = set()
-    members: dict[tuple[int, str], Quantizer] = {}
+    tensors = {a.site: a.tensor for a in plan.activations}
+    members: dict[tuple[int, str], Quantizer] = {}  # by quantizer and tensor
     for q in quantizers_of(model):
-        calls = [(q.owner, *call) for call, a in q.module.qdq_calls.items() if a == q.attribute]
-        tensor = tensors.get(calls[0] if calls else (q.owner, "input", 0, 0), f"{q.owner}.{q.attribute}")
-        if not q.weight and (id(q.itself), tensor) not in seen:
-            seen.add((id(q.itself), tensor))
-            members[id(q.module), q.attribute] = q
-    return members
+        call = next((c for c, a in q.module.qdq_calls.items() if a == q.attribute), ("input", 0, 0))
+        if not q.weight:
+            members.setdefault((id(q.itself), tensors.get(Site(q.owner, *call), q.name)), q)
+    return {(id(q.module), q.attribute): q for q in members.values()}
 
 
 # Batches as people's loaders give them, turned into calls of the network --------------------------------------------

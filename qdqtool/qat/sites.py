@@ -187,10 +187,7 @@ def resting(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterato
 
     def outermost(module: nn.Module, kinds: Collection[str]) -> Iterator[nn.Module]:
         for child in module.children():
-            if quiet(child, kinds):
-                yield child
-            else:
-                yield from outermost(child, kinds)
+            yield from [child] if quiet(child, kinds) else outermost(child, kinds)
 
     owners: list[Any] = [m for m in model.modules() if getattr(m, "qdq_calls", None)]
     found = {id(m): m for owner in owners for m in outermost(owner, tuple(owner.qdq_expected))}

@@ -401,29 +401,22 @@ def tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto
 def transpose_weights(model: Model) -> Model:
     """A Transpose between a weight's DQ and a MatMul goes into the weights, so that the DQ is beside the product."""
     editor = Editor(model)
-    for node in model.nodes:
-        _transpose_weight(model, editor, node)
+    for node in (n for n in model.nodes if n.op == "Transpose" and not model.is_output(n.output)):
+        dq, q = qdq.source_of_dq(model, node.input(0)) or (None, None)
+        value = model.constant(q.input(0)) if q is not None else None
+        if dq is None or q is None or value is None or editor.is_captured(dq.output) or editor.is_captured(node.output):
+            continue
+        if len(model.readers(q.output)) != 1 or len(model.readers(dq.output)) != 1:
+            continue
+        perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
+        editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
+        for pair in (q, dq):
+            for attribute in editor.proto_of(pair).attribute:
+                if attribute.name == "axis":
+                    attribute.i = perm.index(attribute.i % value.ndim)
+        editor.redirect(node.output, dq.output)
+        editor.remove(node)
     return editor.finish()
-
-
-def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
-    dq = model.producer(node.input(0))
-    q = model.producer(dq.input(0)) if dq is not None and dq.op == qdq.DQ else None
-    if node.op != "Transpose" or dq is None or q is None or q.op != qdq.Q or len(model.readers(q.output)) != 1:
-        return
-    value = model.constant(q.input(0))
-    if value is None or len(model.readers(dq.output)) != 1 or model.is_output(node.output):
-        return
-    if editor.is_captured(dq.output) or editor.is_captured(node.output):
-        return
-    perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
-    editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
-    for pair in (q, dq):
-        for attribute in editor.proto_of(pair).attribute:
-            if attribute.name == "axis":
-                attribute.i = perm.index(attribute.i % value.ndim)
-    editor.redirect(node.output, dq.output)
-    editor.remove(node)
 
 
 def merge_pairs(model: Model) -> Model:
@@ -433,7 +426,7 @@ def merge_pairs(model: Model) -> Model:
     :func:`qdqtool.model.operators.needs_own_dq`.
     """
     editor = Editor(model)
-    kept: dict[tuple[str, float, bytes], Node] = {}
+    kept: dict[tuple[str, float, str], Node] = {}
     shared: dict[str, Node] = {}
     for q in model.ordered:
         if q.op != qdq.Q or model.is_constant(q.input(0)):
@@ -445,7 +438,7 @@ def merge_pairs(model: Model) -> Model:
         dq = dqs[0]
         if model.is_output(dq.output) or editor.is_captured(dq.output):
             continue
-        first = kept.setdefault((q.input(0), float(params.scale[0]), bytes(str(params.precision), "ascii")), q)
+        first = kept.setdefault((q.input(0), float(params.scale[0]), str(params.precision)), q)
         if first is not q:
             editor.set_input(dq, 0, first.output)
             editor.remove(q)
