@@ -80,13 +80,18 @@ def test_what_is_no_file_and_what_is_never_overwritten(tmp_path: Path) -> None:
         save(load(path).proto, path, source=str(path))
 
 
-def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def save_apart(model: onnx.ModelProto, path: Path) -> None:
+    """As one that is over the limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
+        save(model, path)
+
+
+def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path) -> None:
     model = conv_net()
     big = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(big, "big"))
-    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
-    modelfile.save(model, tmp_path / "m.onnx")
-    monkeypatch.undo()
+    save_apart(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == big.nbytes
     back = onnx.load(tmp_path / "m.onnx")
     assert (onnx.numpy_helper.to_array(back.graph.initializer[-1]) == big).all()
@@ -95,30 +100,24 @@ def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("made", OTHERWISE)
-def test_documentation_that_is_not_utf_8_hinders_no_saving(
-    made: Callable[[], onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documentation_that_is_not_utf_8_hinders_no_saving(made: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     model = made()
-    modelfile.save(model, tmp_path / "m.onnx")
+    save(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString(deterministic=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
-    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
-    modelfile.save(model, tmp_path / "over.onnx")
-    monkeypatch.undo()
+    save_apart(model, tmp_path / "over.onnx")
     saved = onnx.load(tmp_path / "over.onnx").graph.initializer
     for found, wanted in zip(saved, model.graph.initializer, strict=True):
         if wanted.name != "texts":
             assert (onnx.numpy_helper.to_array(found) == onnx.numpy_helper.to_array(wanted)).all()
 
 
-def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path) -> None:
     model = conv_net()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts"))
     model.graph.initializer.append(onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000))
     model.graph.initializer.append(onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000))
-    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
-    modelfile.save(model, tmp_path / "m.onnx")
-    monkeypatch.undo()
+    save_apart(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == 3000
     back = onnx.load(tmp_path / "m.onnx")
     for name in ("texts", "halves", "flags"):
