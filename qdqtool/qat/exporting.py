@@ -17,7 +17,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.model import qdq
-from qdqtool.model.modelfile import save
+from qdqtool.model.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
@@ -131,8 +131,6 @@ def export(
             warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=3)
             found = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if is_yolo(wrapper):
-        from qdqtool.qat import ultralytics
-
         onnx.helper.set_model_props(proto, ultralytics.metadata(model, call.tensors[0], dynamic_batch))
     save(proto, path)
     return Export(os.fspath(path), predict(path, target or plan.target), found, plan)
@@ -154,15 +152,12 @@ def check(
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
         ModelError: They do not compute the same, saying where.
     """
-    from qdqtool.model.modelfile import load
-
     _refuse_tolerance(tolerance)
     call = _call_for(model, sample)
-    file = load(path).proto
-    opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
-    with _exported(unwrapped(model), call, opset, lambda outputs: {}) as (_, compared):
+    file = load(path)
+    with _exported(unwrapped(model), call, file.opset or 17, lambda outputs: {}) as (_, compared):
         try:
-            return compared(file, tolerance)
+            return compared(file.proto, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
 
