@@ -82,16 +82,10 @@ class Constants:
         return known.get(tensor)
 
     def results(self, node: Node, known: Mapping[str, _Array], most: int) -> dict[str, _Array] | None:
-        """What one node makes of values.
+        """What one node makes of the values of its inputs: its outputs by name, with no more elements than ``most``.
 
-        Args:
-            node: The node.
-            known: The values of its inputs.
-            most: Elements that it may write.
-
-        Returns:
-            Its outputs by name; None for an operator that is not looked at, for sizes that nobody knows or too large
-            ones, and for inputs that do not fit.
+        None for an operator that is not looked at, for sizes that nobody knows or too large ones, and for inputs that
+        do not fit.
         """
         if node.op not in _LINEAR or node.domain not in DOMAINS or node.captured:
             return None

@@ -189,9 +189,7 @@ class Editor:
             self._shared[key] = self.constant(wanted, value)
         return self._shared[key]
 
-    def set_quantizer(
-        self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any], axis: int | None = None
-    ) -> None:
+    def set_quantizer(self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]) -> None:
         """Gives a Q or DQ new parameters; the scale keeps the type that it had."""
         proto = self.proto_of(node)
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
@@ -199,13 +197,7 @@ class Editor:
         dtype = helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
         self.set_input(node, 1, self._parameter(f"{node.name}/scale", scale.astype(dtype)))
         self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
-        for position in reversed(range(len(proto.attribute))):
-            if proto.attribute[position].name in ("axis", "output_dtype") and (
-                axis is not None or proto.attribute[position].name == "output_dtype"
-            ):
-                del proto.attribute[position]
-        if axis is not None:
-            proto.attribute.append(helper.make_attribute("axis", axis))
+        _drop(proto.attribute, lambda name: name == "output_dtype")
 
     def copy_weights(self, node: Node, weights: Weights, value: npt.NDArray[Any]) -> None:
         """Gives a node weights of its own: constant, Q and DQ as they are, in front of what moves them for it alone."""

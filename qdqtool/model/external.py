@@ -23,11 +23,6 @@ from qdqtool.errors import ModelError
 from qdqtool.model.subgraphs import held
 
 _LARGE = 1 << 14  # elements
-_WHOLE_BYTES = {
-    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT8,
-    onnx.TensorProto.UINT8, onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL,
-    onnx.TensorProto.BFLOAT16,
-}  # fmt: skip
 _PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
     onnx.TensorProto.FLOAT: "<f4", onnx.TensorProto.DOUBLE: "<f8", onnx.TensorProto.FLOAT16: "<f2",
     onnx.TensorProto.INT8: "i1", onnx.TensorProto.UINT8: "u1", onnx.TensorProto.INT32: "<i4",
@@ -50,10 +45,7 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
     """The values of a tensor whose data is in its message.
 
-    Args:
-        tensor: It.
-        model: The model's path, for messages.
-        name: What it is called there, where it has no name of its own.
+    Errors name the model by its path, and the tensor by ``name`` where it has none of its own.
 
     Raises:
         ModelError: It is damaged: of an unknown type, or with fewer values than its dimensions say.
@@ -83,7 +75,7 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 
 def is_bytes(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's values are bytes that may as well lie in a file: no texts, no packed half bytes in numbers."""
-    return tensor.HasField("raw_data") or tensor.data_type in _WHOLE_BYTES
+    return tensor.HasField("raw_data") or tensor.data_type in (*_PLAIN, onnx.TensorProto.BFLOAT16)
 
 
 def is_separable(tensor: onnx.TensorProto) -> bool:

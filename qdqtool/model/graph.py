@@ -512,13 +512,7 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
 def in_order(
     nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
 ) -> list[_Any]:
-    """Nodes in a topological order: as they are where that is one already, and without those of cycles.
-
-    Args:
-        nodes: The nodes.
-        reads: What a node reads, subgraphs included.
-        makes: What it makes.
-    """
+    """Nodes in a topological order, by what each reads and makes: as they are where that is one; none of a cycle."""
     made = {t for n in nodes for t in makes(n) if t}
     ready: set[str] = set()
     for node in nodes:
@@ -567,18 +561,12 @@ def without_large_weights(
     slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)
     slim.functions.extend(proto.functions)
-    graph = slim.graph
-    graph.name = proto.graph.name
-    graph.node.extend(proto.graph.node)
-    graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
-    graph.value_info.extend(proto.graph.value_info)
-    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    slim.graph.name = proto.graph.name
+    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+        getattr(slim.graph, field).extend(getattr(proto.graph, field))
     for tensor in proto.graph.initializer:
-        if tensor_bytes(tensor) <= keep or (only is not None and tensor.name not in only):
-            graph.initializer.add().CopyFrom(tensor)
-        else:
-            graph.initializer.add().CopyFrom(without_data(tensor))
+        whole = tensor_bytes(tensor) <= keep or (only is not None and tensor.name not in only)
+        slim.graph.initializer.add().CopyFrom(tensor if whole else without_data(tensor))
     return slim
 
 

@@ -34,13 +34,8 @@ _SMALL = 16  # elements; in constants up to this size a value that FP16 rounds t
 def form_of(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     """How an operator takes float16, by ONNX's own schema: the inputs that stay float32, or None where it cannot.
 
-    It cannot where an output's type is float32 whatever the inputs are, is stated in an attribute, or comes out of a
-    body (If, Loop, Scan); an input stays where its type is float32 alone (the scales of a Resize).
-
-    Args:
-        op: An operator of ONNX's own domain.
-        opset: Version of that domain.
-        outputs: How many of its outputs are used.
+    It cannot where the type of an output, of those used, is float32 whatever the inputs are, is stated in an attribute,
+    or comes out of a body (If, Loop, Scan); an input stays where its type is float32 alone (the scales of a Resize).
     """
     try:
         schema = onnx.defs.get_schema(op, opset)
@@ -67,11 +62,9 @@ def stays_float(model: Model, node: Node, position: int) -> bool:
 
 
 def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
-    """Nodes, by index, that can compute in FP16, or do already.
+    """Nodes of a model with Q/DQ, by index, that can compute in FP16, or do already.
 
-    Args:
-        model: A model with Q/DQ.
-        wide: Tensors whose values were seen to near the largest of FP16. Those of which a Q says it are found here.
+    Values of ``wide`` tensors were seen to near the largest of FP16; those of which a Q says it are found here.
     """
     tail = _tail(model)
     apart = {*wide, *out_of_range(model)}
@@ -116,14 +109,10 @@ def _holds(scale: float) -> bool:
 
 
 def _held_back(model: Model, free: set[int]) -> set[int]:
-    """Nodes that must not be FP16 because what they are quantized with is not.
+    """Nodes that must not be FP16 because what they are quantized with is none of those ``free`` to be.
 
     A Cast between a DQ and what it quantizes would part them: all readers of a DQ, and the DQs of all inputs of a
     node, have one type.
-
-    Args:
-        model: The model.
-        free: Nodes that can be FP16, or that nothing follows from.
     """
     found: set[int] = set()
     queue = [n for n in model.nodes if n.index not in free and (qdq.is_dq(n) or _dequantized(model, n))]

@@ -54,14 +54,17 @@ class Head:
 def find_head(model: Model) -> Head:
     """Finds the head by structure; names play no part."""
     head = Head()
-    softmaxes = [n for n in model.ordered if n.op == "Softmax"]
-    for softmax in softmaxes:
-        products = _bin_products(model, softmax)
-        if not products:
-            continue
-        head.dfl.update(n.index for n in products)
-        head.boxes.update(convolutions_above(model, softmax.input(0)))
-    head.finals = _finals(model, head.dfl)
+    for softmax in (n for n in model.ordered if n.op == "Softmax"):
+        if products := _bin_products(model, softmax):
+            head.dfl.update(n.index for n in products)
+            head.boxes.update(convolutions_above(model, softmax.input(0)))
+    feeding = feeding_weighted(model, head.dfl)
+    head.finals = {
+        n.index
+        for n in model.ordered
+        if n.op in WEIGHTED and n.index not in head.dfl and feeding.isdisjoint(n.outputs)
+        and not _is_activated(model, n.output)
+    }  # fmt: skip
     return head
 
 
@@ -73,9 +76,7 @@ def _bin_products(model: Model, softmax: Node) -> list[Node]:
         for reader in model.readers(tensor):
             known = of(reader)
             multiplies = known.weights is not None or known.operation == "PROD"
-            if multiplies and any(
-                counts_up(model, t) for t in reader.inputs if t and t != tensor
-            ):
+            if multiplies and any(counts_up(model, t) for t in reader.inputs if t and t != tensor):
                 found.append(reader)
             elif rearranges(reader) or known.joins or known.cuts:
                 queue.extend(reader.outputs)
@@ -85,30 +86,28 @@ def _bin_products(model: Model, softmax: Node) -> list[Node]:
 def convolutions_above(model: Model, tensor: str) -> set[int]:
     """Weighted nodes that make the channels of ``tensor``, followed up through operators that only move values."""
     found: set[int] = set()
-    seen: set[tuple[str, _Range]] = set()
-    stack: list[tuple[str, _Range]] = [(tensor, None)]
-    while stack:
-        name, channels = stack.pop()
-        if (name, channels) in seen:
-            continue
-        seen.add((name, channels))
+    queue: list[tuple[str, _Range]] = [(tensor, None)]
+    seen = set(queue)
+    for name, channels in queue:
         node = model.producer(name)
+        known = of(node)
+        above: list[tuple[str, _Range]] = []
         if node is None:
             continue
-        known = of(node)
         if known.weights is not None:
             found.add(node.index)
         elif known.joins:
-            stack.extend(_concat_inputs(model, node, channels))
+            above = _concat_inputs(model, node, channels)
         elif known.cuts:
-            part = _slice_range(model, node, channels) if node.op == "Slice" else None
-            if node.op == "Split":
-                part = _split_range(model, node, name, channels)
-            stack.append((node.input(0), part))
+            split = node.op == "Split"
+            part = _split_range(model, node, name, channels) if split else _slice_range(model, node, channels)
+            above = [(node.input(0), part)]
         elif known.kind == LayerKind.SHUFFLE:
-            stack.append((node.input(0), channels if _keeps_channels(model, node) else None))
+            above = [(node.input(0), channels if _keeps_channels(model, node) else None)]
         elif inputs_behind_q(model, node):
-            stack.append((node.input(0), channels))
+            above = [(node.input(0), channels)]
+        queue += [place for place in above if place not in seen]
+        seen.update(above)
     return found
 
 
@@ -117,11 +116,13 @@ def _keeps_channels(model: Model, node: Node) -> bool:
     if node.op == "Transpose":
         perm = node.attributes.get("perm", [])
         return len(perm) > 1 and perm[1] == 1
-    before, after = model.shape(node.input(0)), model.shape(node.output)
-    return (
-        before is not None and after is not None and len(before) > 1 and len(after) > 1
-        and before[1] is not None and before[1] == after[1]
-    )  # fmt: skip
+    before, after = _channels(model, node.input(0)), _channels(model, node.output)
+    return before is not None and before == after
+
+
+def _channels(model: Model, tensor: str) -> int | None:
+    shape = model.shape(tensor)
+    return shape[1] if shape is not None and len(shape) > 1 else None
 
 
 def _axis(model: Model, node: Node) -> int | None:
@@ -137,8 +138,7 @@ def _split_range(model: Model, node: Node, output: str, channels: _Range) -> _Ra
         return channels
     start = 0
     for name in node.outputs:
-        shape = model.shape(name)
-        size = shape[1] if shape is not None and len(shape) > 1 else None
+        size = _channels(model, name)
         if size is None:
             return None
         if name == output:
@@ -153,12 +153,12 @@ def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
     if any(v is None or v.size != 1 for v in values):
         return None
     start, end, axis = (int(v.reshape(-1)[0]) for v in values if v is not None)
-    shape = model.shape(node.input(0))
     if axis != 1:
         return channels
-    if shape is None or shape[1] is None or start < 0 or model.constant(node.input(4)) is not None:
+    size = _channels(model, node.input(0))
+    if size is None or start < 0 or model.constant(node.input(4)) is not None:
         return None
-    low, high = channels or (0, min(end, shape[1]) - start)
+    low, high = channels or (0, min(end, size) - start)
     return start + low, start + high
 
 
@@ -169,8 +169,7 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
     wanted: list[tuple[str, _Range]] = []
     start = 0
     for name in node.inputs:
-        shape = model.shape(name)
-        size = shape[1] if shape is not None and len(shape) > 1 else None
+        size = _channels(model, name)
         if size is None:
             return [(t, None) for t in node.inputs]
         low, high = max(channels[0], start), min(channels[1], start + size)
@@ -180,23 +179,10 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
     return wanted
 
 
-def _finals(model: Model, dfl: set[int]) -> set[int]:
-    """Bare convolutions from which an output is reached without passing another weighted node (the DFL apart)."""
-    feeding = feeding_weighted(model, dfl)
-    return {
-        n.index
-        for n in model.ordered
-        if n.op in WEIGHTED and n.index not in dfl and feeding.isdisjoint(n.outputs)
-        and not _is_activated(model, n.output)
-    }  # fmt: skip
-
-
 def is_dfl(shape: Sequence[int | None] | None, above: Iterator[LayerKind]) -> bool:
     """Whether a convolution is YOLO's distribution focal loss: weights [1, bins, 1, 1] behind a Softmax.
 
-    Args:
-        shape: Of its weights; None where it is not known.
-        above: The kinds of what is above its data, the nearest first.
+    ``shape`` is that of its weights, ``above`` the kinds of what is above its data, the nearest first.
     """
     if not shape or shape[0] != 1 or any(d != 1 for d in shape[2:]):
         return False
@@ -260,15 +246,8 @@ class Attention:
 
 def attentions(model: Model) -> list[Attention]:
     """Every attention of a float or Q/DQ model, in graph order."""
-    found = []
-    for softmax in model.ordered:
-        if softmax.op != "Softmax":
-            continue
-        scores = _scores(model, softmax)
-        values = _product_with_values(model, softmax) if scores is not None else None
-        if scores is not None and values is not None:
-            found.append(Attention(scores, softmax, *values))
-    return found
+    return [Attention(scores, softmax, *values) for softmax in model.ordered if softmax.op == "Softmax"
+            and (scores := _scores(model, softmax)) and (values := _product_with_values(model, softmax))]
 
 
 def is_computed_product(model: Model, node: Node | None) -> bool:
@@ -281,12 +260,7 @@ def is_computed_product(model: Model, node: Node | None) -> bool:
 def holds_shares(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Whether a tensor has values of 0 to 1 for a product: a Softmax's result, or that with some of it moved or masked.
 
-    A mask behind a Softmax (Where) puts zeros in.
-
-    Args:
-        model: The model.
-        tensor: The tensor.
-        quantized: Whether the product reads it through a pair already.
+    A mask behind a Softmax (Where) puts zeros in. ``quantized``: the product reads it through a pair already.
     """
     if not quantized and not any(is_computed_product(model, r) for r in model.readers(tensor)):
         return False
@@ -376,12 +350,7 @@ class Coordinates:
 
 
 def find_coordinates(model: Model, finals: Iterable[int]) -> Coordinates:
-    """Finds what makes coordinates.
-
-    Args:
-        model: A float network.
-        finals: Its last layers, see :class:`qdqtool.model.heads.Head`.
-    """
+    """Finds what makes coordinates in a float network with these last layers, see :class:`Head`."""
     found = Coordinates()
     for node in model.ordered:
         if node.op == "GridSample" and node.domain in DOMAINS:

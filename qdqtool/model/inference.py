@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.model.subgraphs import held, inner_graphs
+from qdqtool.model.subgraphs import held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
 
@@ -244,24 +244,14 @@ def infer(proto: onnx.ModelProto) -> Types | None:
 
 
 def grows(proto: onnx.ModelProto) -> bool:
-    """Whether onnx's inference, without data propagation, could need much more memory than the file is large.
-
-    Args:
-        proto: The model; it is as before at the end.
-    """
+    """Whether onnx's inference, without data propagation, could need much more memory than the file is large."""
     inference = _Inference(proto)
     inference.types(follow=False)
     return bool(inference.hidden)
 
 
 def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], version: int) -> bool:
-    """Whether onnx's inference of one node needs little memory.
-
-    Args:
-        node: The node.
-        types: Of its inputs.
-        version: Of the operator set.
-    """
+    """Whether onnx's inference of one node of an operator set's version, by its inputs' types, needs little memory."""
     proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", version)])
     proto.graph.node.append(node)
     proto.graph.value_info.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items())
@@ -270,7 +260,7 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
 
 def shorten_names(proto: onnx.ModelProto) -> None:
     """Cuts long symbolic names of dimensions for good: onnx gives every tensor behind a copy of them."""
-    _shorten(list(_long_names(proto, _every_node(proto))))
+    _shorten(list(_long_names(proto, nodes_of(proto))))
 
 
 def _shorten(dims: Sequence[Any]) -> list[tuple[Any, str]]:
@@ -309,7 +299,7 @@ class _Inference:
     def __init__(self, proto: onnx.ModelProto) -> None:
         graph = proto.graph
         self._proto = proto
-        self._nodes = list(_every_node(proto))  # protobuf's objects keep their identity as long as they are held
+        self._nodes = list(nodes_of(proto))  # protobuf's objects keep their identity as long as they are held
         self._functions = {(f.domain, f.name): f for f in proto.functions}
         self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         self._stated = frozenset(self._known)
@@ -386,14 +376,15 @@ class _Inference:
         self._graph(self._proto.graph, None, self._known)
 
     def _graph(self, graph: onnx.GraphProto, outer: _Scope | None, known: Types) -> None:
-        extents: dict[str, Extent] = {}
+        extents = _Scope()
+        extents.outer = outer
         for value in (*graph.value_info, *graph.input):
             extents[value.name] = of_type(known.get(value.name, value.type))
         for tensor in graph.initializer:
             extents[tensor.name] = of_dims(tuple(tensor.dims))
         for sparse in graph.sparse_initializer:
             extents[sparse.values.name] = of_dims(tuple(sparse.dims))
-        self._walk(graph.node, _Scope(extents, outer), known)
+        self._walk(graph.node, extents, known)
 
     def _walk(self, nodes: Iterable[onnx.NodeProto], extents: _Scope, known: Types) -> None:
         for node in nodes:
@@ -401,8 +392,7 @@ class _Inference:
             function = self._functions.get((node.domain, node.op_type))
             if function is not None:
                 # Types inside a function are nowhere stated, and what they are found to be is not kept.
-                inside = dict(zip(function.input, inputs, strict=False))
-                self._walk(function.node, _Scope(inside, None), {})
+                self._walk(function.node, _Scope(zip(function.input, inputs, strict=False)), {})
             for attribute in node.attribute:
                 for graph in held(attribute):
                     stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
@@ -424,7 +414,7 @@ class _Inference:
                 output = ANY if onnx.defs.has(op, node.domain) else UNTYPED
             for tensor in node.output:
                 kind = known.get(tensor)
-                extents.own[tensor] = output if kind is None else as_known(output, kind, op in FOLLOWED)
+                extents[tensor] = output if kind is None else as_known(output, kind, op in FOLLOWED)
 
     def _judge(self, node: onnx.NodeProto, op: str, work: int, ranks: int) -> None:
         if ranks > budgets.RANK or (op == "Expand" and work > budgets.SHAPE_ENTRIES):
@@ -436,27 +426,13 @@ class _Inference:
                 self._entries += work
 
 
-class _Scope:
-    """Extents of a graph's tensors, and of those around it."""
+class _Scope(dict[str, Extent]):
+    """Extents of a graph's tensors; asked for others, those of the graph around it."""
 
-    def __init__(self, own: dict[str, Extent], outer: _Scope | None) -> None:
-        self.own = own
-        self._outer = outer
+    outer: _Scope | None = None
 
-    def __getitem__(self, tensor: str) -> Extent:
-        scope: _Scope | None = self
-        while scope is not None:
-            if tensor in scope.own:
-                return scope.own[tensor]
-            scope = scope._outer
-        return UNTYPED
-
-
-def _every_node(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
-        yield from nodes
-        for graph in inner_graphs(nodes):
-            yield from graph.node
+    def __missing__(self, tensor: str) -> Extent:
+        return UNTYPED if self.outer is None else self.outer[tensor]
 
 
 def _knowledge(kind: onnx.TypeProto | None) -> int:

@@ -231,10 +231,7 @@ def in_half(model: Model, nodes: Iterable[Node]) -> bool:
 def write_layer_norms(model: Model) -> int:
     """Writes those that a LayerNormalization computes exactly as one, in place, and returns how many they are.
 
-    The last node of each becomes the LayerNormalization, so that name and output stay.
-
-    Args:
-        model: Opset 17 or newer.
+    The last node of each becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
     """
     editor = Editor(model)
     found = [(p, made) for p in layer_norms(model) if (made := as_one(model, p)) is not None]

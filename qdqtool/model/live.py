@@ -98,4 +98,4 @@ def bytes_of(model: Model, tensor: str) -> int:
         width = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(tensor)).itemsize
     except (KeyError, TypeError):
         width = 4
-    return int(width) * math.prod(max(d or 1, 1) for d in shape)
+    return int(width) * _elements(shape)

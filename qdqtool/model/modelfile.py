@@ -20,17 +20,13 @@ from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model, tensor_bytes, without_large_weights
-from qdqtool.model.subgraphs import check_functions, inner_graphs
+from qdqtool.model.subgraphs import check_functions, with_inner
 
 _VERSIONS = range(1000)  # of operator sets, far above any
 
 
 def check_form(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at inputs, operator sets and references to a function's attributes.
-
-    Args:
-        proto: The model.
-        what: What to call it in the message.
+    """Looks at inputs, operator sets and references to a function's attributes of a model called ``what`` in messages.
 
     Raises:
         ModelError: An input or output has no name, an input is declared twice, an operator set has a version that none
@@ -48,12 +44,11 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
         raise ModelError(f"{what}: an output has no name; the file is damaged")
-    for nodes in (proto.graph.node, *(g.node for g in inner_graphs(proto.graph.node))):
-        for node in nodes:
-            for attribute in node.attribute:
-                if attribute.ref_attr_name:
-                    raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
-                                     "from a function, and is in none; the file is damaged")
+    for node in with_inner(proto.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
+                                 "from a function, and is in none; the file is damaged")
 
 
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
@@ -61,11 +56,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def check_names(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at every text of a model but the documentation.
-
-    Args:
-        proto: The model.
-        what: What to call it in the message.
+    """Looks at every text but the documentation of a model called ``what`` in the message.
 
     Raises:
         ModelError: One is not UTF-8.
@@ -156,9 +147,7 @@ def load(source: ModelSource | Model) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, onnx.ModelProto):
-        check_names(source, "model in memory")
-        check_form(source, "model in memory")
-        check_functions(source, "model in memory")
+        _check(source, "model in memory")
         return Model(source)
     if type(source).__module__.partition(".")[0] == "onnx_graphsurgeon":
         import onnx_graphsurgeon
@@ -223,10 +212,14 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
         raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD])}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD], 'no graph or no opset')}")
+    _check(proto, what)
+    return proto
+
+
+def _check(proto: onnx.ModelProto, what: str) -> None:
     check_names(proto, what)
     check_form(proto, what)
     check_functions(proto, what)
-    return proto
 
 
 _DEPTH = 100
@@ -256,15 +249,7 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _messages(data: memoryview, turns: Iterator[int]) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field that holds a text or a message, as protobuf writes them; up to damage.
-
-    Args:
-        data: The message.
-        turns: One for each field that may still be looked at.
-
-    Raises:
-        IndexError: The data ends within a field.
-    """
+    """Number and content of each field with a text or a message, ``turns`` at most; IndexError where one is cut off."""
     at = 0
 
     def number() -> int:
@@ -314,14 +299,12 @@ def require_weights(model: Model) -> None:
     Raises:
         ModelError: One is missing.
     """
-    there: dict[str, bool] = {}
+    there: set[str] = set()
     for tensor in external.all_tensors(model.proto.graph):
-        if external.is_outside(tensor):
-            location = external.location_of(tensor)
-            if location not in there:
-                there[location] = external.path_of(tensor, model.base_dir, model.path) is not None
-            if not there[location]:
+        if external.is_outside(tensor) and (location := external.location_of(tensor)) not in there:
+            if external.path_of(tensor, model.base_dir, model.path) is None:
                 raise _missing(model, tensor)
+            there.add(location)
 
 
 def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:

@@ -153,10 +153,6 @@ def _fill(model: Model, node: Node) -> float | None:
     return None if value is None else float(value.flat[0]) if value.size else 0.0
 
 
-def _zero_pad(model: Model, node: Node) -> bool:
-    return _fill(model, node) == 0
-
-
 def fills_below(model: Model, node: Node) -> bool:
     """Whether a Pad fills in what no reader looks at: less than everything, or below zero in front of maximum poolings.
 
@@ -166,19 +162,6 @@ def fills_below(model: Model, node: Node) -> bool:
     if value is None or value >= 0:
         return False
     return value == -math.inf or all(r.op == "MaxPool" for r in model.readers(node.output))
-
-
-def _copying_pad(model: Model, node: Node) -> bool:
-    return str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
-
-
-def _float_cast(model: Model, node: Node) -> bool:
-    return all(precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output))
-
-
-def _keeps_parts(model: Model, node: Node) -> bool:
-    """A reduction to the largest value, as GlobalMaxPool and what becomes a max pooling."""
-    return pooling_of(model, node) == "MAX"
 
 
 _RESIZE = QPassage(
@@ -194,14 +177,15 @@ ZERO_PAD = QPassage(
         "q-past-zero-pad", "A Q moves up past a Pad with zeros.",
         "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
     ),
-    when=_zero_pad, condition="pads with zeros",
+    when=lambda model, node: _fill(model, node) == 0, condition="pads with zeros",
     otherwise=QPassage(
         assumed(
             "q-past-copying-pad", "A Q moves up past a Pad that reflects, repeats or wraps.",
             "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q passes slices; a log in "
             "which a Q stays behind such a Pad would refute it",
         ),
-        when=_copying_pad, condition="reflects, repeats or wraps",
+        when=lambda model, node: str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap"),
+        condition="reflects, repeats or wraps",
     ),
 )
 
@@ -273,28 +257,20 @@ _TABLE: tuple[Operator, ...] = (
     )),
     _activation("Sigmoid", "SIGMOID", gate=True),
     _activation("HardSigmoid", "HARD_SIGMOID", gate=True),
-    _activation("Tanh", "TANH"),
-    _activation("Elu", "ELU"),
-    _activation("Selu", "SELU"),
-    _activation("Celu", "CELU"),
-    _activation("Softplus", "SOFTPLUS"),
-    _activation("Softsign", "SOFTSIGN"),
-    _activation("ThresholdedRelu", "THRESHOLDED_RELU"),
-    _activation("Gelu", "GELU_ERF"),
-    _activation("Swish", "SWISH"),
-    _activation("Silu", "SWISH"),
-    _activation("Mish", "MISH"),
-    _activation("HardSwish", "HARD_SWISH"),
+    *(
+        _activation(name, kind)
+        for name, kind in (("Tanh", "TANH"), ("Elu", "ELU"), ("Selu", "SELU"), ("Celu", "CELU"),
+                           ("Softplus", "SOFTPLUS"), ("Softsign", "SOFTSIGN"), ("ThresholdedRelu", "THRESHOLDED_RELU"),
+                           ("Gelu", "GELU_ERF"), ("Swish", "SWISH"), ("Silu", "SWISH"), ("Mish", "MISH"),
+                           ("HardSwish", "HARD_SWISH"))
+    ),
     Operator("PRelu"),  # a layer of its own (IParametricReLULayer); no build shows that a convolution takes it
     # Elementwise
-    Operator("Add", LayerKind.ELEMENTWISE, operation="SUM"),
-    Operator("Sum", LayerKind.ELEMENTWISE, operation="SUM"),
-    Operator("Mul", LayerKind.ELEMENTWISE, operation="PROD"),
-    Operator("Sub", LayerKind.ELEMENTWISE, operation="SUB"),
-    Operator("Div", LayerKind.ELEMENTWISE, operation="DIV"),
-    Operator("Pow", LayerKind.ELEMENTWISE, operation="POW"),
-    Operator("Min", LayerKind.ELEMENTWISE, operation="MIN"),
-    Operator("Max", LayerKind.ELEMENTWISE, operation="MAX"),
+    *(
+        Operator(name, LayerKind.ELEMENTWISE, operation=operation)
+        for name, operation in (("Add", "SUM"), ("Sum", "SUM"), ("Mul", "PROD"), ("Sub", "SUB"), ("Div", "DIV"),
+                                ("Pow", "POW"), ("Min", "MIN"), ("Max", "MAX"))
+    ),
     *(
         Operator(name, LayerKind.UNARY)
         for name in ("Exp", "Log", "Sqrt", "Abs", "Neg", "Reciprocal", "Erf", "Sin", "Cos", "Floor", "Ceil", "Round",
@@ -310,7 +286,6 @@ _TABLE: tuple[Operator, ...] = (
         assumed("q-past-globalmaxpool", "A Q moves up past a GlobalMaxPool.",
                 "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in which a Q stays "
                 "behind it would refute it"),
-        when=_keeps_parts,
     )),
     Operator("ReduceMean", LayerKind.REDUCE, averages=True),
     *(Operator(name, LayerKind.REDUCE) for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
@@ -335,16 +310,16 @@ _TABLE: tuple[Operator, ...] = (
         "q-past-reshape", "A Q moves up past a Reshape.", f"{BEV_ORIN}:259", f"{BEV_86}:5195",
     ))),
     Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_listed("Transpose")),
-    Operator("Squeeze", LayerKind.SHUFFLE, passage=_listed("Squeeze")),
-    Operator("Unsqueeze", LayerKind.SHUFFLE, passage=_listed("Unsqueeze")),
+    *(Operator(name, LayerKind.SHUFFLE, passage=_listed(name)) for name in ("Squeeze", "Unsqueeze")),
     Operator("DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_listed("DepthToSpace")),
     Operator("SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_listed("SpaceToDepth")),
-    Operator("Identity", LayerKind.IDENTITY, passage=_listed("Identity")),
-    Operator("Dropout", LayerKind.IDENTITY, passage=_listed("Dropout")),
+    *(Operator(name, LayerKind.IDENTITY, passage=_listed(name)) for name in ("Identity", "Dropout")),
     Operator("Cast", LayerKind.IDENTITY, passage=QPassage(
         assumed("q-past-cast", "A Q moves up past a Cast between float types.",
                 "the parser makes an Identity layer of it; a log of a half-precision export would show it"),
-        when=_float_cast, condition="casts between float types",
+        when=lambda model, node: all(
+            precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output)),
+        condition="casts between float types",
     )),
     # The rest
     Operator("Softmax", LayerKind.SOFTMAX),
@@ -388,25 +363,9 @@ def of(node: Node | None) -> Operator:
     return OPERATORS.get(node.op, _UNKNOWN)
 
 
-def weights_of(name: str) -> Weights:
-    """What is known of the weights of an operator that has some."""
-    found = OPERATORS[name].weights
-    assert found is not None, name
-    return found
-
-
-def passage_of(name: str) -> QPassage:
-    """How a Q passes an operator that it can pass."""
-    found = OPERATORS[name].passage
-    assert found is not None, name
-    return found
-
-
-def activation_of(name: str) -> Activation:
-    """What is known of an operator that is an activation."""
-    found = OPERATORS[name].activation
-    assert found is not None, name
-    return found
+def case_of(name: str) -> Case:
+    """What an operator's one fact rests on: how a Q passes it, that it is an activation, or has weights."""
+    return cases_of(OPERATORS[name])[0]
 
 
 def cases_of(operator: Operator) -> tuple[Case, ...]:
@@ -420,7 +379,7 @@ def passage(model: Model, node: Node | None) -> QPassage | None:
     found = of(node).passage
     while found is not None and node is not None and found.when is not None and not found.when(model, node):
         found = found.otherwise
-    return found if node is not None else None
+    return found
 
 
 def inputs_behind_q(model: Model, node: Node | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ simulator says: insertion simulates what it places before it is chosen (:mod:`qd
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import is_pointwise, is_run_time, is_sum
@@ -72,10 +72,6 @@ def region(model: Model, tensor: str, node: Node) -> list[Node]:
     return [found[i] for i in sorted(found)]
 
 
-def _is_ready(model: Model, node: Node, known: Container[str]) -> bool:
-    return is_pointwise(node) and len(node.outputs) == 1 and all(t in known for t in run_time_inputs(model, node))
-
-
 def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
     """Results of the pointwise functions of a tensor, those apart that only go on into them (a SiLU's Sigmoid)."""
     known: dict[str, None] = {tensor: None}
@@ -83,7 +79,9 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
     queue = [tensor]
     for current in queue:
         for node in model.readers(current):
-            if node.index not in inside and len(inside) < _LONGEST and _is_ready(model, node, known):
+            if node.index in inside or len(inside) >= _LONGEST or not is_pointwise(node) or len(node.outputs) != 1:
+                continue
+            if all(t in known for t in run_time_inputs(model, node)):
                 inside.add(node.index)
                 known[node.output] = None
                 queue.append(node.output)

@@ -26,24 +26,16 @@ DQ = "DequantizeLinear"
 SMOOTHED = "qdqtool.smoothed"  # metadata of a model whose outliers were moved into weights: the tensors, one a line
 INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 
-_INTEGER: dict[int, Precision] = {
-    onnx.TensorProto.INT8: Precision.INT8,
-    onnx.TensorProto.UINT8: Precision.UINT8,
-    onnx.TensorProto.INT4: Precision.INT4,
-    onnx.TensorProto.INT32: Precision.INT32,
-    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8,
-    onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
-    onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
-}
+_PRECISIONS: dict[int, Precision] = {
+    onnx.TensorProto.INT8: Precision.INT8, onnx.TensorProto.UINT8: Precision.UINT8,
+    onnx.TensorProto.INT4: Precision.INT4, onnx.TensorProto.INT32: Precision.INT32,
+    onnx.TensorProto.INT64: Precision.INT64, onnx.TensorProto.BOOL: Precision.BOOL,
+    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8, onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8, onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT: Precision.FP32, onnx.TensorProto.DOUBLE: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16, onnx.TensorProto.BFLOAT16: Precision.BF16,
+}  # fmt: skip
 _STORED = (onnx.TensorProto.INT8, onnx.TensorProto.INT4, onnx.TensorProto.FLOAT8E4M3FN)
-_FLOAT: dict[int, Precision] = {
-    onnx.TensorProto.FLOAT: Precision.FP32,
-    onnx.TensorProto.FLOAT16: Precision.FP16,
-    onnx.TensorProto.BFLOAT16: Precision.BF16,
-    onnx.TensorProto.DOUBLE: Precision.FP32,
-}
-_OTHER: dict[int, Precision] = {onnx.TensorProto.INT64: Precision.INT64, onnx.TensorProto.BOOL: Precision.BOOL}
 
 
 def smoothed_tensors(model: Model) -> frozenset[str]:
@@ -53,7 +45,7 @@ def smoothed_tensors(model: Model) -> frozenset[str]:
 
 def precision_of(elem_type: int) -> Precision:
     """The precision that an ONNX element type stands for."""
-    return _INTEGER.get(elem_type) or _FLOAT.get(elem_type) or _OTHER.get(elem_type) or Precision.UNKNOWN
+    return _PRECISIONS.get(elem_type, Precision.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -201,6 +193,7 @@ def _read_params(model: Model, node: Node) -> QuantParams:
     shape = model.constant_shape(scale_name)
     size = scales.values.size if scales is not None else 0
     count = math.prod(shape) if shape is not None else size
+    axis = node.attributes.get("axis", 1)
     if zero_name:
         zeros = _numbers(model, zero_name, np.int64)
     else:
@@ -213,14 +206,9 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         zero_points=zeros,
         has_zero_point=bool(zero_name),
         precision=_quantized_type(model, node, zero_name),
-        axis=_axis(node) if count > 1 else None,
+        axis=None if count <= 1 else axis if isinstance(axis, int) else 1,
         axis_given="axis" in node.attributes,
     )
-
-
-def _axis(node: Node) -> int:
-    value = node.attributes.get("axis", 1)
-    return value if isinstance(value, int) else 1
 
 
 def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None:
@@ -235,20 +223,15 @@ def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None
 
 
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
-    if zero_name:
-        written = model.elem_type(zero_name)
-        if written:
-            return precision_of(written)  # UNKNOWN for int16 and the like, which TensorRT does not take
+    if zero_name and (written := model.elem_type(zero_name)):
+        return precision_of(written)  # UNKNOWN for int16 and the like, which TensorRT does not take
     if node.op == Q:
         out = node.integer("output_dtype", 0)
         return precision_of(out) if out else Precision.UINT8  # ONNX: without a zero point the type is uint8
-    elem = model.elem_type(node.input(0))
-    if elem:
-        return precision_of(elem)
-    producer = model.producer(node.input(0))
-    if producer is not None and producer.op == Q:
+    elem, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
+    if not elem and producer is not None and producer.op == Q:
         return _quantized_type(model, producer, producer.input(2))
-    return Precision.UNKNOWN
+    return precision_of(elem)
 
 
 def quantizers(model: Model) -> Iterator[Node]:
@@ -288,13 +271,9 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
         needed.update((*node.inputs, *node.captured))
         if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
             continue
-        if not stored.isdisjoint(node.inputs) and _is_standard(node):
+        if not stored.isdisjoint(node.inputs) and node.domain in DOMAINS[:2] and onnx.defs.has(node.op):
             found.extend((node, t) for t in dict.fromkeys(node.inputs) if t in stored)
     yield from reversed(found)
-
-
-def _is_standard(node: Node) -> bool:
-    return node.domain in ("", "ai.onnx") and onnx.defs.has(node.op)
 
 
 def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:

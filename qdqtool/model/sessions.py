@@ -62,11 +62,8 @@ def open_session(
         # Its threads would wait busily for each other, and between two runs: a quarter of the processor time of two
         # threads, which those need that decode and count meanwhile.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = {
-            "all": levels.ORT_ENABLE_ALL, "extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC,
-            "none": levels.ORT_DISABLE_ALL,
-        }[optimize]
+        level = "ORT_DISABLE_ALL" if optimize == "none" else f"ORT_ENABLE_{optimize.upper()}"
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if folder:
@@ -87,29 +84,19 @@ _descriptors = threading.RLock()  # two threads would each keep what the other o
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams. One thread at a time."""
-    with _descriptors:
-        yield from _pointed_away()
-
-
-def _pointed_away() -> Iterator[None]:
-    saved: list[tuple[int, int]] = []
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    try:
+    with _descriptors, contextlib.ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
         with contextlib.suppress(OSError):
             nothing = os.open(os.devnull, os.O_WRONLY)
-            try:
-                for number in (1, 2):
-                    saved.append((number, os.dup(number)))
-                    os.dup2(nothing, number)
-            finally:
-                os.close(nothing)
+            stack.callback(os.close, nothing)
+            for number in (1, 2):
+                copy = os.dup(number)
+                stack.callback(os.close, copy)
+                stack.callback(os.dup2, copy, number)
+                os.dup2(nothing, number)
         yield
-    finally:
-        for number, copy in saved:
-            os.dup2(copy, number)
-            os.close(copy)
 
 
 class SharedWeights:
@@ -207,8 +194,7 @@ def _apart(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> I
         path = None
         if os.name != "nt":  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
             with contextlib.suppress(OSError, QdqtoolError):
-                folder = temporary_folder()
-                written = Path(stack.enter_context(folder)) / "model.onnx"
+                written = Path(stack.enter_context(temporary_folder())) / "model.onnx"
                 write_apart(proto, weights, written, at_once=True)
                 path = written
         yield path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 import onnx
 
@@ -26,6 +26,19 @@ def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             for graph in held(attribute):
                 yield graph
                 yield from inner_graphs(graph.node)
+
+
+def with_inner(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of their subgraphs."""
+    yield from nodes
+    for graph in inner_graphs(nodes):
+        yield from graph.node
+
+
+def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a model's graph, and of its own functions."""
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        yield from with_inner(nodes)
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
@@ -52,12 +65,9 @@ _Key = tuple[str, str, str]
 def leading_to(
     nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], given: Container[str] = ()
 ) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that tensors depend on, in order, and the tensors with all that these nodes read.
+    """The nodes that tensors depend on, those ``given`` apart, and the tensors with all that these nodes read.
 
-    Args:
-        nodes: A graph's nodes, each behind those that it reads.
-        tensors: What is wanted.
-        given: Tensors that need no node.
+    The nodes are a graph's, each behind those that it reads, and so are the results.
     """
     needed = set(tensors)
     kept = []
@@ -69,13 +79,9 @@ def leading_to(
 
 
 def check_functions(proto: onnx.ModelProto, what: str) -> None:
-    """Counts the nodes of a model with every call of a function replaced by its nodes.
+    """Counts the nodes of a model, called ``what`` in messages, with each call of a function replaced by its nodes.
 
     Thirty functions that each call the next one twice are a billion nodes; shape inference and inlining follow all.
-
-    Args:
-        proto: The model.
-        what: What to call it in the message.
 
     Raises:
         ModelError: A function calls itself, or there would be more nodes than
@@ -83,53 +89,39 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     """
     if not proto.functions:
         return
-    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
-    calls = {key: [c for n in _nodes(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
-    own = {key: sum(1 for _ in _nodes(f.node)) for key, f in functions.items()}
+    from graphlib import CycleError, TopologicalSorter
+
+    functions = _functions(proto)
+    calls = {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
+    own = {key: sum(1 for _ in with_inner(f.node)) for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
-    for key in _callees_first(calls, what):
-        sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
-    total = sum(sizes.get(_called(n), 0) for n in _nodes(proto.graph.node))
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
+    except CycleError as error:
+        name = next(key[1] for key in functions if key in error.args[1])
+        raise ModelError(f"{what}: the model's own function '{name}' calls itself; the file is damaged") from None
+    total = sum(sizes.get(_called(n), 0) for n in with_inner(proto.graph.node))
     if total > budgets.FUNCTION_CALLS:
-        raise ModelError(f"{what}: its own functions stand for {_about(total)} nodes; the limit is "
+        about = total if total < 10**9 else "more than a billion"
+        raise ModelError(f"{what}: its own functions stand for {about} nodes; the limit is "
                          f"{budgets.FUNCTION_CALLS}; export the model without functions")
 
 
 def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """The functions that a model's graph calls, also from subgraphs and other functions, in the file's order."""
-    functions = {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+    functions = _functions(proto)
     found: set[_Key] = set()
     work = [proto.graph.node]
     while work:
-        for key in {_called(n) for n in _nodes(work.pop())} & set(functions) - found:
+        for key in {_called(n) for n in with_inner(work.pop())} & set(functions) - found:
             found.add(key)
             work.append(functions[key].node)
     return [f for key, f in functions.items() if key in found]
 
 
-def _about(count: int) -> str:
-    return str(count) if count < 10**9 else "more than a billion"
-
-
-def _callees_first(calls: dict[_Key, list[_Key]], what: str) -> Iterator[_Key]:
-    done: set[_Key] = set()
-    open_: set[_Key] = set()
-    for start in calls:
-        stack = [(start, iter(calls[start]))] if start not in done else []
-        open_.update(key for key, _ in stack)
-        while stack:
-            key, rest = stack[-1]
-            called = next((c for c in rest if c not in done), None)
-            if called is None:
-                stack.pop()
-                open_.discard(key)
-                done.add(key)
-                yield key
-            elif called in open_:
-                raise ModelError(f"{what}: the model's own function '{called[1]}' calls itself; the file is damaged")
-            else:
-                open_.add(called)
-                stack.append((called, iter(calls[called])))
+def _functions(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
+    return {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
 
 
 def _key(domain: str, name: str, overload: str) -> _Key:
@@ -138,12 +130,3 @@ def _key(domain: str, name: str, overload: str) -> _Key:
 
 def _called(node: onnx.NodeProto) -> _Key:
     return _key(node.domain, node.op_type, getattr(node, "overload", ""))
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in held(attribute):
-                yield from _nodes(graph.node)

@@ -108,13 +108,11 @@ class View:
 
     def weights(self, node: Node) -> Weights:
         """Where the weights of a convolution come from (its second input)."""
-        known = self.known.setdefault("weights", {})
+        known: dict[str, Weights] = self.known.setdefault("weights", {})
         tensor = node.input(1)
-        found = known.get(tensor)
-        if found is None:
-            found = known[tensor] = self._trace(tensor)
-        assert isinstance(found, Weights)
-        return found
+        if tensor not in known:
+            known[tensor] = self._trace(tensor)
+        return known[tensor]
 
     def _trace(self, tensor: str) -> Weights:
         model = self.model
@@ -154,13 +152,9 @@ class View:
             return shape[0], shape[1] * groups, groups
         return shape[1] * groups, shape[0], groups
 
-    @functools.cached_property
-    def _with_shapes(self) -> bool:
-        return len(self.model.nodes) <= SHAPE_LIMIT
-
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
         """Dimensions where they are known or cheap to infer."""
-        return self.model.shape(tensor) if self._with_shapes else None
+        return self.model.shape(tensor) if len(self.model.nodes) <= SHAPE_LIMIT else None
 
     def values(self, tensor: str) -> int | None:
         """Number of elements of a tensor, an unknown batch counted as 1; None when its shape is not known."""

@@ -27,17 +27,10 @@ if TYPE_CHECKING:
     from qdqtool.qat.switching import Sensitivity, disable, disabled, enable, sensitivity
 
 _HOMES = {
-    name: f"qdqtool.qat.{room}"
-    for room, names in {
-        "preparation": ("prepare", "checkpoint", "restore"),
-        "planning": ("plan", "Plan"),
-        "ranges": ("calibrate", "Calibration"),
-        "exporting": ("export", "check", "Export"),
-        "checking": ("Check",),
-        "switching": ("disable", "disabled", "enable", "sensitivity", "Sensitivity"),
-    }.items()
-    for name in names
-}
+    "preparation": ("prepare", "checkpoint", "restore"), "planning": ("plan", "Plan"), "checking": ("Check",),
+    "ranges": ("calibrate", "Calibration"), "exporting": ("export", "check", "Export"),
+    "switching": ("disable", "disabled", "enable", "sensitivity", "Sensitivity"),
+}  # fmt: skip
 
 __all__ = [
     "Calibration", "Check", "Export", "Plan", "Sensitivity", "calibrate", "check", "checkpoint", "disable", "disabled",
@@ -46,11 +39,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = next((room for room, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'qdqtool.qat' has no attribute '{name}'")
     try:
-        value = getattr(importlib.import_module(home), name)
+        value = getattr(importlib.import_module(f"qdqtool.qat.{home}"), name)
     except ImportError as error:
         raise QdqtoolError(f"training needs torch ({error}); pip install 'qdqtool[qat]'") from error
     globals()[name] = value

@@ -26,6 +26,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.sessions import open_session
 from qdqtool.qat.modules import scale_of, watching
 from qdqtool.qat.trace import Call, evaluating
 
@@ -104,22 +105,21 @@ def lively(call: Call) -> Call:
 def reference(twin: nn.Module, call: Call) -> Reference:
     """Runs a prepared network (on the CPU, in evaluation mode) and remembers what its quantizers saw."""
     names = {id(m): n for n, m in twin.named_modules()}
-    found = Reference([], [])
+    calls: list[tuple[str, float, Tensor, Tensor]] = []
 
     def seen(module: nn.Module, attribute: str, before: Tensor, after: Tensor) -> None:
         scale = float(scale_of(getattr(module, attribute), before))
-        found.calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
+        calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
 
     try:
         with evaluating(twin), watching(seen):
-            found.outputs = tensors_of(call.on(twin, "cpu"))
+            return Reference(tensors_of(call.on(twin, "cpu")), calls)
     except QdqtoolError:
         raise
     except Exception as error:  # of the network's own code, or of torch
         reason = reason_of(error, first_line=True)
         raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give what the "
                          "network was prepared with") from error
-    return found
 
 
 class Shaking:
@@ -152,11 +152,7 @@ class Shaking:
 def noise_of(twin: nn.Module, call: Call, outputs: Sequence[Tensor], shaking: Shaking) -> float:
     """How far the outputs are from the same network's in double precision, or shaken; the largest.
 
-    Args:
-        twin: The network whose quantizers let their values pass ``shaking`` first.
-        call: What it is called with.
-        outputs: Its outputs in single precision.
-        shaking: With a size for each call of a quantizer.
+    The network's quantizers let their values pass ``shaking`` first; its ``outputs`` are those in single precision.
     """
     worst = 0.0
     with evaluating(twin):
@@ -184,13 +180,9 @@ def tensors_of(value: Any) -> list[Tensor]:
 def check_pieces(
     proto: onnx.ModelProto, call: Call, wanted: Reference, numbers: dict[str, list[int]]
 ) -> tuple[Check, Shaking]:
-    """Compares the graph with the network piece by piece, and end to end.
+    """Compares the Q/DQ model with what the network computed, piece by piece, and end to end.
 
-    Args:
-        proto: The Q/DQ model.
-        call: What the network was called with.
-        wanted: What it computed.
-        numbers: From the name of a QuantizeLinear node to the numbers of the quantizer calls it stands for.
+    ``numbers`` are those of the quantizer calls that a QuantizeLinear node stands for, by its name.
 
     Returns:
         The check, with a noise of 0, and the rounding errors that :func:`noise_of` tries.
@@ -296,14 +288,9 @@ def _feeds(proto: onnx.ModelProto, call: Call) -> dict[str, Array]:
 
 
 def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array]) -> list[Array]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Without rewriting: Q and DQ are computed as they are there, which is what the network was trained with.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        # Without rewriting: Q and DQ are computed as they are there, which is what the network was trained with.
+        session = open_session(proto.SerializeToString(), 0, optimize="none")
         wanted = {i.name for i in session.get_inputs()}
         return [np.asarray(r) for r in session.run(names, {n: a for n, a in feeds.items() if n in wanted})]
     except Exception as error:  # onnxruntime has its own exceptions for each of many reasons

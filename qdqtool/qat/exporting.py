@@ -1,8 +1,8 @@
 """``qat.export``: a trained network with quantizers becomes a Q/DQ model that is predicted and checked."""
 
+import itertools
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,30 +15,17 @@ from torch import Tensor, nn
 
 from qdqtool.base.parameters import typed
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.insertion.scales import weight_scale
+from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.model import qdq
-from qdqtool.model.editor import own_weights
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import save
+from qdqtool.model.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
-from qdqtool.qat.modules import LEVELS, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
+from qdqtool.qat.modules import ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
 from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
-from qdqtool.qat.trace import (
-    Call,
-    as_call,
-    drop_marks,
-    evaluating,
-    export_proto,
-    fold_constants,
-    mark,
-    merge_pairs,
-    read_marks,
-    transpose_weights,
-)
+from qdqtool.qat.trace import Call, as_call, evaluating, export_marked, mark, tidied
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 
@@ -144,8 +131,6 @@ def export(
             warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=3)
             found = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if is_yolo(wrapper):
-        from qdqtool.qat import ultralytics
-
         onnx.helper.set_model_props(proto, ultralytics.metadata(model, call.tensors[0], dynamic_batch))
     save(proto, path)
     return Export(os.fspath(path), predict(path, target or plan.target), found, plan)
@@ -167,15 +152,12 @@ def check(
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
         ModelError: They do not compute the same, saying where.
     """
-    from qdqtool.model.modelfile import load
-
     _refuse_tolerance(tolerance)
     call = _call_for(model, sample)
-    file = load(path).proto
-    opset = next((o.version for o in file.opset_import if o.domain in ("", "ai.onnx")), 17)
-    with _exported(unwrapped(model), call, opset, lambda outputs: {}) as (_, compared):
+    file = load(path)
+    with _exported(unwrapped(model), call, file.opset or 17, lambda outputs: {}) as (_, compared):
         try:
-            return compared(file, tolerance)
+            return compared(file.proto, tolerance)
         except ModelError as error:
             raise ModelError(f"{os.fspath(path)}: {error}") from error
 
@@ -197,15 +179,7 @@ def _exported(
 ) -> Iterator[tuple[onnx.ModelProto, Callable[[onnx.ModelProto, float], Check]]]:
     """The Q/DQ model of a network, and what compares that or another one with the network, to a tolerance.
 
-    Args:
-        model: The network.
-        call: What it is called with.
-        opset: Of the model.
-        options: From the network's results to options of torch's export.
-
-    Raises:
-        QdqtoolError: The network was not prepared or not calibrated.
-        ModelError: torch cannot export it.
+    ``options`` makes those of torch's export from the network's results.
     """
     plan = plan_of(model)
     twin = copied(model).cpu().float()
@@ -215,7 +189,7 @@ def _exported(
         shown = checking.lively(call)
         wanted = checking.reference(twin, shown)
         raw, calls = _marked_proto(copied(twin), plan, call, opset, options(wanted.outputs))
-        proto, numbers = _tidied(raw, calls)
+        proto, numbers = tidied(raw, calls)
 
         def compared(other: onnx.ModelProto, tolerance: float) -> Check:
             """What the pieces of the graph make of the network's values, beside the noise of the network itself."""
@@ -243,31 +217,12 @@ def _marked_proto(
     twin: nn.Module, plan: Plan, call: Call, opset: int, options: dict[str, Any]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The exported graph, and from each QuantizeLinear of an activation to the number of the quantizer call it is."""
-    counter: list[str] = []
-
-    def marked(x: Tensor) -> Tensor:
-        counter.append("")
-        return mark(x, len(counter) - 1)
-
+    numbered = itertools.count()
     with evaluating(twin):
-        _freeze(twin, plan, marked)
-        proto = export_proto(twin, call, opset, custom_opsets={"qdqtool.qat": 1}, **options)
-    source, numbers = read_marks(proto)
-    quantized = {n.name: numbers[n.input[0]] for n in proto.graph.node if n.op_type == qdq.Q and n.input[0] in numbers}
-    drop_marks(proto, source)
-    return proto, quantized
-
-
-def _tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
-    """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
-    model = transpose_weights(own_weights(fold_constants(Model(raw))))
-    same: dict[str, list[int]] = defaultdict(list)
-    tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
-    for name, number in calls.items():
-        same[tensors.get(name, name)].append(number)
-    # The call that the pair itself stands for comes first.
-    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
-    return merge_pairs(model).proto, numbers
+        _freeze(twin, plan, lambda x: mark(x, next(numbered)))
+        proto, numbers = export_marked(twin, call, opset, **options)
+    places = ((n.name, 0) for n in proto.graph.node if n.op_type == qdq.Q)
+    return proto, {place[0]: numbers[place] for place in places if place in numbers}
 
 
 def _names(
@@ -290,26 +245,20 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     found = list(quantizers_of(twin))
     factors = fold_norms(twin, plan.norms)
     for q in found:
+        amax, axis = amax_of(q.itself), q.itself.qdq_axis
         if not q.weight:
-            made = ExportQuantizer(scale_of(q.itself, torch.empty(0)), None)
-            made.mark = marked
-            q.module._modules[q.attribute] = made
-            continue
-        if q.attribute != getattr(q.module, "qdq_weight", None):  # an attention's, of weights that are part of others
-            axis, amax = q.itself.qdq_axis, amax_of(q.itself)
+            scale = scale_of(q.itself, torch.empty(0))
+        elif q.attribute != q.module.qdq_weight:  # an attention's, of weights that are part of others
             scale = None if amax is None else scale_of(q.itself, amax)
-            q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
-            continue
-        axis = axes[q.owner]
-        value: Tensor = q.module._parameters["weight"]
-        later = folded_later(q.module)
-        value = value.detach() if later is None else value.detach() * later.to(value)
-        scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
-        amax = amax_of(q.itself)
-        if amax is not None:  # the range of training, times what folding multiplied the channels by
-            trained = amax.double().reshape(scale.shape) / LEVELS
-            factor = None if axis is None else factors.get(q.owner)
-            trained = trained if factor is None else trained * factor.double().abs()
-            scale = torch.where(trained > _TINY, trained.float(), scale)
-        q.module._modules[q.attribute] = ExportQuantizer(scale, axis)
+        else:
+            axis, later = axes[q.owner], folded_later(q.module)
+            value: Tensor = q.module._parameters["weight"].detach()
+            value = value if later is None else value * later.to(value)
+            scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
+            if amax is not None:  # the range of training, times what folding multiplied the channels by
+                trained = amax.double().reshape(scale.shape) / LEVELS
+                factor = None if axis is None else factors.get(q.owner)
+                trained = trained if factor is None else trained * factor.double().abs()
+                scale = torch.where(trained > _TINY, trained.float(), scale)
+        q.module._modules[q.attribute] = ExportQuantizer(scale, axis, None if q.weight else marked)
     twin.__dict__.pop(PLAN, None)

@@ -4,11 +4,12 @@ A module becomes an instance of a class of the same name that is derived from it
 state-dict keys stay as they are; only the quantizers' own come on top.
 """
 
+import functools
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.scales import weight_scale
-from qdqtool.qat.networks import along_outputs, factor_of, protect
+from qdqtool.insertion.scales import LEVELS, weight_scale
+from qdqtool.qat.networks import along_outputs, changed, factor_of, protect
 from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, uncounted
 
 _REPLACED = "_qdq_weight_replaced"
@@ -38,24 +39,14 @@ class _State(threading.local):
 _state = _State()
 
 
-@contextmanager
-def observing(observer: Observer) -> Iterator[None]:
+def observing(observer: Observer) -> AbstractContextManager[None]:
     """Activations are shown to ``observer`` (module, quantizer's attribute, tensor) and nothing is quantized."""
-    before, _state.observer = _state.observer, observer
-    try:
-        yield
-    finally:
-        _state.observer = before
+    return changed(_state, observer=observer)
 
 
-@contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
+def watching(watcher: Watcher) -> AbstractContextManager[None]:
     """Shows ``watcher`` each quantizer of activations that runs: module, attribute, values before and after."""
-    before, _state.watcher = _state.watcher, watcher
-    try:
-        yield
-    finally:
-        _state.watcher = before
+    return changed(_state, watcher=watcher)
 
 
 def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
@@ -101,13 +92,9 @@ class Quantizing:
         module: Any = self
         if self.qdq_input is not None:
             args = (_quantized(module, self.qdq_input, args[0]), *args[1:])
-        if self.qdq_weight is not None:
-            return self._with_weight(args, kwargs)
-        if self.qdq_calls:
-            return self._with_calls(args, kwargs)
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
-
-    def _with_weight(self, args: Any, kwargs: Any) -> Any:
+        if self.qdq_weight is None:
+            forward = self._with_calls if self.qdq_calls else super().forward  # type: ignore[misc]
+            return forward(*args, **kwargs)
         # The weights are quantized once, when forward asks for them; outside of forward they are the float ones.
         self.__dict__["_qdq_running"] = True
         try:
@@ -115,7 +102,7 @@ class Quantizing:
         finally:
             del self.__dict__["_qdq_running"]
 
-    def _with_calls(self, args: Any, kwargs: Any) -> Any:
+    def _with_calls(self, *args: Any, **kwargs: Any) -> Any:
         counts: Counter[str] = Counter()
 
         def seen(kind: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -142,7 +129,8 @@ class Quantizing:
         return result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuilt, (_base_of(type(self)),), self.__dict__
+        order = type(self).__mro__
+        return _rebuilt, (order[order.index(Quantizing) + 1],), self.__dict__
 
 
 class QuantizingWeights(Quantizing):
@@ -184,19 +172,11 @@ def folded_later(module: Any) -> Tensor | None:
     return None if factor is None else along_outputs(module, factor)
 
 
-_classes: dict[type, type] = {}
-
-
+@functools.cache
 def _class_for(base: type) -> type:
-    if base not in _classes:
-        mixin = QuantizingWeights if issubclass(base, WEIGHTED) else Quantizing
-        names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-        _classes[base] = type(base.__name__, (mixin, base), names)
-    return _classes[base]
-
-
-def _base_of(made: type) -> type:
-    return made.__mro__[made.__mro__.index(Quantizing) + 1]
+    mixin = QuantizingWeights if issubclass(base, WEIGHTED) else Quantizing
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (mixin, base), names)
 
 
 def _rebuilt(base: type) -> object:
@@ -208,8 +188,9 @@ def _rebuilt(base: type) -> object:
 
 def make_quantizing(module: nn.Module) -> Quantizing:
     """Turns a module into one that quantizes, in place; it has no quantizers yet."""
-    if not isinstance(module, Quantizing):
-        module.__class__ = _class_for(type(module))
+    own: Any = type(module)
+    if not issubclass(own, Quantizing):
+        module.__class__ = _class_for(own)
     assert isinstance(module, Quantizing)
     return module
 
@@ -262,15 +243,14 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
         scale: Scalar, or [channels], in units of the tensor per integer step; None for that of the largest magnitudes
             of the (constant) values.
         axis: The channel axis; None for a scalar scale.
-
-    Attributes:
         mark: Called with the values first; what it returns is quantized.
     """
 
-    def __init__(self, scale: Tensor | None, axis: int | None) -> None:
+    def __init__(
+        self, scale: Tensor | None, axis: int | None, mark: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.axis = axis
-        self.mark: Callable[[Tensor], Tensor] | None = None
+        self.axis, self.mark = axis, mark
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -283,7 +263,6 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 # What the quantizers of all backends have in common: their range, and what is said of them to torch's exporter ------
 
 
-LEVELS = 127  # symmetric INT8: the scale is amax / 127, in units of the tensor per integer step
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -330,12 +309,10 @@ class Int8:
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         module: Any = self
-        loaded = state_dict.get(f"{prefix}_amax")
-        if isinstance(loaded, Tensor):
-            present = module._buffers.get("_amax")
-            if present is None or present.shape != loaded.shape:
-                device = present.device if present is not None else loaded.device
-                module.register_buffer("_amax", torch.zeros_like(loaded, device=device))
+        loaded, present = state_dict.get(f"{prefix}_amax"), module._buffers.get("_amax")
+        if isinstance(loaded, Tensor) and (present is None or present.shape != loaded.shape):
+            device = loaded.device if present is None else present.device
+            module.register_buffer("_amax", torch.zeros_like(loaded, device=device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
 

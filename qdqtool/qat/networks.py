@@ -63,33 +63,42 @@ def refuse_wrapped(model: Any) -> None:
 
 
 @contextmanager
+def changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of an object have other values for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
 def exporting_heads(model: nn.Module) -> Iterator[None]:
     """Switches heads with an export mode to it and back: they then return results only, not the raw maps for losses.
 
     Ultralytics' heads and those of YOLOv5, v6 and v7 have an attribute ``export``; Ultralytics' also a ``format``, and
     a ``shape`` that says for which size their anchors were made: it is forgotten, before and after.
     """
-    before: list[tuple[nn.Module, str, Any]] = []
+    before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
         if module.__dict__.get("export", getattr(type(module), "export", None)) is not False:
             continue
-        for name, value in (("export", True), ("format", "onnx"), ("shape", None)):
-            if hasattr(module, name) and not isinstance(getattr(type(module), name, None), property):
-                before.append((module, name, module.__dict__.get(name, _ABSENT)))
-                module.__dict__[name] = value
+        switched = {n: v for n, v in (("export", True), ("format", "onnx"), ("shape", None))
+                    if hasattr(module, n) and not isinstance(getattr(type(module), n, None), property)}
+        # Anchors are made for another size meanwhile: the shape stays None.
+        own = {n: None if n == "shape" else module.__dict__[n] for n in switched if n in module.__dict__}
+        before.append((module.__dict__, switched, own))
+        module.__dict__.update(switched)
     try:
         yield
     finally:
-        for module, name, value in before:
-            if name == "shape":  # anchors were made for another size meanwhile
-                module.__dict__[name] = None
-            elif value is _ABSENT:
-                module.__dict__.pop(name, None)
-            else:
-                module.__dict__[name] = value
-
-
-_ABSENT = object()
+        for attributes, switched, own in before:
+            for name in switched.keys() - {"shape"}:
+                attributes.pop(name, None)
+            attributes.update(own)
 
 
 def mergeable(model: nn.Module) -> bool:
@@ -116,11 +125,8 @@ def merge_branches(model: nn.Module) -> list[str]:
     """
     merged: list[str] = []
     for name, module in list(model.named_modules()):
-        if name and any(name.startswith(f"{m}.") for m in merged):
-            continue
-        before = _convolutions(module)
-        merger = _merger(module)
-        if merger is None or not name:
+        before, merger = _convolutions(module), _merger(module)
+        if merger is None or not name or any(name.startswith(f"{m}.") for m in merged):
             continue
         trainable = [p.requires_grad for p in module.parameters()]
         with torch.no_grad():
@@ -164,7 +170,6 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 # Where Ultralytics would drop quantizers without a word -------------------------------------------------------------
-
 
 _MARK = "_qdqtool_guarded"
 
@@ -226,7 +231,6 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
 
 # Whether BatchNormalization goes on learning, and how it is folded away ----------------------------------------------
 
-
 # Off: statistics go on as in the training that they come from. Frozen ones are those of the float network, and boxes
 # became less exact with them (docs/qat.md). Batches too small for statistics are the reason to freeze.
 FREEZE_NORMS = False
@@ -262,11 +266,19 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     factors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
     for norm_name, conv_name in norms.items():
-        norm, conv = modules.get(norm_name), modules.get(conv_name)
-        factor = None if norm is None or conv is None else _fold(conv, norm)
-        if factor is None:
+        norm: Any = modules.get(norm_name)
+        conv, factor = modules.get(conv_name), factor_of(norm)
+        if conv is None or factor is None:
             continue
         factors[conv_name] = factor
+        weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
+        assert weight is not None
+        mean = norm.running_mean.double()
+        shift = (-mean if bias is None else bias.detach().double() - mean) * factor
+        shift = shift + norm.bias.detach().double() if norm.affine else shift
+        value = weight.detach().double() * along_outputs(conv, factor)
+        conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
+        conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
         parent, _, child = norm_name.rpartition(".")
         modules[parent]._modules[child] = nn.Identity()
     return factors
@@ -289,20 +301,3 @@ def along_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
     # [in, out / groups, ...]: the inputs of a group, one group after the other.
     of_groups = factor.reshape(conv.groups, weight.shape[1]).repeat_interleave(weight.shape[0] // conv.groups, 0)
     return of_groups.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))
-
-
-def _fold(conv: nn.Module, norm: nn.Module) -> Tensor | None:
-    factor = factor_of(norm)
-    if factor is None:
-        return None
-    weight, bias = conv._parameters["weight"], conv._parameters.get("bias")
-    assert weight is not None
-    found: Any = norm
-    mean = found.running_mean.double()
-    shift = -mean * factor if bias is None else (bias.detach().double() - mean) * factor
-    if found.affine:
-        shift = shift + found.bias.detach().double()
-    value = weight.detach().double() * along_outputs(conv, factor)
-    conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
-    conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
-    return factor

@@ -17,7 +17,7 @@ from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode,
 from qdqtool.insertion import rewrite
 from qdqtool.insertion.placement import Placement, can_be_quantized, place
 from qdqtool.insertion.prepare import prepare as prepare_network
-from qdqtool.insertion.scales import scale_groups
+from qdqtool.insertion.scales import Ties, scale_groups
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
 from qdqtool.options import Placing, Trained
@@ -161,14 +161,14 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
     model = unwrapped(model)
     merged: list[str] = []
     if trained.merge and mergeable(model):
-        model = copied(model)
-        merged = merge_branches(model)
+        merged = merge_branches(model := copied(model))
     with exporting_heads(model):
         traced = trace(model, sample)
     work = fold_constants(Model(traced.proto))
     prepare_network(work)
     candidates = [n for n in work.nodes if can_be_quantized(work, n)]
-    names = {n.name: _module_of(traced, n.name) for n in candidates}
+    places = {n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates}
+    names = {node: "" if site is None else site.module for node, site in places.items()}
     reasons = _matches(names, trained.exclude, "exclude")
     included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, trained.include, "include")
     while True:
@@ -229,11 +229,6 @@ def sample_for(model: Any, sample: Any) -> Any:
     return torch.zeros(1, (getattr(network, "yaml", None) or {}).get("channels", 3), height, width)
 
 
-def _module_of(traced: Traced, node: str) -> str:
-    site = traced.sites.get((node, 0)) or traced.sites.get((node, 1))
-    return site.module if site is not None else ""
-
-
 def _exactly(names: Iterable[str]) -> list[str]:
     return [f"^{re.escape(n)}$" for n in names]
 
@@ -281,7 +276,9 @@ def _as_plan(
     traced: Traced, work: Model, placement: Placement, target: Target, trained: Trained, reasons: dict[str, Refusal],
     names: dict[str, str],
 ) -> Plan:
-    result = Plan(target.name, trained.backend, norms=_norms(traced))
+    once = {m for m, count in traced.runs.items() if count == 1}
+    norms = {norm: conv for norm, conv in traced.norms.items() if norm in once and conv in once}
+    result = Plan(target.name, trained.backend, norms=norms)
     for module, kind in traced.calls:
         result.counted.setdefault(kind, []).append(module)
     numbers = _group_numbers(traced, work, placement, trained.unify)
@@ -312,24 +309,14 @@ def _module_axis(node: Node) -> int:
     return 0 if of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
 
-def _norms(traced: Traced) -> dict[str, str]:
-    once = {m for m, count in traced.runs.items() if count == 1}
-    return {norm: conv for norm, conv in traced.norms.items() if norm in once and conv in once}
-
-
 def _group_numbers(traced: Traced, work: Model, placement: Placement, unify: bool) -> dict[str, int]:
     """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
-    number: dict[str, int] = {}
-    for index, group in enumerate(scale_groups(work, placement.readers, unify)):
-        number.update(dict.fromkeys(group.quantized, index))
-    by_site: dict[Site, int] = {}
+    ties, by_site = Ties(), dict[Site, str]()
+    for group in scale_groups(work, placement.readers, unify):
+        for tensor in group.quantized:
+            ties.tie(group.quantized[0], tensor)
     for tensor, readers in placement.readers.items():
         for reader in readers:
-            site = traced.sites[reader.node.name, reader.position]
-            first = by_site.setdefault(site, number[tensor])
-            if first != number[tensor]:
-                second = number[tensor]
-                number = {t: first if g == second else g for t, g in number.items()}
-                by_site = {s: first if g == second else g for s, g in by_site.items()}
-    renumbered = {g: i for i, g in enumerate(dict.fromkeys(number.values()))}
-    return {t: renumbered[g] for t, g in number.items()}
+            ties.tie(by_site.setdefault(traced.sites[reader.node.name, reader.position], tensor), tensor)
+    numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.group, list(ties.parent))))}
+    return {t: numbers[ties.group(t)] for t in ties.parent}

@@ -1,5 +1,6 @@
 """``qat.prepare``: puts the quantizers of a plan into a network."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -88,25 +89,25 @@ def insert(model: nn.Module, decided: Plan) -> None:
     modules = dict(model.named_modules())
     shared: dict[int, nn.Module] = {}
     for activation in decided.activations:
-        quantizer = shared.get(activation.group)
-        if quantizer is None:
-            quantizer = shared[activation.group] = make(None)
-        module = make_quantizing(modules[activation.site.module])
-        if activation.site.kind == "input":
-            module.qdq_input = _attach(module, INPUT, quantizer)
-            continue
         site = activation.site
-        attribute = _attach(module, RESIDUAL if activation.role == "residual" else INPUT, quantizer)
-        module.qdq_calls = {**module.qdq_calls, (site.kind, site.call, site.position): attribute}
-        module.qdq_expected = {**module.qdq_expected, site.kind: decided.calls[site.module, site.kind]}
+        if activation.group not in shared:
+            shared[activation.group] = make(None)
+        module = make_quantizing(modules[site.module])
+        wanted = RESIDUAL if activation.role == "residual" and site.kind != "input" else INPUT
+        attribute = _attach(module, wanted, shared[activation.group])
+        if site.kind == "input":
+            module.qdq_input = attribute
+        else:
+            module.qdq_calls = {**module.qdq_calls, (site.kind, site.call, site.position): attribute}
+            module.qdq_expected = {**module.qdq_expected, site.kind: decided.calls[site.module, site.kind]}
     norm_behind = {conv: norm for norm, conv in decided.norms.items()}
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
+        attribute = _attach(module, WEIGHT, make(weight.axis))
         if weight.call is not None:
-            attribute = _attach(module, WEIGHT, make(weight.axis))
             module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
             continue
-        module.qdq_weight = _attach(module, WEIGHT, make(weight.axis))
+        module.qdq_weight = attribute
         if weight.axis is None and weight.module in norm_behind:
             parent, _, name = norm_behind[weight.module].rpartition(".")
             module.qdq_norm = (modules[parent], name)
@@ -129,7 +130,6 @@ def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:
 
 # Whose quantizers are used ------------------------------------------------------------------------------------------
 
-
 # The attributes that hold quantizers, for both backends, so that a checkpoint loads with either. ModelOpt's own names
 # (without the underscore) would be taken by others for a network that ModelOpt converted.
 INPUT = "_input_quantizer"
@@ -144,13 +144,9 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
         QdqtoolError: It is not installed.
     """
     try:
-        if name == "modelopt":
-            from qdqtool.qat import quantizer_modelopt
-
-            return quantizer_modelopt.make
-        from qdqtool.qat import quantizer_pytorch
-
-        return quantizer_pytorch.make
+        room = importlib.import_module(f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}")
+        make: Callable[[int | None], nn.Module] = room.make
+        return make
     except ImportError as error:
         raise QdqtoolError(
             f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); pip install 'qdqtool[qat]'"
@@ -158,7 +154,6 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------
-
 
 FORMAT = "qdqtool/qat/1"
 
@@ -214,13 +209,9 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
             raise QdqtoolError(f"the checkpoint is of another network: '{absent}' is not in this one")
         insert(model, plan)
     _load(model, saved["state"])
-    by_name = dict(model.named_modules())
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, Quantizing):
-            module.qdq_off = frozenset()
-    for name, attribute in saved["off"]:
-        owner: Any = by_name[name]
-        owner.qdq_off = owner.qdq_off | {attribute}
+            module.qdq_off = frozenset(attribute for owner, attribute in saved["off"] if owner == name)
     return plan
 
 

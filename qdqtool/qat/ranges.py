@@ -24,7 +24,7 @@ from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.sites import resting
+from qdqtool.qat.sites import Site, resting
 from qdqtool.qat.trace import Call, device_of, evaluating
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
@@ -87,21 +87,21 @@ def calibrate(
         QdqtoolError: The network was not prepared, a method is unknown, or a pattern matches nothing.
         DataError: There is no data, the network cannot be called with it, or a quantizer saw none of it, or NaN.
     """
-    together = several() and (is_distributed(model) if together is None else together)
+    if together is None:
+        together = isinstance(getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel)
+    together &= distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
     model = unwrapped(model)
     plan = plan_of(model)
     members = _members(model, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
     choice.check([q.name for q in members.values()])
-    seen = _Seen(members)
-    batches, images, failed = 0, 0, ""
+    found, batches, images, failed = dict[str, TensorStatistics](), 0, 0, ""
     try:
-        batches, images = _look(model, plan, data, fn, seen, max_batches, total)
+        found, batches, images = _look(model, plan, data, fn, members, max_batches, total)
     except DataError as error:
         if not together:
             raise
         failed = str(error)  # the other processes are waiting
-    found = {name: s.result for name, s in seen.statistics.items()}
     if together:
         found, (batches, images) = gathered(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
@@ -129,35 +129,24 @@ def calibrate(
     return result
 
 
-class _Seen:
-    """The statistics of each quantizer's tensor, fed by :func:`qdqtool.qat.modules.observing`.
-
-    Attributes:
-        images: How many the batch has that runs now.
-    """
-
-    def __init__(self, members: dict[tuple[int, str], Quantizer]) -> None:
-        self.statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
-        self.images = 1
-        self._members = members
-
-    def __call__(self, module: nn.Module, attribute: str, value: Tensor) -> None:
-        member = self._members.get((id(module), attribute))
-        if member is not None:
-            self.statistics[member.name].add(value, max(self.images, 1))
-
-
 def _look(
-    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None, seen: _Seen,
-    max_batches: int | None, total: int | None,
-) -> tuple[int, int]:  # fmt: skip
-    """Runs the network on the batches; how many there were, and how many images."""
+    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None,
+    members: dict[tuple[int, str], Quantizer], max_batches: int | None, total: int | None,
+) -> tuple[dict[str, TensorStatistics], int, int]:  # fmt: skip
+    """Runs the network on the batches: statistics by the quantizer's name, how many batches there were and images."""
     device = device_of(model)
     given = batches_of(data, plan)
     count = length_of(given)
     if count is not None and max_batches is not None:
         count = min(count, max_batches)
-    batches = images = 0
+    batches = images = now = 0
+    statistics: dict[str, DeviceStatistics] = defaultdict(DeviceStatistics)
+
+    def seen(module: nn.Module, attribute: str, value: Tensor) -> None:
+        member = members.get((id(module), attribute))
+        if member is not None:
+            statistics[member.name].add(value, max(now, 1))
+
     with evaluating(model), observing(seen), resting(model, plan.counted):
         for batch in track(given, "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
@@ -165,7 +154,7 @@ def _look(
             call = call_for(batch, plan, model, fn)
             if not all(t.numel() for t in call.tensors):
                 raise DataError(f"batch {batches}: {call} hold no value; leave empty batches out")
-            seen.images = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
+            now = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
             try:
                 call.on(model, device)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -175,28 +164,24 @@ def _look(
                     "it is called with"
                 ) from error
             batches += 1
-            images += seen.images
+            images += now
     if not batches:
         raise DataError("no calibration data: the iterable gave no batch")
-    return batches, images
+    return {name: s.result for name, s in statistics.items()}, batches, images
 
 
 def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
     """From module and attribute to the quantizer; one for each tensor, so that none counts twice."""
-    tensors = {(a.site.module, a.site.kind, a.site.call, a.site.position): a.tensor for a in plan.activations}
-    seen: set[tuple[int, str]] = set()
-    members: dict[tuple[int, str], Quantizer] = {}
+    tensors = {a.site: a.tensor for a in plan.activations}
+    members: dict[tuple[int, str], Quantizer] = {}  # by quantizer and tensor
     for q in quantizers_of(model):
-        calls = [(q.owner, *call) for call, a in q.module.qdq_calls.items() if a == q.attribute]
-        tensor = tensors.get(calls[0] if calls else (q.owner, "input", 0, 0), f"{q.owner}.{q.attribute}")
-        if not q.weight and (id(q.itself), tensor) not in seen:
-            seen.add((id(q.itself), tensor))
-            members[id(q.module), q.attribute] = q
-    return members
+        call = next((c for c, a in q.module.qdq_calls.items() if a == q.attribute), ("input", 0, 0))
+        if not q.weight:
+            members.setdefault((id(q.itself), tensors.get(Site(q.owner, *call), q.name)), q)
+    return {(id(q.module), q.attribute): q for q in members.values()}
 
 
 # Batches as people's loaders give them, turned into calls of the network --------------------------------------------
-
 
 _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
 _HELP = "say with fn=lambda batch: ... what of a batch the network is called with"
@@ -284,7 +269,6 @@ def _as_floats(value: Any) -> Any:
 
 
 # Statistics of activations, collected on the device that they are on ------------------------------------------------
-
 
 # Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
 # altogether; the smallest and largest are always exact.
@@ -389,26 +373,12 @@ def _in_order_of_memory(values: Tensor) -> Tensor:
 # One set of statistics from the data of all processes of torch.distributed ------------------------------------------
 
 
-def several() -> bool:
-    """Whether this is one of several processes that can talk to each other."""
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
-
-
-def is_distributed(model: object) -> bool:
-    """Whether a network is wrapped for several processes, torch.compile around it or not."""
-    model = getattr(model, "_orig_mod", model)
-    return isinstance(model, nn.parallel.DistributedDataParallel)
-
-
 def gathered(
     statistics: dict[str, TensorStatistics], counts: tuple[int, int], failed: str
 ) -> tuple[dict[str, TensorStatistics], tuple[int, int]]:
     """Everybody's statistics merged and counts added, the same in every process; each of them has to call this.
 
-    Args:
-        statistics: This process's, by name; names may be missing.
-        counts: This process's, to be added.
-        failed: What went wrong here; an empty string where nothing did.
+    It gives its own statistics by name, its counts, and what went wrong there, empty where nothing did.
 
     Raises:
         DataError: Something went wrong in one of the processes.

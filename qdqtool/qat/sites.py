@@ -12,7 +12,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,19 +187,12 @@ def resting(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterato
 
     def outermost(module: nn.Module, kinds: Collection[str]) -> Iterator[nn.Module]:
         for child in module.children():
-            if quiet(child, kinds):
-                yield child
-            else:
-                yield from outermost(child, kinds)
+            yield from [child] if quiet(child, kinds) else outermost(child, kinds)
 
     owners: list[Any] = [m for m in model.modules() if getattr(m, "qdq_calls", None)]
     found = {id(m): m for owner in owners for m in outermost(owner, tuple(owner.qdq_expected))}
-    hooks: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for module in found.values() if current is not None else ():
-            hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(leave, always_call=True))
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -14,7 +14,7 @@ from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
-from qdqtool.qat.networks import unwrapped
+from qdqtool.qat.networks import changed, unwrapped
 from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.ranges import batches_of, call_for
 from qdqtool.qat.trace import device_of, evaluating
@@ -72,17 +72,16 @@ def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[
     model = unwrapped(model)
     plan_of(model)
     found = list(quantizers_of(model))
-    chosen: set[str] = set()
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    chosen = [] if listed else found
     for pattern in listed:
         compiled = compile_pattern(pattern, f"'{pattern}'")
-        hits = {q.name for q in found if compiled.search(q.name)}
+        hits = [q for q in found if compiled.search(q.name)]
         if not hits:
             raise QdqtoolError(f"'{pattern}': matches no quantizer; names look like '{found[0].name}'")
-        chosen |= hits
-    for q in found:
-        if not listed or q.name in chosen:
-            q.module.qdq_off = q.module.qdq_off | {q.attribute} if off else q.module.qdq_off - {q.attribute}
+        chosen += hits
+    for q in chosen:
+        q.module.qdq_off = q.module.qdq_off | {q.attribute} if off else q.module.qdq_off - {q.attribute}
     return [q.name for q in found if q.attribute in q.module.qdq_off]
 
 
@@ -143,10 +142,7 @@ def sensitivity(
         best = metric(model) if metric else 0.0
         result = []
         for name in track(layers, "Sensitivity"):
-            module: Any = owned[name]
-            off = module.qdq_off
-            module.qdq_off = frozenset()
-            loss = best - metric(model) if metric else furthest(outputs(), reference)
-            module.qdq_off = off
+            with changed(owned[name], qdq_off=frozenset()):
+                loss = best - metric(model) if metric else furthest(outputs(), reference)
             result.append(Sensitivity(name, loss))
     return sorted(result, key=lambda s: -s.loss)

@@ -8,27 +8,29 @@ Whatever torch.onnx.export can trace is understood, networks that torch.fx canno
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from onnx import helper
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
-from qdqtool.model.editor import Editor
+from qdqtool.model.constants import Constants
+from qdqtool.model.editor import Editor, own_weights
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.model.subgraphs import held
+from qdqtool.qat.networks import changed
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
 
 TRACE_OPSET = 17
@@ -208,26 +210,14 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
     return proto
 
 
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def _quiet_exporter() -> AbstractContextManager[None]:
     """Where one of its passes fails, torch's exporter prints the whole graph to standard output."""
-    log = getattr(torch._C, "_jit_onnx_log", None)
-    if log is None:
-        yield
-        return
-    torch._C._jit_onnx_log = lambda *words: None
-    try:
-        yield
-    finally:
-        torch._C._jit_onnx_log = log
+    known = hasattr(torch._C, "_jit_onnx_log")
+    return changed(torch._C, _jit_onnx_log=lambda *words: None) if known else nullcontext()
 
 
 def trace(model: nn.Module, sample: Any) -> Traced:
-    """Traces a network in evaluation mode; the network is left as it was.
-
-    Args:
-        model: The float network.
-        sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with.
+    """Traces a float network, called with a sample (see :func:`as_call`) in evaluation mode; it is left as it was.
 
     Raises:
         ModelError: torch cannot export the network.
@@ -235,16 +225,14 @@ def trace(model: nn.Module, sample: Any) -> Traced:
     call = as_call(sample).on_device(device_of(model))
     recorder = _Recorder(model)
     with evaluating(model), recorder.recording():
-        proto = export_proto(
-            model, call, TRACE_OPSET, do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
-            custom_opsets={_DOMAIN: 1},
-        )  # fmt: skip
+        proto, numbers = export_marked(model, call, TRACE_OPSET, do_constant_folding=False,
+                                       training=torch.onnx.TrainingMode.PRESERVE)
     traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
     for (module, kind), counts in recorder.calls.items():
         each = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
         if len(each) > 1:
             traced.varied[module, kind] = sorted(each)
-    _take_out_marks(traced, recorder.keys)
+    _place(traced, {place: recorder.keys[number] for place, number in numbers.items()})
     return traced
 
 
@@ -260,14 +248,9 @@ class _Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        before = module_hooks.register_module_forward_pre_hook(self._enter)
-        after = module_hooks.register_module_forward_hook(self._leave, always_call=True)
-        try:
-            with CallWatcher(self._seen):
-                yield
-        finally:
-            before.remove()
-            after.remove()
+        with (module_hooks.register_module_forward_pre_hook(self._enter),
+              module_hooks.register_module_forward_hook(self._leave, always_call=True), CallWatcher(self._seen)):
+            yield
 
     def _mark(self, value: Tensor, site: Site) -> Any:
         self.keys.append(site)
@@ -294,55 +277,54 @@ class _Recorder:
                 self.calls[name, kind].append(count)
 
     def _seen(self, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not self.stack:
-            return None
-        owner = next(
-            (e for e in reversed(self.stack) if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS)), None
-        )
-        call = owner[1][kind] if owner is not None else 0
+        named = (e for e in reversed(self.stack) if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS))
+        owner, own = next(named, (None, Counter[str]()))
+        call = own[kind]
         for _, counts in self.stack:
             counts[kind] += 1
         if owner is None:
             return None
-        name = self.names[id(owner[0])]
+        name = self.names[id(owner)]
         marked = 2 if kind == ADD else 1
         return (*(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)), *args[marked:])
 
 
-def _take_out_marks(traced: Traced, keys: list[Site]) -> None:
+def _place(traced: Traced, sites: dict[tuple[str, int], Site]) -> None:
     graph = traced.proto.graph
-    source, numbers = read_marks(traced.proto)
-    place = {tensor: keys[number] for tensor, number in numbers.items()}
-    kept = [n for n in graph.node if n.domain != _DOMAIN]
-    producers = {o: n for n in kept for o in n.output}
-    readers = Counter(source.get(t, t) for n in kept for t in n.input)
+    producers = {o: n for n in graph.node for o in n.output}
+    readers = Counter(t for n in graph.node for t in n.input)
     readers.update(o.name for o in graph.output)
     module_of: dict[str, str] = {}
-    for node in kept:
+    for node in graph.node:
         for position, tensor in enumerate(node.input):
-            site = place.get(tensor)
+            site = sites.get((node.name, position))
             if site is None:
                 continue
             if site.kind == _BATCH_NORM:
-                feeding = producers.get(source[tensor])
-                if feeding is not None and readers[source[tensor]] == 1 and feeding.name in module_of:
+                feeding = producers.get(tensor)
+                if feeding is not None and readers[tensor] == 1 and feeding.name in module_of:
                     traced.norms[site.module] = module_of[feeding.name]
             else:
                 traced.sites[node.name, position] = site
                 if site.kind == "input":
                     module_of[node.name] = site.module
-    drop_marks(traced.proto, source)
 
 
-def read_marks(proto: onnx.ModelProto) -> tuple[dict[str, str], dict[str, int]]:
-    """From each mark's output to the tensor in front of it, and to its number."""
+def export_marked(
+    model: nn.Module, call: Call, opset: int, **options: Any
+) -> tuple[onnx.ModelProto, dict[tuple[str, int], int]]:
+    """What :func:`export_proto` makes of a network with marks, without these; their numbers by node and position."""
+    proto = export_proto(model, call, opset, custom_opsets={_DOMAIN: 1}, **options)
     source: dict[str, str] = {}
     number: dict[str, int] = {}
     for node in proto.graph.node:
         if node.domain == _DOMAIN:
             source[node.output[0]] = source.get(node.input[0], node.input[0])
             number[node.output[0]] = int(node.attribute[0].s)
-    return source, number
+    read = ((n, i, t) for n in proto.graph.node if n.domain != _DOMAIN for i, t in enumerate(n.input))
+    numbers = {(n.name, i): number[t] for n, i, t in read if t in number}
+    drop_marks(proto, source)
+    return proto, numbers
 
 
 def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
@@ -381,76 +363,60 @@ def _read_instead(node: onnx.NodeProto, source: dict[str, str]) -> None:
 
 # What the export leaves to be tidied: constants that other nodes make, and pairs that say the same twice -------------
 
-
-_FOLDED = ("Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
+_FOLDED = ("Constant", "Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 
 
 def fold_constants(model: Model) -> Model:
     """Constant nodes become initializers, and what moves or cuts constants (packed weights too) their value."""
-    editor = Editor(model)
+    editor, constants = Editor(model), Constants(model, sys.maxsize)
     values: dict[str, np.ndarray] = {}
     for node in model.ordered:
-        if node.op == "Constant":
-            value = model.constant(node.output)
-        elif node.op in _FOLDED and node.domain == "":
-            value = _folded(model, node, values)
-        else:
+        if node.op not in _FOLDED or node.domain != "" or model.is_output(node.output):
             continue
-        if value is None or model.is_output(node.output):
-            continue
-        values[node.output] = value
-        editor.redirect(node.output, editor.constant(f"{node.output}_value", value))
-        if not editor.is_captured(node.output):
-            editor.remove(node)
+        value = model.constant(node.output)
+        known = {t: v for t in node.inputs if (v := values.get(t, model.constant(t))) is not None}
+        if known and len(known) == len(set(node.inputs)):
+            value = (constants.results(node, known, sys.maxsize) or {}).get(node.output)
+        if value is not None:
+            values[node.output] = value
+    for tensor, value in values.items():
+        editor.redirect(tensor, editor.constant(f"{tensor}_value", value))
+        if not editor.is_captured(tensor):
+            editor.remove(model.producers[tensor])
     return editor.finish()
 
 
-def _folded(model: Model, node: Node, values: dict[str, np.ndarray]) -> np.ndarray | None:
-    source = model.constant(node.input(0))
-    if source is None:
-        source = values.get(node.input(0))
-    if source is None or node.op == "Identity":
-        return source
-    if node.op == "Transpose":
-        return np.ascontiguousarray(np.transpose(source, node.attributes.get("perm")))
-    if node.op in ("Unsqueeze", "Slice"):
-        given = [b for t in node.inputs[1:] if (b := values.get(t, model.constant(t))) is not None and b.size == 1]
-        numbers = [int(b.reshape(-1)[0]) for b in given]
-        if len(numbers) != len(node.inputs) - 1 or len(numbers) not in ((1,) if node.op == "Unsqueeze" else (3, 4)):
-            return None
-        if node.op == "Unsqueeze":
-            return np.expand_dims(source, numbers[0])
-        start, end, axis, *step = numbers
-        return source[(slice(None),) * (axis % source.ndim) + (slice(start, end, *step),)]
-    return source.astype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
+def tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
+    """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
+    model = transpose_weights(own_weights(fold_constants(Model(raw))))
+    same: dict[str, list[int]] = defaultdict(list)
+    tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
+    for name, number in calls.items():
+        same[tensors.get(name, name)].append(number)
+    # The call that the pair itself stands for comes first.
+    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
+    return merge_pairs(model).proto, numbers
 
 
 def transpose_weights(model: Model) -> Model:
     """A Transpose between a weight's DQ and a MatMul goes into the weights, so that the DQ is beside the product."""
     editor = Editor(model)
-    for node in model.nodes:
-        _transpose_weight(model, editor, node)
+    for node in (n for n in model.nodes if n.op == "Transpose" and not model.is_output(n.output)):
+        dq, q = qdq.source_of_dq(model, node.input(0)) or (None, None)
+        value = model.constant(q.input(0)) if q is not None else None
+        if dq is None or q is None or value is None or editor.is_captured(dq.output) or editor.is_captured(node.output):
+            continue
+        if len(model.readers(q.output)) != 1 or len(model.readers(dq.output)) != 1:
+            continue
+        perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
+        editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
+        for pair in (q, dq):
+            for attribute in editor.proto_of(pair).attribute:
+                if attribute.name == "axis":
+                    attribute.i = perm.index(attribute.i % value.ndim)
+        editor.redirect(node.output, dq.output)
+        editor.remove(node)
     return editor.finish()
-
-
-def _transpose_weight(model: Model, editor: Editor, node: Node) -> None:
-    dq = model.producer(node.input(0))
-    q = model.producer(dq.input(0)) if dq is not None and dq.op == qdq.DQ else None
-    if node.op != "Transpose" or dq is None or q is None or q.op != qdq.Q or len(model.readers(q.output)) != 1:
-        return
-    value = model.constant(q.input(0))
-    if value is None or len(model.readers(dq.output)) != 1 or model.is_output(node.output):
-        return
-    if editor.is_captured(dq.output) or editor.is_captured(node.output):
-        return
-    perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
-    editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
-    for pair in (q, dq):
-        for attribute in editor.proto_of(pair).attribute:
-            if attribute.name == "axis":
-                attribute.i = perm.index(attribute.i % value.ndim)
-    editor.redirect(node.output, dq.output)
-    editor.remove(node)
 
 
 def merge_pairs(model: Model) -> Model:
@@ -460,7 +426,7 @@ def merge_pairs(model: Model) -> Model:
     :func:`qdqtool.model.operators.needs_own_dq`.
     """
     editor = Editor(model)
-    kept: dict[tuple[str, float, bytes], Node] = {}
+    kept: dict[tuple[str, float, str], Node] = {}
     shared: dict[str, Node] = {}
     for q in model.ordered:
         if q.op != qdq.Q or model.is_constant(q.input(0)):
@@ -472,7 +438,7 @@ def merge_pairs(model: Model) -> Model:
         dq = dqs[0]
         if model.is_output(dq.output) or editor.is_captured(dq.output):
             continue
-        first = kept.setdefault((q.input(0), float(params.scale[0]), bytes(str(params.precision), "ascii")), q)
+        first = kept.setdefault((q.input(0), float(params.scale[0]), str(params.precision)), q)
         if first is not q:
             editor.set_input(dq, 0, first.output)
             editor.remove(q)

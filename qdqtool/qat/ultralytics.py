@@ -35,7 +35,7 @@ from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import Trained
 from qdqtool.qat.modules import uncalibrated
-from qdqtool.qat.networks import FREEZE_NORMS, freeze, protect, untrained, unwrapped
+from qdqtool.qat.networks import FREEZE_NORMS, changed, freeze, protect, untrained, unwrapped
 from qdqtool.qat.preparation import is_prepared, prepare
 from qdqtool.qat.ranges import calibrate
 
@@ -123,13 +123,10 @@ class QuantizedTraining:
 
     def _images(self, count: int) -> Iterator[Tensor]:
         trainer: Any = self
-        changed = {"imgsz": max(self._size(unwrapped(trainer.model))), "multi_scale": 0.0, "cache": False}
-        before = {name: getattr(trainer.args, name) for name in changed}
+        size = max(self._size(unwrapped(trainer.model)))
         stride = getattr(trainer, "stride", None)
-        for name, value in changed.items():
-            setattr(trainer.args, name, value)
         trainer.stride = stride if stride is not None else 32
-        try:
+        with changed(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
             per_batch = max(1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count))
             given = trainer.get_dataloader(trainer.data["train"], batch_size=per_batch, rank=-1, mode="val")
             if getattr(given.dataset, "rect", False):
@@ -142,9 +139,6 @@ class QuantizedTraining:
                 seen += len(images)
                 if seen >= count:
                     break
-        finally:
-            for name, value in before.items():
-                setattr(trainer.args, name, value)
 
     def _model_train(self) -> None:
         super()._model_train()  # type: ignore[misc]

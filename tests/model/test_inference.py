@@ -181,30 +181,22 @@ def _plain(proto):
 
 def _blocks(count, dynamic):
     """Attention as it is exported with computed shapes: Reshape to dimensions that Shape, Gather and Concat make."""
-    nodes, weights = [], [_int64("zero"), _int64("none", 0), _int64("heads", 4), _int64("width", 16)]
-    weights[0] = helper.make_tensor("zero", TensorProto.INT64, [], [0])
-    weights.append(helper.make_tensor("w", TensorProto.FLOAT, [64, 64], [0.0] * 4096))
-    weights.append(helper.make_tensor("bias", TensorProto.FLOAT, [64], [0.0] * 64))
-    last = "x"
+    values = {"none": 0, "heads": 4, "width": 16, "heads_1": 1, "heads_2": 2}
+    weights = [helper.make_tensor("zero", TensorProto.INT64, [], [0]), *(_int64(n, v) for n, v in values.items()),
+               helper.make_tensor("w", TensorProto.FLOAT, [64, 64], [0.0] * 4096),
+               helper.make_tensor("bias", TensorProto.FLOAT, [64], [0.0] * 64)]
+    nodes, last = [], "x"
     for i in range(count):
-        names = {k: f"{k}{i}" for k in "abcdefghijklmnop"}
         nodes += [
-            _node("Shape", last, names["a"]),
-            _node("Gather", f"{names['a']} zero", names["b"], axis=0),
-            _node("Unsqueeze", f"{names['b']} none", names["c"]),
-            _node("Slice", f"{names['a']} heads_1 heads_2", names["d"]),
-            _node("Concat", f"{names['c']} {names['d']} heads width", names["e"], axis=0),
-            _node("MatMul", f"{last} w", names["f"]),
-            _node("Add", f"{names['f']} bias", names["g"]),
-            _node("Reshape", f"{names['g']} {names['e']}", names["h"]),
-            _node("Transpose", names["h"], names["i"], perm=[0, 2, 1, 3]),
-            _node("Softmax", names["i"], names["j"]),
-            _node("Transpose", names["j"], names["k"], perm=[0, 2, 1, 3]),
-            _node("Reshape", f"{names['k']} {names['a']}", names["l"]),
-            _node("Add", f"{last} {names['l']}", names["m"]),
-        ]
-        last = names["m"]
-    weights += [_int64("heads_1", 1), _int64("heads_2", 2)]
+            _node("Shape", last, f"a{i}"), _node("Gather", f"a{i} zero", f"b{i}", axis=0),
+            _node("Unsqueeze", f"b{i} none", f"c{i}"), _node("Slice", f"a{i} heads_1 heads_2", f"d{i}"),
+            _node("Concat", f"c{i} d{i} heads width", f"e{i}", axis=0), _node("MatMul", f"{last} w", f"f{i}"),
+            _node("Add", f"f{i} bias", f"g{i}"), _node("Reshape", f"g{i} e{i}", f"h{i}"),
+            _node("Transpose", f"h{i}", f"i{i}", perm=[0, 2, 1, 3]), _node("Softmax", f"i{i}", f"j{i}"),
+            _node("Transpose", f"j{i}", f"k{i}", perm=[0, 2, 1, 3]), _node("Reshape", f"k{i} a{i}", f"l{i}"),
+            _node("Add", f"{last} l{i}", f"m{i}"),
+        ]  # fmt: skip
+        last = f"m{i}"
     nodes.append(_node("Identity", last, "y"))
     return _model(nodes, [_value("x", ["n" if dynamic else 2, 8, 64], TensorProto.FLOAT)], initializers=weights)
 

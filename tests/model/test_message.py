@@ -66,37 +66,24 @@ def weight_from_the_future() -> onnx.ModelProto:
     return model
 
 
-DAMAGED = b"\x02\xff\xfe"  # a text of two bytes that is not UTF-8
+def documented_otherwise(field: bytes, part: Callable[[onnx.ModelProto], Any]) -> Callable[[], onnx.ModelProto]:
+    """Makes a model of which a part has a documentation of two bytes that are not UTF-8."""
+    def made() -> onnx.ModelProto:
+        model = typed()
+        part(model).MergeFromString(field + b"\x02\xff\xfe")
+        return model
+
+    return made
 
 
-def model_documented_otherwise() -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(typed().SerializeToString() + b"\x32" + DAMAGED)
-
-
-def graph_documented_otherwise() -> onnx.ModelProto:
-    model = typed()
-    model.graph.CopyFrom(onnx.GraphProto.FromString(model.graph.SerializeToString() + b"\x52" + DAMAGED))
-    return model
-
-
-def weight_documented_otherwise() -> onnx.ModelProto:
-    model = typed()
-    weight = model.graph.initializer[0]
-    weight.CopyFrom(TensorProto.FromString(weight.SerializeToString() + b"\x62" + DAMAGED))
-    return model
-
-
-OTHERWISE = [model_documented_otherwise, graph_documented_otherwise, weight_documented_otherwise]
-
-
-def large() -> onnx.ModelProto:
-    """A graph whose length takes four bytes."""
-    return yolov8n(64)
+OTHERWISE = [documented_otherwise(b"\x32", lambda m: m), documented_otherwise(b"\x52", lambda m: m.graph),
+             documented_otherwise(b"\x62", lambda m: m.graph.initializer[0])]
 
 
 @pytest.mark.parametrize(
     "made",
-    [*OTHERWISE, conv_net, typed, with_function, from_the_future, weight_from_the_future, large, onnx.ModelProto,
+    [*OTHERWISE, conv_net, typed, with_function, from_the_future, weight_from_the_future, onnx.ModelProto,
+     lambda: yolov8n(64),  # a graph whose length takes four bytes
      lambda: onnx.ModelProto(ir_version=8), lambda: onnx.ModelProto(graph=onnx.GraphProto())],
 )  # fmt: skip
 def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto]) -> None:

@@ -80,13 +80,18 @@ def test_what_is_no_file_and_what_is_never_overwritten(tmp_path: Path) -> None:
         save(load(path).proto, path, source=str(path))
 
 
-def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def save_apart(model: onnx.ModelProto, path: Path) -> None:
+    """As one that is over the limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
+        save(model, path)
+
+
+def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path) -> None:
     model = conv_net()
     big = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(big, "big"))
-    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
-    modelfile.save(model, tmp_path / "m.onnx")
-    monkeypatch.undo()
+    save_apart(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == big.nbytes
     back = onnx.load(tmp_path / "m.onnx")
     assert (onnx.numpy_helper.to_array(back.graph.initializer[-1]) == big).all()
@@ -95,30 +100,24 @@ def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("made", OTHERWISE)
-def test_documentation_that_is_not_utf_8_hinders_no_saving(
-    made: Callable[[], onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documentation_that_is_not_utf_8_hinders_no_saving(made: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     model = made()
-    modelfile.save(model, tmp_path / "m.onnx")
+    save(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString(deterministic=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
-    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
-    modelfile.save(model, tmp_path / "over.onnx")
-    monkeypatch.undo()
+    save_apart(model, tmp_path / "over.onnx")
     saved = onnx.load(tmp_path / "over.onnx").graph.initializer
     for found, wanted in zip(saved, model.graph.initializer, strict=True):
         if wanted.name != "texts":
             assert (onnx.numpy_helper.to_array(found) == onnx.numpy_helper.to_array(wanted)).all()
 
 
-def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path) -> None:
     model = conv_net()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts"))
     model.graph.initializer.append(onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000))
     model.graph.initializer.append(onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000))
-    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 1000)
-    modelfile.save(model, tmp_path / "m.onnx")
-    monkeypatch.undo()
+    save_apart(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == 3000
     back = onnx.load(tmp_path / "m.onnx")
     for name in ("texts", "halves", "flags"):
@@ -133,36 +132,19 @@ def test_a_session_on_a_model_over_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     feed = {"images": np.ones((1, 3, 16, 16), np.float32)}
     wanted = open_proto(model, 1).run(None, feed)
     monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
-    monkeypatch.setattr("qdqtool.model.sessions.serialized", _refuse)
+
+    def refuse(proto: onnx.ModelProto) -> bytes:
+        raise EncodeError("Failed to serialize proto")
+
+    monkeypatch.setattr("qdqtool.model.sessions.serialized", refuse)
     found = open_proto(model, 1, folder="/nowhere").run(None, feed)
     assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
-
-
-def _refuse(proto: onnx.ModelProto) -> bytes:
-    raise EncodeError("Failed to serialize proto")
 
 
 def model() -> onnx.ModelProto:
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 4, 4]) for n in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)], "g", values[:1], values[1:])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-
-
-def unnamed(proto: onnx.ModelProto) -> None:
-    proto.graph.input.add().CopyFrom(proto.graph.input[0])
-    proto.graph.input[1].name = ""
-
-
-def unnamed_output(proto: onnx.ModelProto) -> None:
-    proto.graph.output.add()
-
-
-def twice(proto: onnx.ModelProto) -> None:
-    proto.graph.input.add().CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3]))
-
-
-def version(proto: onnx.ModelProto) -> None:
-    proto.opset_import[0].version = 1 << 40
 
 
 def referring(proto: onnx.ModelProto) -> None:
@@ -178,16 +160,14 @@ def referring_inside(proto: onnx.ModelProto) -> None:
     proto.graph.node.append(helper.make_node("If", ["x"], ["y"], "outer", then_branch=inner, else_branch=inner))
 
 
-DAMAGES = [
-    (unnamed, "an input has no name"), (unnamed_output, "an output has no name"),
-    (twice, "input 'x' is declared twice"),
-    (version, "no operator set has the version 1099511627776"),
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda proto: proto.graph.input.add(), "an input has no name"),
+    (lambda proto: proto.graph.output.add(), "an output has no name"),
+    (lambda proto: proto.graph.input.add(name="x"), "input 'x' is declared twice"),
+    (lambda proto: proto.opset_import.add(version=1 << 40), "no operator set has the version 1099511627776"),
     (referring, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
     (referring_inside, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
-]
-
-
-@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+])
 def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proto = model()
     load(proto)

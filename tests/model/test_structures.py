@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.heads import attentions, holds_shares, is_computed_product
 from qdqtool.model.layernorm import as_one, layer_norms
 from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
-from qdqtool.model.subgraphs import _nodes, inner_graphs, leading_to
+from qdqtool.model.subgraphs import inner_graphs, leading_to, with_inner
 from qdqtool.prediction import predict
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
@@ -167,38 +168,17 @@ def hard_swish(net: Net, tensor: str) -> str:
     return net.op("Div", "sixth", net.op("Mul", "gate", tensor, clipped), "six")
 
 
-def silu(net: Net, tensor: str) -> str:
-    return net.silu("s", tensor)
-
-
-def relu(net: Net, tensor: str) -> str:
-    return net.op("Relu", "r", tensor)
-
-
-def softplus_mish(net: Net, tensor: str) -> str:
-    return net.op("Mul", "m", net.op("Tanh", "t", net.op("Softplus", "sp", tensor)), tensor)
-
-
-def power(net: Net, tensor: str) -> str:
-    return net.op("Pow", "p", tensor, net.const("two", 2.0))
-
-
-FORMS = {
-    "relu": (relu, 1), "silu": (silu, 2), "gelu": (gelu, 5), "hard_swish": (hard_swish, 4), "mish": (softplus_mish, 3),
-    "power": (power, 1),
-}
-
-
-def made(form: str) -> tuple[Model, str]:
-    net = Net()
-    out = FORMS[form][0](net, net.conv("c", "x"))
+@pytest.mark.parametrize(("form", "count"), [
+    (lambda net, t: net.op("Relu", "r", t), 1), (lambda net, t: net.silu("s", t), 2), (gelu, 5), (hard_swish, 4),
+    (lambda net, t: net.op("Mul", "m", net.op("Tanh", "t", net.op("Softplus", "sp", t)), t), 3),
+    (lambda net, t: net.op("Pow", "p", t, net.const("two", 2.0)), 1),
+], ids=["relu", "silu", "gelu", "hard_swish", "mish", "power"])
+def test_every_form_is_one_function_of_the_convolutions_result(
+    form: Callable[[Net, str], str], count: int, net: Net
+) -> None:
+    out = form(net, net.conv("c", "x"))
     net.output(net.conv("next", out))
-    return net.index(), out
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_one_function_of_the_convolutions_result(form: str) -> None:
-    model, out = made(form)
+    model = net.index()
     assert list(pointwise.activation_outputs(model, "c.out")) == [out]
     tensor, nodes = out, 0
     while tensor != "c.out":
@@ -208,7 +188,7 @@ def test_every_form_is_one_function_of_the_convolutions_result(form: str) -> Non
         assert source is not None
         nodes += len(pointwise.region(model, source, node))
         tensor = source
-    assert nodes == FORMS[form][1]
+    assert nodes == count
 
 
 def test_what_is_no_activation(net: Net) -> None:
@@ -310,7 +290,7 @@ def test_depths_and_dependences() -> None:
     assert sorted(names[:3]) == ["deep", "else", "then"] and names.index("then") + 1 == names.index("deep")
     assert names[3:] == ["deep", "else"]
     # Calls of functions are counted over the same nodes, none of them twice.
-    counted = [n.op_type for n in _nodes([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
+    counted = [n.op_type for n in with_inner([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
     assert counted == ["Own", "Loop"]
     # Through subgraphs too; unset inputs and outputs connect nothing, and what is given needs no node
     inner = helper.make_graph([helper.make_node("Neg", ["b"], ["in"])], "g", [], [])

@@ -8,6 +8,7 @@ from pytorch_quantization.tensor_quant import QuantDescriptor
 from torch import Tensor, nn
 
 from examples import resnet
+from qdqtool import qat
 from qdqtool.qat.trace import Call, export_proto
 
 WIDTH = 16  # of the first stage; the placement does not depend on it, the time does
@@ -38,12 +39,11 @@ def handmade(placement: str) -> nn.Module:
         quant_modules.deactivate()
     if placement != "pool":
         model.avgpool = nn.AdaptiveAvgPool2d(1)
-    randomise(model)
-    return model.eval()
+    return randomise(model).eval()
 
 
-def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Statistics of BatchNormalization as after training, so that no two of them are equal."""
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """The network with statistics of BatchNormalization as after training, so that no two of them are equal."""
     torch.manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -51,6 +51,19 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
             module.running_var.uniform_(0.5, 1.5)
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.2, 0.2)
+    return model
+
+
+def prepared(model: nn.Module, sample: object, **options: object) -> nn.Module:
+    """The network with quantizers."""
+    qat.prepare(model, sample, report=None, **options)  # type: ignore[arg-type]
+    return model
+
+
+def ready(model: nn.Module, sample: object, **options: object) -> nn.Module:
+    """The network with quantizers that have ranges."""
+    qat.calibrate(prepared(model, sample, **options), [sample])
+    return model
 
 
 def max_calibrate(model: nn.Module, *batches: Tensor) -> None:

@@ -40,9 +40,7 @@ class Deep(nn.Module):
 
 @pytest.fixture(scope="module")
 def ready() -> nn.Module:
-    model = Deep()
-    nets.randomise(model)
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.randomise(Deep()), X)
     with pytest.warns(UserWarning, match="calibrated with 1 image:"):
         qat.calibrate(model, [X])
     return model
@@ -65,28 +63,34 @@ def _q(graph: onnx.GraphProto, weights: bool) -> list[onnx.NodeProto]:
     return [n for n in graph.node if n.op_type == "QuantizeLinear" and (n.input[0] in constants) == weights]
 
 
-def _rescaled(graph: onnx.GraphProto, node: onnx.NodeProto, factor: float) -> None:
-    """Gives a Q and its DQ a scale of their own."""
-    value = numpy_helper.to_array(_initializer(graph, node.input[1])) * np.float32(factor)
-    graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), f"{node.name}_other"))
-    for other in graph.node:
-        if other.name == node.name or node.output[0] in other.input:
-            other.input[1] = f"{node.name}_other"
+def _pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return [n for n in graph.node if n.name == q.name or q.output[0] in n.input]
+
+
+def _give(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray) -> None:
+    """Gives nodes a scale or zero point of their own."""
+    graph.initializer.append(numpy_helper.from_array(value, "other"))
+    for node in nodes:
+        node.input[position] = "other"
+
+
+def _scale(graph: onnx.GraphProto, q: onnx.NodeProto, factor: float) -> np.ndarray:
+    return (numpy_helper.to_array(_initializer(graph, q.input[1])) * np.float32(factor)).astype(np.float32)
 
 
 def _activation_scale(graph: onnx.GraphProto) -> None:
-    _rescaled(graph, _q(graph, False)[5], 1.001)
+    q = _q(graph, False)[5]
+    _give(graph, _pair(graph, q), 1, _scale(graph, q, 1.001))
 
 
 def _weight_scale(graph: onnx.GraphProto) -> None:
-    _rescaled(graph, _q(graph, True)[4], 1.02)
+    q = _q(graph, True)[4]
+    _give(graph, _pair(graph, q), 1, _scale(graph, q, 1.02))
 
 
 def _one_of_two_scales(graph: onnx.GraphProto) -> None:
-    node = _q(graph, False)[3]
-    value = numpy_helper.to_array(_initializer(graph, node.input[1])) * np.float32(1.01)
-    graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), "other"))
-    node.input[1] = "other"
+    q = _q(graph, False)[3]
+    _give(graph, [q], 1, _scale(graph, q, 1.01))
 
 
 def _drop(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
@@ -98,14 +102,6 @@ def _drop(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
                     reader.input[i] = node.input[0]
         graph.node.remove(dq)
     graph.node.remove(node)
-
-
-def _dropped_activation(graph: onnx.GraphProto) -> None:
-    _drop(graph, _q(graph, False)[-1])
-
-
-def _dropped_weights(graph: onnx.GraphProto) -> None:
-    _drop(graph, _q(graph, True)[2])
 
 
 def _one_reader_without(graph: onnx.GraphProto) -> None:
@@ -121,10 +117,8 @@ def _one_reader_without(graph: onnx.GraphProto) -> None:
 
 
 def _axis(graph: onnx.GraphProto) -> None:
-    node = _q(graph, True)[1]
-    for other in graph.node:
-        if other.name == node.name or node.output[0] in other.input:
-            next(a for a in other.attribute if a.name == "axis").i = 1
+    for node in _pair(graph, _q(graph, True)[1]):
+        next(a for a in node.attribute if a.name == "axis").i = 1
 
 
 def _swapped_weights(graph: onnx.GraphProto) -> None:
@@ -134,26 +128,18 @@ def _swapped_weights(graph: onnx.GraphProto) -> None:
         one.raw_data, two.raw_data = two.raw_data, one.raw_data
 
 
-def _zero_point(graph: onnx.GraphProto) -> None:
-    node = _q(graph, False)[2]
-    graph.initializer.append(numpy_helper.from_array(np.int8(1), "one"))
-    for other in graph.node:
-        if other.name == node.name or node.output[0] in other.input:
-            other.input[2] = "one"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (_activation_scale, "has the scale .* quantizer"),
         (_one_of_two_scales, "has the scale .* quantizer"),
         (_weight_scale, "of its standard deviation away"),
-        (_dropped_activation, "pair of quantizer '.*' is missing"),
-        (_dropped_weights, "of its standard deviation away"),
+        (lambda graph: _drop(graph, _q(graph, False)[-1]), "pair of quantizer '.*' is missing"),
+        (lambda graph: _drop(graph, _q(graph, True)[2]), "of its standard deviation away"),
         (_one_reader_without, "of its standard deviation away"),
         (_axis, "of its standard deviation away"),
         (_swapped_weights, "of its standard deviation away"),
-        (_zero_point, "is not symmetric INT8"),
+        (lambda graph: _give(graph, _pair(graph, _q(graph, False)[2]), 2, np.int8(1)), "is not symmetric INT8"),
     ],
 )
 def test_wrong_models_are_refused(
@@ -183,9 +169,7 @@ def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(nn.functional.conv2d(torch.relu(self.first(x)), self.filter))
 
-    model = Fixed()
-    qat.prepare(model, X, report=None)
-    qat.calibrate(model, [X])
+    model = nets.ready(Fixed(), X)
     done = qat.export(model, tmp_path / "q.onnx", X)
     assert 0 < done.noise < 0.1 and done.check.worst < 5e-4  # of rounding at random alone
 
@@ -193,9 +177,7 @@ def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece
 def test_noise_is_at_least_that_of_the_same_network_in_double_precision(tmp_path: Path) -> None:
     """By hand: the same rounding in float64, against the network's own results."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(m for _ in range(6) for m in (nets.conv(), nn.SiLU())))
-    qat.prepare(model, X, report=None)
-    qat.calibrate(model, [X])
+    model = nets.ready(nn.Sequential(*(m for _ in range(6) for m in (nets.conv(), nn.SiLU()))), X)
     done = qat.export(model, tmp_path / "q.onnx", X)
     with torch.no_grad():
         single = model.eval()(X).double()
@@ -251,9 +233,7 @@ SMALL = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
 def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str, tmp_path: Path) -> None:
     """Traced by torch's compiler, gradients included; the code it would make of that is not ours to test."""
     torch.manual_seed(0)
-    model = nets.Skips()
-    nets.randomise(model)
-    qat.prepare(model, SMALL, backend=backend, report=None)
+    model = nets.prepared(nets.randomise(nets.Skips()), SMALL, backend=backend)
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, backend="aot_eager")
     qat.calibrate(compiled, [SMALL])
@@ -273,20 +253,17 @@ def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str,
 SAMPLE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def _ready(model: nn.Module, sample: torch.Tensor, backend: str = "pytorch-quantization") -> nn.Module:
-    nets.randomise(model)
-    qat.prepare(model, sample, backend=backend, report=None)
-    qat.calibrate(model, [sample])
-    return model.eval()
+def _ready(model: nn.Module, sample: torch.Tensor, **options: object) -> nn.Module:
+    return nets.ready(nets.randomise(model), sample, **options).eval()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpoint_is_plain_data_and_restores_everything(backend: str, tmp_path: Path) -> None:
-    model = _ready(nets.Skips(), SMALL, backend)
+    model = _ready(nets.Skips(), SMALL, backend=backend)
     qat.disable(model, r"^b\.")
     torch.save(qat.checkpoint(model), tmp_path / "qat.pt")
     saved = torch.load(tmp_path / "qat.pt", weights_only=True)
-    for other in (nets.Skips(), _ready(nets.Skips(), SMALL, backend)):
+    for other in (nets.Skips(), _ready(nets.Skips(), SMALL, backend=backend)):
         plan = qat.restore(other, saved)
         assert plan == qat.preparation.plan_of(model)
         with torch.no_grad():
@@ -300,8 +277,7 @@ def test_other_networks_and_plans_are_told(tmp_path: Path) -> None:
     saved = qat.checkpoint(model)
     with pytest.raises(QdqtoolError, match="is of another network"):
         qat.restore(nets.Shared(), saved)
-    other = ResNet18(10, nets.WIDTH)
-    qat.prepare(other, SAMPLE, exclude=["layer1"], report=None)
+    other = nets.prepared(ResNet18(10, nets.WIDTH), SAMPLE, exclude=["layer1"])
     with pytest.raises(QdqtoolError, match=r"plan has other quantizers .* restore it into the float network"):
         qat.restore(other, saved)
     with pytest.raises(QdqtoolError, match=r"it is of another (network or )?plan"):

@@ -40,8 +40,7 @@ def example() -> Iterator[dict[str, ModuleType]]:
 def test_the_plan_runs_in_int8_without_avoidable_conversions(
     example: dict[str, ModuleType], backend: str, tmp_path: Path
 ) -> None:
-    model = example["detector"].Detector(3, 96)
-    nets.randomise(model)
+    model = nets.randomise(example["detector"].Detector(3, 96))
     sample = torch.rand(1, 3, 96, 96)
     plan = qat.prepare(model, sample, backend=backend, report=None)
     assert {name for name, _ in plan.skipped} == {"detect.cv2.0.2", "detect.cv2.1.2", "detect.dfl.conv"}
@@ -53,8 +52,7 @@ def test_the_plan_runs_in_int8_without_avoidable_conversions(
 
 @pytest.mark.slow
 def test_the_naive_placement_costs_conversions(example: dict[str, ModuleType], tmp_path: Path) -> None:
-    model = example["detector"].Detector(3, 96)
-    nets.randomise(model)
+    model = nets.randomise(example["detector"].Detector(3, 96))
     sample = torch.rand(1, 3, 96, 96)
     example["naive"].prepare_naive(model)
     example["naive"].calibrate_naive(model, [sample], "max")
@@ -145,15 +143,12 @@ def test_statistics_of_batches() -> None:
     assert not untrained(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
 
 
-GENERATOR = torch.Generator().manual_seed(3)
-IMAGES = torch.rand(16, 16, 8, 8, generator=GENERATOR)
+IMAGES = torch.rand(16, 16, 8, 8, generator=torch.Generator().manual_seed(3))
 LABELS = torch.arange(16)
 
 
 def _prepared() -> nn.Module:
-    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
-    qat.prepare(model, IMAGES[:1], report=None)
-    return model
+    return nets.prepared(nn.Sequential(nets.conv(), nn.ReLU(), nets.conv()), IMAGES[:1])
 
 
 def _range(model: nn.Module) -> float:
@@ -162,21 +157,11 @@ def _range(model: nn.Module) -> float:
     return float(amax)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        [IMAGES],
-        [(IMAGES, LABELS)],
-        [[IMAGES, LABELS]],
-        [{"img": IMAGES, "cls": LABELS}],
-        [{"pixel_values": IMAGES, "labels": LABELS}],
-        [IMAGES.numpy()],
-        IMAGES,
-        IMAGES.numpy(),
-        IMAGES.split(4),
-        (b for b in IMAGES.split(8)),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    [IMAGES], [(IMAGES, LABELS)], [[IMAGES, LABELS]], [{"img": IMAGES, "cls": LABELS}],
+    [{"pixel_values": IMAGES, "labels": LABELS}], [IMAGES.numpy()], IMAGES, IMAGES.numpy(), IMAGES.split(4),
+    (b for b in IMAGES.split(8)),
+])  # fmt: skip
 def test_what_loaders_give(data: object) -> None:
     model = _prepared()
     done = qat.calibrate(model, data, "max")  # type: ignore[arg-type]
@@ -228,9 +213,7 @@ def test_keyword_arguments() -> None:
         def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return self.c(torch.relu(self.a(left)) * torch.relu(self.b(right)))
 
-    model = Two()
-    sample = {"left": IMAGES[:1], "right": IMAGES[1:2]}
-    qat.prepare(model, sample, report=None)
+    model = nets.prepared(Two(), {"left": IMAGES[:1], "right": IMAGES[1:2]})
     qat.calibrate(model, [{"left": IMAGES, "right": IMAGES * 3, "label": LABELS}], "max")
     ranges = [float(amax_of(m._input_quantizer)) for m in (model.a, model.b)]  # type: ignore[arg-type]
     assert ranges[1] == pytest.approx(3 * ranges[0])

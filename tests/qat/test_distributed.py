@@ -10,6 +10,7 @@ from torch import distributed, multiprocessing, nn
 from qdqtool import qat
 from qdqtool.errors import DataError
 from qdqtool.qat.modules import quantizers_of
+from qdqtool.qat.networks import freeze
 from tests.qat import nets
 
 if not distributed.is_available():
@@ -21,31 +22,18 @@ X[1] *= 3
 
 def _network() -> nn.Module:
     model = nets.Skips()
-    nets.randomise(model, 1)
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.1)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_var.fill_(1.0)
-            module.running_mean.zero_()
-    qat.prepare(model, X[0], report=None)
-    return model
+    return nets.prepared(model, X[0])
 
 
 def _ranges(model: nn.Module) -> list[float]:
     return [float(q.itself._amax) for q in quantizers_of(model) if not q.weight]
 
 
-def _frozen(model: nn.Module) -> nn.Module:
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-    return model
-
-
 def _steps(model: nn.Module, x: torch.Tensor) -> None:
+    freeze(model.train())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(2):
         optimizer.zero_grad()
@@ -61,7 +49,7 @@ def _process(rank: int, folder: str) -> None:
     wrapped = nn.parallel.DistributedDataParallel(_network())
     done = qat.calibrate(wrapped, [X[rank]], "max")  # each has data of its own
     found["images"], found["together"] = done.images, _ranges(wrapped.module)
-    _steps(_frozen(wrapped), X[rank])
+    _steps(wrapped, X[rank])
     found["weights"] = {k: v.clone() for k, v in wrapped.module.state_dict().items()}
     if rank == 0:
         found["int8"] = qat.export(wrapped, place / "q.onnx", X[0][:1]).summary["int8"]
@@ -86,7 +74,7 @@ def test_two_processes(tmp_path: Path) -> None:
     qat.calibrate(alone, X, "max")
     assert first["together"] == second["together"] == pytest.approx(_ranges(alone), rel=1e-5)
     assert first["images"] == second["images"] == 32
-    _steps(_frozen(alone), X.flatten(0, 1))  # gradients of two processes are averaged
+    _steps(alone, X.flatten(0, 1))  # gradients of two processes are averaged
     for name, value in alone.state_dict().items():
         assert torch.equal(first["weights"][name], second["weights"][name])
         torch.testing.assert_close(first["weights"][name], value, rtol=1e-3, atol=1e-5)

@@ -2,6 +2,7 @@ import contextlib
 import copy
 import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +30,22 @@ X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(5))
 
 
 def _ready(model: nn.Module, sample: torch.Tensor = X, **options: object) -> nn.Module:
-    nets.randomise(model)
-    qat.prepare(model, sample, report=None, **options)  # type: ignore[arg-type]
-    qat.calibrate(model, [sample])
-    return model
+    return nets.ready(nets.randomise(model), sample, **options)
 
 
 def _run(path: Path, x: torch.Tensor) -> np.ndarray:
     proto = onnx.load(path)
     return run(proto, {proto.graph.input[0].name: x.numpy()})[0]
+
+
+def _weights(path: Path, op: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the Q in front of the weights of the first node of an operator reads, where BatchNormalization is folded."""
+    graph = onnx.load(path).graph
+    assert "BatchNormalization" not in {n.op_type for n in graph.node}
+    made = {o: n for n in graph.node for o in n.output}
+    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    q = made[made[next(n for n in graph.node if n.op_type == op).input[1]].input[0]]
+    return values[q.input[0]], values[q.input[1]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -67,13 +75,8 @@ def test_batch_normalization_is_folded_without_changing_an_integer(tmp_path: Pat
         model[1].weight[3] = -0.7  # a channel with a negative factor, and one with none
         model[1].weight[4] = 0.0
     qat.export(model, tmp_path / "q.onnx", X)
-    proto = onnx.load(tmp_path / "q.onnx")
-    assert "BatchNormalization" not in {n.op_type for n in proto.graph.node}
-    conv = next(n for n in proto.graph.node if n.name == "/0/Conv")
-    made = {o: n for n in proto.graph.node for o in n.output}
-    values = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
-    q = made[made[conv.input[1]].input[0]]
-    folded, scale = values[q.input[0]], values[q.input[1]].reshape(-1, 1, 1, 1)
+    folded, scale = _weights(tmp_path / "q.onnx", "Conv")
+    scale = scale.reshape(-1, 1, 1, 1)
     weight = model[0]._parameters["weight"].detach().numpy()
     trained = np.round(weight / (np.abs(weight).max((1, 2, 3), keepdims=True) / 127))
     factor = model[1].weight.detach().numpy()
@@ -109,40 +112,29 @@ def test_transposed_convolutions(backend: str, groups: int, tmp_path: Path) -> N
     done = qat.export(model, tmp_path / "q.onnx", X)
     assert done.summary["int8"] == 3
     assert done.difference < 0.02
-    graph = onnx.load(tmp_path / "q.onnx").graph
-    assert "BatchNormalization" not in {n.op_type for n in graph.node}
     # One scale for all channels, and the trained integers are those of the weights with BatchNormalization folded in.
-    made = {o: n for n in graph.node for o in n.output}
-    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    conv = next(n for n in graph.node if n.op_type == "ConvTranspose")
-    q = made[made[conv.input[1]].input[0]]
+    stored, scale = _weights(tmp_path / "q.onnx", "ConvTranspose")
     factor = (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach().numpy()
     weight = model.up._parameters["weight"].detach().numpy()  # [in, out / groups, 2, 2]
     parts = zip(np.split(weight, groups), np.split(factor, groups), strict=True)
     folded = np.concatenate([part * f.reshape(1, -1, 1, 1) for part, f in parts])
-    scale = np.abs(folded).max() / 127
-    assert values[q.input[1]] == pytest.approx(scale, rel=1e-5)
-    np.testing.assert_allclose(values[q.input[0]], folded, rtol=1e-5, atol=1e-7)
+    assert scale == pytest.approx(np.abs(folded).max() / 127, rel=1e-5)
+    np.testing.assert_allclose(stored, folded, rtol=1e-5, atol=1e-7)
 
 
 def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(tmp_path: Path) -> None:
     model = _ready(nets.UpAndDown())
     with torch.no_grad():
         model.bn.weight[:3] = torch.tensor([4.0, 0.0, -2.0])  # factors far apart, one of them nothing
-    seen: list[torch.Tensor] = []
-    keep = model.up.register_forward_hook(lambda m, args, out: seen.append(out.detach()))
-    inputs: list[torch.Tensor] = []
     with torch.no_grad():
-        model.eval()(X)
-        inputs.append(torch.relu(model.down(X)))
-    keep.remove()
+        given = torch.relu(model.eval().down(X))
+        seen = model.up(given)
     factor = (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach().reshape(1, -1, 1, 1)
     folded = model.up._parameters["weight"].detach() * factor
     scale = folded.abs().max() / 127
     quantized = (folded / scale).round() * scale
-    x = model.up._input_quantizer(inputs[0])
-    wanted = torch.nn.functional.conv_transpose2d(x, quantized, stride=2)
-    torch.testing.assert_close(seen[0] * factor, wanted, rtol=1e-4, atol=1e-4)
+    wanted = torch.nn.functional.conv_transpose2d(model.up._input_quantizer(given), quantized, stride=2)
+    torch.testing.assert_close(seen * factor, wanted, rtol=1e-4, atol=1e-4)
     model.train()
     model(X).square().mean().backward()
     assert model.up._parameters["weight"].grad is not None
@@ -163,9 +155,7 @@ def test_other_networks_compute_the_same(net: type[nn.Module], tmp_path: Path) -
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
 def test_layers_that_run_twice_have_weights_of_their_own(target: str, tmp_path: Path) -> None:
     """A DQ of shared weights reaches no product; convolutions that share theirs are named W-SHARED."""
-    model = nets.Again()
-    qat.prepare(model, X, target=target, report=None)
-    qat.calibrate(model, [X])
+    model = nets.ready(nets.Again(), X, target=target)
     found = qat.export(model, tmp_path / "q.onnx", X).prediction
     outcomes = [str(c.precision) for c in found.convolutions if c.weights != "computed"]
     assert outcomes == ["INT8"] * len(outcomes) and len(outcomes) >= 7  # 1, 2 attentions of 2 or more, 2
@@ -209,8 +199,7 @@ def test_exports_of_the_same_network(batches: tuple[nn.Module, dict[str, torch.T
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match=r"call qdqtool\.qat\.prepare"):
         qat.export(nets.conv(), tmp_path / "q.onnx", X)
-    model = nets.Shared()
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.Shared(), X)
     with pytest.raises(QdqtoolError, match=r"'first\._input_quantizer' has no range; call qdqtool\.qat\.calibrate"):
         qat.export(model, tmp_path / "q.onnx", X)
     qat.calibrate(model, [X])
@@ -283,6 +272,18 @@ def _ops(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
+CONSTANTS = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
+
+
+def _tidied(model: onnx.ModelProto, tidy: Callable[[Model], Model]) -> onnx.ModelProto:
+    """The tidied graph, which computes the same."""
+    found = tidy(Model(model).copy()).proto
+    onnx.checker.check_model(found)
+    for before, after in zip(_run_cleanup(model), _run_cleanup(found), strict=True):
+        np.testing.assert_array_equal(before, after)
+    return found
+
+
 def test_graphs_are_cleaned() -> None:
     weight = RNG.normal(size=(3, 4)).astype(np.float32)
     nodes = [
@@ -293,11 +294,8 @@ def test_graphs_are_cleaned() -> None:
         *_pair("x", "x"),
         helper.make_node("MatMul", ["x_dq", "wt"], ["y"], "product"),
     ]
-    model = _model(nodes, {"w": weight, "s": np.float32(0.05).reshape(())}, ["y"])
-    folded = fold_constants(Model(model).copy()).proto
-    assert _ops(folded) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
-    np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(folded)[0])
-    weight = RNG.normal(size=(3, 4)).astype(np.float32)
+    model = _model(nodes, {"w": weight, "s": CONSTANTS["s"]}, ["y"])
+    assert _ops(_tidied(model, fold_constants)) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
     scales = (np.abs(weight).max(1) / 127).astype(np.float32)
     nodes = [
         *_pair("w", "w", "ws", "wz", axis=0),
@@ -305,12 +303,9 @@ def test_graphs_are_cleaned() -> None:
         helper.make_node("MatMul", ["x", "wt"], ["y"], "product"),
     ]
     model = _model(nodes, {"w": weight, "ws": scales, "wz": np.zeros(3, np.int8)}, ["y"])
-    moved = transpose_weights(Model(model).copy()).proto
-    assert _ops(moved) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
-    np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(moved)[0])
-    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(())}
-    model = _model([*_pair("x", "a"), *_pair("x", "b")], constants, ["a_dq", "b_dq"])
-    assert _ops(merge_pairs(Model(model).copy()).proto).count("DequantizeLinear") == 2
+    assert _ops(_tidied(model, transpose_weights)) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
+    model = _model([*_pair("x", "a"), *_pair("x", "b")], CONSTANTS, ["a_dq", "b_dq"])
+    assert _ops(_tidied(model, merge_pairs)).count("DequantizeLinear") == 2
 
 
 @pytest.mark.parametrize(("second", "left"), [("s", 1), ("other", 2)])
@@ -319,12 +314,8 @@ def test_pairs_merge_where_the_scale_is_the_same(second: str, left: int) -> None
         *_pair("x", "a"), *_pair("x", "b", second),
         helper.make_node("Relu", ["a_dq"], ["y"], "relu"), helper.make_node("Neg", ["b_dq"], ["v"], "neg"),
     ]  # fmt: skip
-    constants = {"s": np.float32(0.05).reshape(()), "other": np.float32(0.1).reshape(()), "z": np.int8(0).reshape(())}
-    model = _model(nodes, constants, ["y", "v"])
-    merged = merge_pairs(Model(model).copy()).proto
-    assert _ops(merged).count("QuantizeLinear") == left
-    for before, after in zip(_run_cleanup(model), _run_cleanup(merged), strict=True):
-        np.testing.assert_array_equal(before, after)
+    model = _model(nodes, {**CONSTANTS, "other": np.float32(0.1).reshape(())}, ["y", "v"])
+    assert _ops(_tidied(model, merge_pairs)).count("QuantizeLinear") == left
 
 
 def test_matrix_products_keep_a_dq_of_their_own() -> None:
@@ -335,14 +326,10 @@ def test_matrix_products_keep_a_dq_of_their_own() -> None:
         helper.make_node("Gemm", ["c_dq", "w"], ["three"], "three"),
         helper.make_node("Neg", ["d_dq"], ["four"], "four"),
     ]  # fmt: skip
-    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "w": weight}
-    model = _model(nodes, constants, ["one", "two", "three", "four"])
-    merged = merge_pairs(Model(model).copy()).proto
+    merged = _tidied(_model(nodes, {**CONSTANTS, "w": weight}, ["one", "two", "three", "four"]), merge_pairs)
     assert _ops(merged).count("QuantizeLinear") == 1 and _ops(merged).count("DequantizeLinear") == 3
     fed = {n.name: n.input[0] for n in merged.graph.node}
     assert fed["two"] == fed["four"] and len({fed[n] for n in ("one", "two", "three")}) == 3
-    for before, after in zip(_run_cleanup(model), _run_cleanup(merged), strict=True):
-        np.testing.assert_array_equal(before, after)
 
 
 def _branch(captured: str, name: str) -> onnx.GraphProto:
@@ -357,7 +344,6 @@ def _if(captured: str) -> onnx.NodeProto:
 
 
 def test_subgraphs() -> None:
-    constants = {"s": np.float32(0.05).reshape(()), "z": np.int8(0).reshape(()), "yes": np.array(True)}
     nodes = [
         helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.float32([1, 2, 3, 4]))),
         *_pair("x", "a"), *_pair("x", "b"), _if("c"), _if("b_dq"),
@@ -365,11 +351,9 @@ def test_subgraphs() -> None:
         helper.make_node("Add", ["sum", "if_c"], ["more"], "more"),
         helper.make_node("Add", ["more", "if_b_dq"], ["y"], "y"),
     ]  # fmt: skip
-    model = _model(nodes, constants, ["y"])
-    copies = [Model(model).copy() for _ in range(3)]
-    for tidied in (fold_constants(copies[0]), merge_pairs(copies[1]), merge_pairs(fold_constants(copies[2]))):
-        onnx.checker.check_model(tidied.proto)
-        np.testing.assert_array_equal(_run_cleanup(model)[0], _run_cleanup(tidied.proto)[0])
+    model = _model(nodes, {**CONSTANTS, "yes": np.array(True)}, ["y"])
+    for tidy in (fold_constants, merge_pairs, lambda m: merge_pairs(fold_constants(m))):
+        _tidied(model, tidy)
     mark = helper.make_node("Mark", ["x"], ["marked"], domain="qdqtool.qat", key=b"0")
     adding = helper.make_node("Add", ["if_marked", "marked"], ["y"])
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy")
@@ -387,18 +371,15 @@ def test_subgraphs() -> None:
 PUBLISHED = {"convolutions": (8, 10), "residual": (19, 3), "pool": (20, 1)}
 
 
-@pytest.fixture(scope="module")
-def sample() -> torch.Tensor:
-    return torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+IMAGE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
 @functools.cache
 def exported(placement: str, opset: int) -> onnx.ModelProto:
     """A ResNet-18 with quantizers placed by hand; nobody changes it."""
     model = nets.handmade(placement)
-    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    nets.max_calibrate(model, image)
-    return nets.raw_export(model, image, opset)
+    nets.max_calibrate(model, IMAGE)
+    return nets.raw_export(model, IMAGE, opset)
 
 
 @pytest.mark.parametrize(("placement", "opset"), slow_after(1, [("convolutions", 17), ("pool", 17), ("residual", 13)]))
@@ -409,12 +390,11 @@ def test_resnet18_is_predicted_as_the_published_engines(placement: str, opset: i
     assert counted == [21, 21, int8_to_int8, 0, conversions]
 
 
-def test_modelopts_own_export_is_an_input_like_any_other(sample: torch.Tensor) -> None:
+def test_modelopts_own_export_is_an_input_like_any_other() -> None:
     quantization = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
-    model = resnet.ResNet18(10, nets.WIDTH)
-    nets.randomise(model)
-    quantization.quantize(model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(sample))
-    proto = export_proto(model, Call((sample,)), 17)
+    model = nets.randomise(resnet.ResNet18(10, nets.WIDTH))
+    quantization.quantize(model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(IMAGE))
+    proto = export_proto(model, Call((IMAGE,)), 17)
     assert "BatchNormalization" in {n.op_type for n in proto.graph.node}  # unfolded, and scales are Constant nodes
     prediction = qdqtool.predict(proto, "trt8.5")
     summary = prediction.summary()
@@ -439,7 +419,6 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
 
 
 # Arguments of other types -------------------------------------------------------------------------------------------
-
 
 FUNCTIONS = [n for n in qat.__all__ if inspect.isfunction(getattr(qat, n))]
 ARGUMENTS = [(n, p) for n in FUNCTIONS for p in inspect.signature(getattr(qat, n)).parameters
@@ -468,16 +447,9 @@ def test_an_argument_of_another_type_is_refused_by_name(name: str, parameter: st
     assert f"`{parameter}=" in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
-def test_samples_and_numbers_that_no_export_takes(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    sample = torch.rand(1, 3, 8, 8)
-    qat.calibrate(_ready(model, sample), [sample])
-    path = tmp_path / "m.onnx"
-    for wrong in (sample.to(torch.complex64), torch.quantize_per_tensor(sample, 0.1, 0, torch.qint8), sample > 0.5,
-                  {"input": sample.to(torch.complex64)}, [sample.to_sparse()], "x"):
-        for call in (lambda s: qat.export(model, path, s), lambda s: qat.check(model, path, s)):
-            with pytest.raises(QdqtoolError, match=r"^sample[:,]"):
-                call(wrong)
+def test_numbers_that_no_export_takes(tmp_path: Path) -> None:
+    sample, path = torch.rand(1, 3, 8, 8), tmp_path / "m.onnx"
+    model = _ready(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), sample)
     for tolerance in (float("nan"), -1.0):
         with pytest.raises(QdqtoolError, match=r"^`tolerance=.*give 0 or more$"):
             qat.export(model, path, sample, tolerance=tolerance)

@@ -1,8 +1,6 @@
-import builtins
 import copy
 import pickle
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -20,9 +18,7 @@ X = torch.randn(2, 16, 16, 16)
 
 
 def _resnet() -> nn.Module:
-    model = ResNet18(10, nets.WIDTH)
-    nets.randomise(model)
-    return model
+    return nets.randomise(ResNet18(10, nets.WIDTH))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -30,9 +26,7 @@ def test_classes_keys_and_names_stay(backend: str) -> None:
     model = _resnet()
     classes = {n: type(m).__name__ for n, m in model.named_modules()}
     keys = list(model.state_dict())
-    sample = torch.randn(1, 3, 64, 64)
-    qat.prepare(model, sample, backend=backend, report=None)
-    qat.calibrate(model, [sample])
+    nets.ready(model, torch.randn(1, 3, 64, 64), backend=backend)
     assert {n: type(m).__name__ for n, m in model.named_modules() if n in classes} == classes
     assert isinstance(model.conv1, nn.Conv2d)
     new = [k for k in model.state_dict() if k not in keys]
@@ -40,8 +34,7 @@ def test_classes_keys_and_names_stay(backend: str) -> None:
     assert len(new) == 30 and all(k.endswith("quantizer._amax") for k in new)  # 21 inputs, 8 skips, the pool
     float_weights = _resnet().state_dict()
     assert not model.load_state_dict(float_weights, strict=False).unexpected_keys
-    model = nets.Shared()
-    qat.prepare(model, X, backend=backend, report=None)
+    model = nets.prepared(nets.Shared(), X, backend=backend)
     names = {n for n, _ in model.named_modules()}
     assert {"first._input_quantizer", "first._weight_quantizer"} <= names
     assert not hasattr(model.first, "weight_quantizer")  # Ultralytics rescales its amax
@@ -50,18 +43,12 @@ def test_classes_keys_and_names_stay(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_checkpoints_and_copies(backend: str) -> None:
-    model, other = nets.Shared(), nets.Shared()
-    for network in (model, other):
-        qat.prepare(network, X, backend=backend, report=None)
-    qat.calibrate(model, [X])
+    model, other = nets.ready(nets.Shared(), X, backend=backend), nets.prepared(nets.Shared(), X, backend=backend)
     other.load_state_dict(model.state_dict(), strict=True)
     with torch.no_grad():
         assert torch.equal(model.eval()(X), other.eval()(X))
-    model = _resnet()
     sample = torch.randn(1, 3, 64, 64)
-    qat.prepare(model, sample, backend=backend, report=None)
-    qat.calibrate(model, [sample])
-    model.eval()
+    model = nets.ready(_resnet(), sample, backend=backend).eval()
     with torch.no_grad():
         wanted = model(sample)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -73,8 +60,7 @@ def test_checkpoints_and_copies(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_and_their_gradients(backend: str) -> None:
-    model = nn.Sequential(nets.conv(bias=False))
-    qat.prepare(model, X, backend=backend, report=None)
+    model = nets.prepared(nn.Sequential(nets.conv(bias=False)), X, backend=backend)
     weight = model[0].weight
     assert weight is model[0]._parameters["weight"]
     with torch.no_grad():
@@ -87,11 +73,8 @@ def test_weights_and_their_gradients(backend: str) -> None:
         expected = nn.functional.conv2d((x / step).round() * step, quantized, padding=1)
         assert torch.allclose(model(x), expected, atol=1e-3)
         assert not torch.allclose(model(x), nn.functional.conv2d(x, weight, padding=1), atol=1e-5)
-    model = _resnet()
     sample = torch.randn(2, 3, 64, 64)
-    qat.prepare(model, sample, backend=backend, report=None)
-    qat.calibrate(model, [sample])
-    model.train()
+    model = nets.ready(_resnet(), sample, backend=backend).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     before = model.layer2[0].conv1.weight.detach().clone()
     model(sample).square().mean().backward()
@@ -101,17 +84,14 @@ def test_weights_and_their_gradients(backend: str) -> None:
 
 
 def test_modules_that_are_tied_or_changed() -> None:
-    model = nets.UpAndDown()
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.UpAndDown(), X)
     assert model.down._input_quantizer is model.last._input_quantizer
     assert model.up._input_quantizer is not model.last._input_quantizer
-    model = nn.Sequential(nets.conv())
-    qat.prepare(model, X_MODULES, report=None)
+    model = nets.prepared(nn.Sequential(nets.conv()), X_MODULES)
     model[0].weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
     assert torch.equal(model(X_MODULES), model[0].bias.reshape(1, -1, 1, 1).expand(1, 16, 8, 8))
     assert "0.weight" in dict(model.named_parameters())
-    model = nn.Sequential(nets.conv())
-    qat.prepare(model, X_MODULES, report=None)
+    model = nets.prepared(nn.Sequential(nets.conv()), X_MODULES)
     replica = model[0]._replicate_for_data_parallel()
     for name, parameter in model[0]._parameters.items():
         setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
@@ -120,10 +100,8 @@ def test_modules_that_are_tied_or_changed() -> None:
 
 
 def test_skips() -> None:
-    model = _resnet()
     sample = torch.randn(1, 3, 64, 64)
-    qat.prepare(model, sample, report=None)
-    qat.calibrate(model, [sample])
+    model = nets.ready(_resnet(), sample)
     seen = {}
     block = model.layer1[0]
     block._residual_quantizer.register_forward_hook(lambda m, args, out: seen.update(skip=args[0], quantized=out))
@@ -132,8 +110,7 @@ def test_skips() -> None:
         model.eval()(sample)
     assert torch.equal(seen["skip"], seen["x"])  # this block has no downsample: its skip is its input
     assert not torch.equal(seen["quantized"], seen["x"])
-    model = nets.Skips()
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.Skips(), X)
     assert set(dict(model.named_children())) == {"a", "b", "last", "_residual_quantizer", "_residual_quantizer_1"}
     assert len(model.a) == 4
     model(X)
@@ -151,12 +128,10 @@ def test_what_is_told_before_anything_changes() -> None:
         qat.prepare(model, X, report=stop)
     assert "3 convolutions and linear layers in INT8" in said[0]
     assert not list(quantizers_of(model)) and type(model.first) is nn.Conv2d
-    model = nets.Shared()
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.Shared(), X)
     with pytest.raises(QdqtoolError, match="is prepared already"):
         qat.prepare(model, X, report=None)
-    model = nets.Moody()
-    qat.prepare(model, X, report=None)
+    model = nets.prepared(nets.Moody(), X)
     model.eval()(X)
     with pytest.raises(QdqtoolError, match="2 calls of kind 'add' ran, 1 when it was prepared"):
         model.train()(X)
@@ -208,19 +183,10 @@ def test_without_a_range_weights_follow_their_maximum(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch-quantization", "modelopt"])
 def test_a_missing_backend_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}"
-    monkeypatch.delitem(sys.modules, room, raising=False)
-    import qdqtool.qat
-
-    monkeypatch.delattr(qdqtool.qat, room.rpartition(".")[2], raising=False)
-    honest = builtins.__import__
-
-    def blocked(module: str, *args: Any, **kwargs: Any) -> Any:
-        if module.split(".")[0] in ("modelopt", "pytorch_quantization"):
-            raise ImportError(f"No module named '{module}'")
-        return honest(module, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", blocked)
+    package = name.replace("-", "_")
+    monkeypatch.delitem(sys.modules, f"qdqtool.qat.quantizer_{package.partition('_')[0]}", raising=False)
+    for module in [m for m in sys.modules if m.partition(".")[0] == package] or [package]:
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(QdqtoolError, match=r"cannot be imported .*pip install 'qdqtool\[qat\]'"):
         backend_named(name)
 
@@ -229,8 +195,7 @@ X_MODULES = torch.randn(1, 16, 8, 8)
 
 
 def test_a_failing_quantizer_of_weights_is_an_error_and_not_a_float_convolution() -> None:
-    model = nn.Sequential(nets.conv())
-    qat.prepare(model, X_MODULES, report=None)
+    model = nets.prepared(nn.Sequential(nets.conv()), X_MODULES)
 
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.qat.modules import quantizers_of
 from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
 from tests.qat import nets
+from tests.qat.backends import BACKENDS
 from tests.qat.torchvision_ops import usable_torchvision
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
@@ -36,20 +37,11 @@ os.environ.setdefault("YOLO_AUTOINSTALL", "false")
 SIZE = 64
 CONFIG = {
     "nc": 2,
-    "backbone": [
-        [-1, 1, "Conv", [16, 3, 2]],
-        [-1, 1, "Conv", [32, 3, 2]],
-        [-1, 1, "C2f", [32, True]],
-        [-1, 1, "Conv", [64, 3, 2]],
-        [-1, 1, "SPPF", [64, 5]],
-    ],
-    "head": [
-        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
-        [[-1, 2], 1, "Concat", [1]],
-        [-1, 1, "C2f", [32]],
-        [[7, 4], 1, "Detect", ["nc"]],
-    ],
-}
+    "backbone": [[-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [32, 3, 2]], [-1, 1, "C2f", [32, True]],
+                 [-1, 1, "Conv", [64, 3, 2]], [-1, 1, "SPPF", [64, 5]]],
+    "head": [[-1, 1, "nn.Upsample", [None, 2, "nearest"]], [[-1, 2], 1, "Concat", [1]], [-1, 1, "C2f", [32]],
+             [[7, 4], 1, "Detect", ["nc"]]],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,11 +89,9 @@ def _options(folder: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
     """The folder of the checkpoints of an epoch."""
-    from ultralytics import YOLO
-
     from qdqtool.qat.ultralytics import Trainer
 
-    yolo = YOLO(str(folder / "float.pt"))
+    yolo = _yolo(folder / "float.pt")
     seen: dict[str, int] = {}
 
     def at_end(trainer: Any) -> None:
@@ -117,11 +107,10 @@ def trained(folder: Path) -> Path:
             shapes.append(tuple(images.shape))
             yield images
 
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(Trainer, "_images", watching)
-    with pytest.warns(UserWarning, match="calibrated with 6 images"):
-        yolo.train(trainer=Trainer.with_options(freeze_norms=True), **_options(folder, name="first", epochs=1))
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_images", watching)
+        with pytest.warns(UserWarning, match="calibrated with 6 images"):
+            yolo.train(trainer=Trainer.with_options(freeze_norms=True), **_options(folder, name="first", epochs=1))
     assert shapes == [(2, 3, SIZE, SIZE)] * 3  # squares of the size of training
     assert seen["model"] == seen["ema"] == _count(yolo.model) > 20 and seen["frozen"] == 0
     return folder / "runs" / "first" / "weights"
@@ -211,8 +200,7 @@ def test_quantizers_that_would_be_lost(folder: Path, trained: Path) -> None:
         _yolo(trained / "last.pt").train(**_options(folder, name="lost", epochs=1))
     with pytest.raises(QdqtoolError, match=r"format='torchscript' loses or ignores the quantizers; .*qat\.export"):
         _yolo(trained / "last.pt").export(format="torchscript", imgsz=SIZE, device="cpu")
-    prepared = _yolo(folder / "float.pt")
-    qat.prepare(prepared, torch.zeros(1, 3, SIZE, SIZE), report=None)
+    prepared = nets.prepared(_yolo(folder / "float.pt"), torch.zeros(1, 3, SIZE, SIZE))
     with pytest.raises(QdqtoolError, match="builds a new network here"):
         prepared.train(**_options(folder, name="lost", epochs=1))
     from qdqtool.qat.ultralytics import Trainer
@@ -268,22 +256,18 @@ def test_calibration_images_are_spread_over_the_data_set() -> None:
     assert spread(3, 1, 1) == [[0]]
 
 
-def test_names_of_modelopt_are_left_alone(folder: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_of_modelopt_are_left_alone(backend: str, folder: Path) -> None:
     from ultralytics.utils.torch_utils import is_qat
 
-    for backend in ("pytorch-quantization", "modelopt"):
-        if backend == "modelopt" and importlib.util.find_spec("modelopt") is None:
-            continue
-        yolo = _yolo(folder / "float.pt")
-        qat.prepare(yolo, torch.zeros(1, 3, SIZE, SIZE), backend=backend, report=None)
-        with pytest.warns(UserWarning, match="calibrated with"):
-            qat.calibrate(yolo, torch.rand(1, 3, SIZE, SIZE))
-        assert not is_qat(yolo.model)
-        with torch.no_grad(), exporting_heads(yolo.model):
-            image = torch.rand(1, 3, SIZE, SIZE)
-            wanted = yolo.model.eval()(image)
-            fused = copy.deepcopy(yolo.model).fuse(verbose=False)(image)
-        assert float((wanted - fused).abs().mean()) < 0.05 * float(wanted.std())
+    image = torch.rand(1, 3, SIZE, SIZE)
+    with pytest.warns(UserWarning, match="calibrated with"):
+        yolo = nets.ready(_yolo(folder / "float.pt"), image, backend=backend)
+    assert not is_qat(yolo.model)
+    with torch.no_grad(), exporting_heads(yolo.model):
+        wanted = yolo.model.eval()(image)
+        fused = copy.deepcopy(yolo.model).fuse(verbose=False)(image)
+    assert float((wanted - fused).abs().mean()) < 0.05 * float(wanted.std())
 
 
 def test_anchors_fit_after_the_head_was_switched(folder: Path) -> None:
@@ -299,8 +283,7 @@ def test_branches_are_merged_first() -> None:
     from ultralytics.nn.modules import RepConv
     from ultralytics.nn.modules.block import RepVGGDW
 
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1))
-    nets.randomise(model)
+    model = nets.randomise(nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1)))
     x = torch.rand(1, 3, 24, 24)
     with torch.no_grad():
         wanted = model.eval()(x)

@@ -1,11 +1,11 @@
 """ConvReluFusion, and DeconvReluFusion for deconvolutions."""
 
 from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind, activation_of
+from qdqtool.model.operators import LayerKind, case_of
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, is_relu
 
-CONVOLUTION = activation_of("Relu").case
+CONVOLUTION = case_of("Relu")
 DECONVOLUTION = seen(
     "deconvolution", "A deconvolution takes the Relu that alone reads it; logged as DeconvReluFusion.",
     "centerpoint-a100-trt823-fp16:1668",

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 from qdqtool.knowledge.tables import Case, documented
-from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind, weights_of
+from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind, case_of
 from qdqtool.trt.layers import Dims, Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, constant_of, dq_of
 from qdqtool.trt.trace import CONVERT_TYPE
 
-GEMM = weights_of("Gemm").case
+GEMM = case_of("Gemm")
 MATMUL = documented(
     "matmul", "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
     "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + pfe_QuantizeLinear_7 + "

@@ -1,7 +1,7 @@
 """QuantizeDoubleInputNodes."""
 
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import LayerKind, weights_of
+from qdqtool.model.operators import LayerKind, case_of
 from qdqtool.trt.layers import WEIGHTED, Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import (
@@ -25,9 +25,9 @@ from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 
-CONVOLUTION = weights_of("Conv").case
-DECONVOLUTION_80 = weights_of("ConvTranspose").case
-MATRIX = weights_of("MatMul").case
+CONVOLUTION = case_of("Conv")
+DECONVOLUTION_80 = case_of("ConvTranspose")
+MATRIX = case_of("MatMul")
 DECONVOLUTION = documented(
     "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
 )

@@ -5,7 +5,7 @@ from collections import deque
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.knowledge.tables import Case, documented
-from qdqtool.model.operators import LayerKind, passage_of
+from qdqtool.model.operators import LayerKind, case_of
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
@@ -14,7 +14,7 @@ from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
 MAX_NAME = 1000  # characters; bounds what a hostile nest of concatenations can take
 
-CONCAT = passage_of("Concat").case
+CONCAT = case_of("Concat")
 NESTED = documented(
     "nested", "Concat behind Concat nests the suffix, _clone_1_clone_2.", "NVIDIA/TensorRT issue 2131 (8.4)",
 )
