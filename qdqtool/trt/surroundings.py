@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from qdqtool.model.heads import is_dfl
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
-from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.refusals import (
     STEPS,
     ActivationPerChannel,

@@ -2,9 +2,9 @@
 
 from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
+from qdqtool.trt.layers import Layer, node_name, only_q
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name, only_q
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
 
@@ -53,5 +53,5 @@ class DqQFusion(Pass):
             network.set_output_of(producer, source, out)
             if out.shape is None:
                 out.shape = source.shape
-        if not dq.out.consumers and not dq.out.is_output and network.alive(dq):
-            network.remove(dq)
+        if network.alive(dq):
+            network.remove_unread(dq)

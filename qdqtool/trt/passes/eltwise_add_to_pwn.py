@@ -18,6 +18,5 @@ class EltwiseAddToPwn(Pass):
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE):
-            if layer.operation != "SUM" or layer.in_myelin:
-                continue
-            self.turn(network, SUM, layer, LayerKind.POINTWISE)
+            if layer.operation == "SUM" and not layer.in_myelin:
+                self.turn(network, SUM, layer, LayerKind.POINTWISE)

@@ -4,9 +4,9 @@ from collections import Counter
 
 from qdqtool.knowledge.tables import Case, assumed, seen
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.layers import Layer, Tensor, node_name
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
 from qdqtool.trt.trace import ELIMINATING, REMOVING
@@ -39,12 +39,11 @@ class HorizontalMergeQNodes(Pass):
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
 
     def apply(self, network: Network) -> None:
-        relisted = network.relisted
         qs = network.near(LayerKind.QUANTIZE)
-        read = Counter([q.inputs[0] for q in qs])
+        read = Counter(q.data for q in qs)
         by_tensor: dict[Tensor, list[Layer]] = {}
-        for q in sorted((q for q in qs if read[q.inputs[0]] > 1), key=lambda q: _precedence(q, relisted)):
-            by_tensor.setdefault(q.inputs[0], []).append(q)
+        for q in sorted((q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)):
+            by_tensor.setdefault(q.data, []).append(q)
         for tensor, group in by_tensor.items():
             self._merge(network, tensor, group)
 
@@ -58,8 +57,8 @@ class HorizontalMergeQNodes(Pass):
             if survivor is None or q.out.is_output:
                 kept.append(q)
                 known.setdefault(key, q)
-                continue
-            merged.setdefault(survivor, []).append(q)
+            else:
+                merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
         if len(kept) > 1 and (len(known) > 1 or None in known):

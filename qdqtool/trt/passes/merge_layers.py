@@ -44,13 +44,9 @@ class MergeLayers(Pass):
 
 def _mergeable(conv: Layer) -> bool:
     fusion, known = conv.fusion, conv.weights
-    return (
-        conv.residual is None
-        and len(conv.inputs) == 1
-        and known.group == 1
-        and not (fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul)
-        and known.auto_pad in ("NOTSET", "VALID")
-    )
+    return conv.residual is None and len(conv.inputs) == 1 and known.group == 1 and not (
+        fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul
+    ) and known.auto_pad in ("NOTSET", "VALID")
 
 
 def _key(conv: Layer) -> tuple[object, ...]:

@@ -17,18 +17,14 @@ class PadConvFusion(Pass):
     cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for pad in network.of_kind(LayerKind.PADDING):
-            conv = pad.out.only_reader()
-            if conv is None or conv.kind != LayerKind.CONVOLUTION or pad.passage is not ZERO_PAD:
+        for pad, conv in network.pairs(LayerKind.PADDING):
+            if conv.kind != LayerKind.CONVOLUTION or conv.data is not pad.out or pad.passage is not ZERO_PAD:
                 continue
             if conv.int8 and not pad.dq_passed:
                 continue
-            if conv.data is not pad.out:
-                continue
-            source = pad.data
             conv.rest_on(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"
             conv.nodes.extend(pad.nodes)
             conv.fusion.padded = True
-            network.set_input(conv, 0, source)
+            network.set_input(conv, 0, pad.data)
             network.remove(pad)

@@ -2,9 +2,9 @@
 
 from qdqtool.knowledge.tables import assumed, seen
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.layers import Layer, constant_of, dq_of, node_name, only_q, weights_position
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     AddOutputNotQuantized,
@@ -43,11 +43,11 @@ class QuantizeConvWithResidualAdd(Pass):
     cases = (QUANTIZED, ACTIVATED)
 
     def apply(self, network: Network) -> None:
-        for conv in network.of_kind(LayerKind.CONVOLUTION):
+        for conv, reader in network.pairs(LayerKind.CONVOLUTION):
             position = weights_position(conv)
             if position is None or conv.int8:
                 continue
-            add = self._add_behind(network, conv)
+            add = self._add_behind(network, conv, reader)
             if add is None or refusal_of(conv, self.name, self.target) is not None:
                 continue
             other = next((t for t in add.inputs if t is not conv.out), None)
@@ -72,12 +72,10 @@ class QuantizeConvWithResidualAdd(Pass):
                 continue
             self._fuse(network, conv, position, add, dq, q)
 
-    def _add_behind(self, network: Network, conv: Layer) -> Layer | None:
-        reader = conv.out.only_reader()
-        if reader is not None and reader.kind == LayerKind.QUANTIZE:
+    def _add_behind(self, network: Network, conv: Layer, reader: Layer) -> Layer | None:
+        if reader.kind == LayerKind.QUANTIZE:
             self._both(conv, reader)
-            return None
-        if reader is None or not is_sum(reader):
+        if not is_sum(reader):
             return None
         other = next((t for t in reader.inputs if t is not conv.out), None)
         if conv.fusion.activated and other is not None and dq_of(other) is not None:
@@ -94,9 +92,9 @@ class QuantizeConvWithResidualAdd(Pass):
     def _both(self, conv: Layer, q: Layer) -> None:
         if conv.fusion.activated:
             return  # whether the Add could be joined is not known: both pairs let it run in INT8 by itself
-        dq = q.out.only_reader()
-        add = dq.out.only_reader() if dq is not None and dq.kind == LayerKind.DEQUANTIZE else None
-        if add is not None and add.kind == LayerKind.ELEMENTWISE and all(map(dq_of, add.inputs)):
+        dq = q.out.only_reader(LayerKind.DEQUANTIZE)
+        add = dq.out.only_reader(LayerKind.ELEMENTWISE) if dq is not None else None
+        if add is not None and all(map(dq_of, add.inputs)):
             other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
             scales = (scale_of(q), scale_of(other))
             size = elements(conv.out)
@@ -112,19 +110,16 @@ class QuantizeConvWithResidualAdd(Pass):
         pair = f"({conv_dq.name} and {weight_dq.name})"
         self.fire(case, conv, FUSING_INTO, pair, conv.name, by="QuantizeDoubleInputNodes")
         self.fire(case, conv, REMOVING, q.name)
-        residual: Tensor = dq.data
+        residual = dq.data
         for used in (conv_dq, weight_dq):
-            if drop_reader(network, used, conv):
+            if network.drop_reader(used, conv):
                 self.fire(case, conv, REMOVING, used.name)
         weights = constant_of(conv.inputs[position])
-        if weights is not None and weights.out.only_reader() is conv:
+        if weights is not None and weights.out.only_reader():
             self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
-            network.drop_input(conv, position)
-            network.remove(weights)
-            conv.name = f"{weights.name} + {conv.name}"
-            conv.fusion.weights = True
+            network.take_weights(conv, weights)
         self.fire(case, conv, FUSING, conv.name, add.name, by="ConvEltwiseSumFusion")
-        if drop_reader(network, dq, add):
+        if network.drop_reader(dq, add):
             self.fire(case, conv, REMOVING, dq.name)
         q_out = q.out
         conv.rest_on(*q.cases)
@@ -132,5 +127,4 @@ class QuantizeConvWithResidualAdd(Pass):
         network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
         network.set_output(conv, q_out)
         conv.residual = residual
-        conv.int8 = conv.int8_out = True
-        conv.fusion.activated = True
+        conv.int8 = conv.int8_out = conv.fusion.activated = True

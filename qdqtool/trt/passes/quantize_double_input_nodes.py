@@ -2,25 +2,10 @@
 
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.operators import LayerKind, weights_of
-from qdqtool.trt.layers import WEIGHTED, Layer
+from qdqtool.trt.layers import WEIGHTED, Layer, can_absorb, dq_of, node_name, only_q, weights_position
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import (
-    Pass,
-    absorb_q,
-    can_absorb,
-    dq_of,
-    drop_reader,
-    node_name,
-    only_q,
-    weights_position,
-)
-from qdqtool.trt.refusals import (
-    Deconvolution3D,
-    FloatTypesDiffer,
-    OutputDifferentScales,
-    OutputScale,
-    OutsideRules,
-)
+from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.refusals import Deconvolution3D, FloatTypesDiffer, OutputDifferentScales, OutputScale, OutsideRules
 from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
@@ -131,7 +116,7 @@ class QuantizeDoubleInputNodes(Pass):
         self._absorb(network, case, layer, tuple(range(len(layer.inputs))))
 
     def _absorb(self, network: Network, case: Case, layer: Layer, positions: tuple[int, ...]) -> None:
-        dqs = [dq for dq in (dq_of(layer.inputs[p]) for p in positions) if dq is not None]
+        dqs = [dq for p in positions if (dq := dq_of(layer.inputs[p]))]
         self.running(case, layer)
         q = only_q(layer.out)
         if q is not None and not can_absorb(q):
@@ -142,9 +127,9 @@ class QuantizeDoubleInputNodes(Pass):
         self.fire(case, layer, FUSING_INTO, f"({' and '.join(d.name for d in dqs)})", layer.name)
         if q is not None:
             self.fire(case, layer, REMOVING, q.name)
-            absorb_q(network, layer, q)
+            network.absorb_q(layer, q)
         for dq in dict.fromkeys(dqs):
-            if drop_reader(network, dq, layer):
+            if network.drop_reader(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
         if dqs and dqs[0].quant is not None:

@@ -30,8 +30,6 @@ class ReduceToPoolingFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.REDUCE):
-            if layer.pooling is None or layer.in_myelin:
-                continue
-            case = _CASES.get(layer.op, MEAN)
-            layer.window = Window(layer.pooling)
-            self.turn(network, case, layer, LayerKind.POOLING)
+            if layer.pooling is not None and not layer.in_myelin:
+                layer.window = Window(layer.pooling)
+                self.turn(network, _CASES.get(layer.op, MEAN), layer, LayerKind.POOLING)

@@ -15,13 +15,9 @@ class ScaleScaleFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.SCALE):
-            if not network.alive(layer):
-                continue
-            while True:
-                reader = layer.out.only_reader()
-                if reader is None or reader.kind != LayerKind.SCALE or layer.relu:
-                    break
-                if len(layer.nodes) >= MAX_JOINED:
+            while network.alive(layer) and len(layer.nodes) < MAX_JOINED and not layer.relu:
+                reader = layer.out.only_reader(LayerKind.SCALE)
+                if reader is None:
                     break
                 layer.relu = reader.relu
                 self.join(network, PLAIN, layer, reader)

@@ -20,13 +20,9 @@ class ShuffleShuffleFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            if not network.alive(shuffle):
-                continue
-            while True:
-                reader = shuffle.out.only_reader()
-                if reader is None or reader.kind != LayerKind.SHUFFLE or reader.shuffling.after_matmul:
-                    break
-                if len(shuffle.nodes) >= MAX_JOINED:
+            while network.alive(shuffle) and len(shuffle.nodes) < MAX_JOINED:
+                reader = shuffle.out.only_reader(LayerKind.SHUFFLE)
+                if reader is None or reader.shuffling.after_matmul:
                     break
                 moves, perm = shuffle.shuffling.moves or reader.shuffling.moves, _one_after_other(shuffle, reader)
                 self.join(network, PLAIN, shuffle, reader)

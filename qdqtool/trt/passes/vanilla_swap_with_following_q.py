@@ -4,9 +4,9 @@ from collections import deque
 
 from qdqtool.knowledge.tables import seen
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.layers import Layer, Tensor, node_name
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name, swap
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
 from qdqtool.trt.surroundings import readers_of, step_of
 from qdqtool.trt.trace import SWAPPING
@@ -58,7 +58,7 @@ class VanillaSwapWithFollowingQ(Pass):
             readers.clear()
             q.moved_past(step_of(op))
             q.blocked = None
-            swap(network, op, q)
+            network.swap(op, q)
             todo.append(q)
 
     def _many(self, op: Layer, q: Layer, readers: tuple[Reader, ...], refused: set[int]) -> None:
