@@ -199,11 +199,7 @@ class TypesDiffer(Refusal, reason="types"):
 
 
 class FloatTypesDiffer(Refusal, reason="float-types"):
-    """Data and weights are dequantized to float types that differ.
-
-    Attributes:
-        floats: The float types of data and weights.
-    """
+    """Data and weights are dequantized to float types that differ; ``floats``: the float types of data and weights."""
 
     dq: str
     weight_dq: str
@@ -261,11 +257,7 @@ class WeightsShared(Refusal, reason="weights-shared"):
 
 
 class OutputNotQuantized(Refusal, reason="output-not-quantized"):
-    """No Q reads the result.
-
-    Attributes:
-        activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
-    """
+    """No Q reads the result; ``activation`` is the pointwise one that the layer took in (``SiLU`` for a gated one)."""
 
     tensor: str
     readers: tuple[Reader, ...]
@@ -336,11 +328,7 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
 
 
 class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
-    """An activation is between the convolution and the Add.
-
-    Attributes:
-        readers: Everything that reads the sum.
-    """
+    """An activation is between the convolution and the Add; ``readers``: everything that reads the sum."""
 
     add: str
     activation: str
@@ -425,11 +413,7 @@ class ScalesDiffer(Refusal, reason="scales-differ"):
 
 
 class PoolingOneSide(Refusal, reason="pooling-one-side"):
-    """An averaging pooling is quantized on one side only.
-
-    Attributes:
-        quantized_input: Whether the side is its input.
-    """
+    """An averaging pooling is quantized on one side only; ``quantized_input``: whether the side is its input."""
 
     quantized_input: bool
     origin: Origin
