@@ -1,10 +1,6 @@
 """ActivationToPointwiseConversion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import is_relu
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, is_relu, seen
 
 LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325")
 CLIP = seen("clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual")

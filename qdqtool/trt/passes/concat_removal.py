@@ -1,10 +1,6 @@
 """Concatenation elimination."""
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, seen
 from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
 
 DIRECT = seen(

@@ -1,10 +1,6 @@
 """ConstCastFold."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import constant_of
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, constant_of, seen
 
 IDENTITY = seen(
     "identity", "An Identity of a constant is folded into it; for each of several readers.",

@@ -2,11 +2,7 @@
 
 import math
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import CONVOLUTIONS, Layer, constant_of
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import CONVOLUTIONS, Layer, LayerKind, Network, Pass, assumed, constant_of, seen
 
 PLAIN = seen(
     "sum-or-product", "A sum or product with a constant becomes a scale, <constant> + <elementwise>.",

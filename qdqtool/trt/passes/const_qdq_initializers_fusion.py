@@ -1,11 +1,7 @@
 """ConstQDQInitializersFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.trt.layers import QDQ, constant_of, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import QDQ, REMOVING, Network, Pass, assumed, constant_of, node_name, seen
 from qdqtool.trt.refusals import ScaleComputed
-from qdqtool.trt.trace import REMOVING
 
 CONSTANT = seen(
     "constant", "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",

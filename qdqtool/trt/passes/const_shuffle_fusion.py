@@ -1,10 +1,6 @@
 """ConstShuffleFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import constant_of
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_of, seen
 
 PLAIN = seen(
     "single-reader", "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",

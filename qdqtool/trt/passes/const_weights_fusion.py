@@ -1,10 +1,6 @@
 """ConstWeightsFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import WEIGHTED, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import WEIGHTED, LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import WeightsShared
 
 PLAIN = seen(

@@ -1,10 +1,6 @@
 """ConstWeightsQuantizeFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 PLAIN = seen(
     "single-reader", "Constant weights with a Q are quantized when the engine is built, <weights> + <Q>.",

@@ -1,10 +1,6 @@
 """The "constant fold dangling QDQ" pass."""
 
-from qdqtool.knowledge.tables import assumed
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import QDQ, constant_of
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_of
 
 FOLDED = assumed(
     "dequantized-weights", "Quantized weights of a layer that runs in float are dequantized when the engine is built.",

@@ -1,10 +1,7 @@
 """ConvActPoolFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Window
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.layers import Window
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 STEM = seen(
     "stem-7x7", "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",

@@ -1,10 +1,7 @@
 """ConvEltwiseSumFusion."""
 
-from qdqtool.knowledge.tables import Case, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, constant_of, dq_of, weights_position
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.layers import weights_position
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, constant_of, dq_of, seen
 
 PLAIN = seen(
     "float-residual", "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",

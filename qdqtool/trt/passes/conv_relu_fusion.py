@@ -1,8 +1,7 @@
 """ConvReluFusion, and DeconvReluFusion for deconvolutions."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind, activation_of
-from qdqtool.trt.passes._infra import ReluFusion
+from qdqtool.model.operators import activation_of
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 CONVOLUTION = activation_of("Relu").case
 DECONVOLUTION = seen(

@@ -2,11 +2,8 @@
 
 from typing import ClassVar
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, dq_of, weights_position
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.layers import weights_position
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, assumed, dq_of, seen
 
 BIAS = seen(
     "bias", "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",

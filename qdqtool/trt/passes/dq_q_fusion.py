@@ -1,10 +1,6 @@
 """DqQFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, node_name, only_q
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, node_name, only_q, seen
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
 

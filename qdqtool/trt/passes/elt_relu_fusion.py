@@ -1,8 +1,6 @@
 """EltReluFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.passes._infra import ReluFusion
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 PLAIN = seen(
     "single-reader", "An elementwise layer takes the Relu that alone reads it, <Add> + <Relu>.",

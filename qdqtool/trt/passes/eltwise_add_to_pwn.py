@@ -1,9 +1,6 @@
 """EltwiseAddToPwn."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, seen
 
 SUM = seen(
     "sum", "A sum that no convolution took becomes a pointwise layer.", "yolov8-orin-trt8412-excerpts:228",

@@ -1,10 +1,8 @@
 """GenericConvActFusion."""
 
-from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import OPERATORS, LayerKind
+from qdqtool.model.operators import OPERATORS
 from qdqtool.trt.layers import CONVOLUTIONS, Layer, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
 from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.types import Evidence

@@ -2,11 +2,7 @@
 
 from collections import Counter
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
 from qdqtool.trt.trace import ELIMINATING, REMOVING

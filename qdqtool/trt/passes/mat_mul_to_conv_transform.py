@@ -3,11 +3,9 @@
 import math
 from dataclasses import replace
 
-from qdqtool.knowledge.tables import Case, documented
-from qdqtool.model.operators import LayerKind, weights_of
+from qdqtool.model.operators import weights_of
 from qdqtool.trt.layers import Dims, Layer, Tensor, constant_of, dq_of, inserted_shuffle
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
 
 GEMM = weights_of("Gemm").case

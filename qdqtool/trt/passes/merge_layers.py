@@ -1,10 +1,6 @@
 """Horizontal merging of convolutions."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, seen
 from qdqtool.trt.trace import MERGING
 
 EQUAL = seen(

@@ -2,8 +2,6 @@
 
 from collections.abc import Container
 
-from qdqtool.knowledge.tables import assumed
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import (
     CONVOLUTIONS,
     QDQ,
@@ -16,8 +14,7 @@ from qdqtool.trt.layers import (
     node_name,
     reached,
 )
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of
 

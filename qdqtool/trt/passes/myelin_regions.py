@@ -2,11 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, needs_myelin, node_name, reached
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion
 
 PRODUCT = seen(

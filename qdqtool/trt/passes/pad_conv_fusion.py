@@ -1,9 +1,7 @@
 """Padding taken into a convolution; TensorRT's name for this pass is not known."""
 
-from qdqtool.knowledge.tables import documented
-from qdqtool.model.operators import ZERO_PAD, LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.model.operators import ZERO_PAD
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
 
 PLAIN = documented(
     "pad", "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",

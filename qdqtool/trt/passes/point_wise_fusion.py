@@ -2,11 +2,9 @@
 
 import math
 
-from qdqtool.knowledge.tables import documented, seen
-from qdqtool.model.operators import GATES, LayerKind
+from qdqtool.model.operators import GATES
 from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, is_relu, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, documented, seen
 
 CHAIN = seen(
     "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",

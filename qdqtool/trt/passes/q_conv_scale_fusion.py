@@ -1,13 +1,9 @@
 """QConvScaleFusion."""
 
-from qdqtool.knowledge.tables import documented, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import CONVOLUTIONS, dq_of, node_name, weights_position
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
 from qdqtool.trt.surroundings import elements
-from qdqtool.trt.trace import REMOVING
 
 FOLDED = seen(
     "batchnorm", "A quantized convolution takes BatchNormalization and Relu; their names disappear.",

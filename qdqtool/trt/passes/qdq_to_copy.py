@@ -3,11 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import QDQ, Layer, Tensor, node_name
-from qdqtool.trt.network import Network, weakest
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen, weakest
 from qdqtool.trt.refusals import Reader, Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE

@@ -1,10 +1,7 @@
 """QuantizeConvWithResidualAdd."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, constant_of, dq_of, node_name, only_q, weights_position
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import FUSING, FUSING_INTO, REMOVING, SWAPPING, LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.refusals import (
     ActivationBeforeAdd,
     AddOutputNotQuantized,
@@ -14,7 +11,6 @@ from qdqtool.trt.refusals import (
     ResidualFloat,
 )
 from qdqtool.trt.surroundings import differ, elements, is_sum, origin_of, readers_of, refusal_of, scale_of
-from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
 
 QUANTIZED = seen(
     "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "

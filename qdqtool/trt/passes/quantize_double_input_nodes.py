@@ -1,10 +1,8 @@
 """QuantizeDoubleInputNodes."""
 
-from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import LayerKind, weights_of
+from qdqtool.model.operators import weights_of
 from qdqtool.trt.layers import WEIGHTED, Layer, can_absorb, dq_of, node_name, only_q, weights_position
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import Deconvolution3D, FloatTypesDiffer, OutputDifferentScales, OutputScale, OutsideRules
 from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING

@@ -1,10 +1,7 @@
 """QuantizeSingleInputNodes."""
 
-from qdqtool.knowledge.tables import documented, seen
-from qdqtool.model.operators import AVERAGES, LayerKind
-from qdqtool.trt.layers import dq_of, node_name, only_q
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.model.operators import AVERAGES
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented, dq_of, node_name, only_q, seen
 from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.surroundings import elements, origin_of, readers_of
 from qdqtool.trt.trace import REMOVING

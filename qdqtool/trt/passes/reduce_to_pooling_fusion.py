@@ -1,10 +1,7 @@
 """ReduceToPoolingFusion."""
 
-from qdqtool.knowledge.tables import assumed, documented, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Window
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
 
 AVERAGE = seen(
     "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",

@@ -1,10 +1,6 @@
 """A DQ followed by a Q of another scale."""
 
-from qdqtool.knowledge.tables import documented
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import CONVOLUTIONS, Layer, dq_of, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import CONVOLUTIONS, Layer, LayerKind, Network, Pass, documented, dq_of, node_name
 from qdqtool.trt.surroundings import scale_of
 
 INTO = documented(

@@ -1,8 +1,6 @@
 """ScaleActivationFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.passes._infra import ReluFusion
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 PLAIN = seen(
     "relu", "A BatchNormalization takes the Relu that alone reads it, <BN> + <Relu>.",

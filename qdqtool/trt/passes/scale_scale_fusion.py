@@ -1,9 +1,6 @@
 """ScaleScaleFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, seen
 
 PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-orin-trt8502:5765")
 

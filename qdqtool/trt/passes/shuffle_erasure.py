@@ -1,10 +1,6 @@
 """ShuffleErasure."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import REMOVING
+from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, seen
 
 NOTHING = seen(
     "changes-nothing", "A pair of shuffles that gives back the shape it started from goes, and so does the shuffle "

@@ -1,10 +1,6 @@
 """ShuffleShuffleFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, Layer, LayerKind, Network, Pass, seen
 
 PLAIN = seen(
     "single-reader", "Two shuffles in a row become one.",

@@ -4,11 +4,9 @@ from collections import deque
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.knowledge.tables import Case, documented
-from qdqtool.model.operators import LayerKind, passage_of
+from qdqtool.model.operators import passage_of
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 

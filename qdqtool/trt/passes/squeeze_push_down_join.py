@@ -1,11 +1,8 @@
 """SqueezePushDownJoin."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, constant_of, inserted_shuffle, only_q
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import SQUEEZE, SWAPPING
+from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
+from qdqtool.trt.trace import SQUEEZE
 
 BIAS = seen(
     "bias", "The reshape behind a Gemm turned convolution moves past the bias.", "resnet18-qat-rtx2000-trt8510:2571",

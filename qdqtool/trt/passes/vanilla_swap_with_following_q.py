@@ -2,14 +2,9 @@
 
 from collections import deque
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import SWAPPING, Layer, LayerKind, Network, Pass, Tensor, node_name, seen
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
 from qdqtool.trt.surroundings import readers_of, step_of
-from qdqtool.trt.trace import SWAPPING
 
 SINGLE = seen(
     "single-reader", "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs in "

@@ -3,15 +3,11 @@
 from collections import deque
 from dataclasses import replace
 
-from qdqtool.knowledge.tables import assumed, documented, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import QuantParams
 from qdqtool.trt.layers import Layer, Tensor, dq_of, node_name
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of, step_of
-from qdqtool.trt.trace import SWAPPING
 
 INSERTED = seen(
     "inserted-shuffle", "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
