@@ -57,6 +57,7 @@ class MyelinOptimization(Pass):
                 member.in_myelin = True
                 member.rest_on(TAIL if moves else CONSTANTS)
             network.relisted = network.relisted or moves
+        network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here
 
     def _refuse(self, trigger: Layer, member: Layer) -> None:
         quantized = [dq_of(t) is not None for t in member.inputs[:2]]
