@@ -258,8 +258,7 @@ def test_unknown_operators(g: Graph, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scale",
-    [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
+    "scale", [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
     ids=["0", "-1", "nan", "inf", "empty"],
 )
 def test_senseless_scales(g: Graph, scale: Any) -> None:

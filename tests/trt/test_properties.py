@@ -28,10 +28,7 @@ from tests.trt.random_graphs import models
 
 CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 MOTION: tuple[type[Pass], ...] = (
-    VanillaSwapWithPreceedingDQ,
-    VanillaSwapWithFollowingQ,
-    HorizontalMergeQNodes,
-    SplitQAcrossPrecedingFanIn,
+    VanillaSwapWithPreceedingDQ, VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn,
     DqQFusion,
 )
 

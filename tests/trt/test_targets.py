@@ -37,8 +37,7 @@ def test_every_target_answers(target: str) -> None:
     assert general == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
     assert f"seen on {TARGETS[target].version[0]}.x" in used
     assert [(c.name, c.inputs, c.precision) for c in prediction.convolutions] == [
-        ("a", [INT8], INT8),
-        ("b", [INT8], INT8),
+        ("a", [INT8], INT8), ("b", [INT8], INT8),
     ]
     assert prediction.conversion_nodes == ["a.in.Q"]
     # And the bare one on 10, whose builds show it (small-graphs-orinnano-trt103); a stem with its pooling is not

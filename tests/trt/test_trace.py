@@ -38,15 +38,12 @@ def test_other_lines_say_nothing(line: str) -> None:
 def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
     lines = [
         "Running: QuantizeConvWithResidualAdd on Conv_34",
-        "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
-        "Removing QuantizeLinear_46",
+        "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34", "Removing QuantizeLinear_46",
         "Merging layers: A || B",
     ]
     assert [(e.pass_name, e.kind) for e in read(lines) if e] == [
-        ("QuantizeConvWithResidualAdd", "Running"),
-        ("QuantizeDoubleInputNodes", "fusing"),
-        ("QuantizeConvWithResidualAdd", "Removing"),
-        ("", "Merging layers"),
+        ("QuantizeConvWithResidualAdd", "Running"), ("QuantizeDoubleInputNodes", "fusing"),
+        ("QuantizeConvWithResidualAdd", "Removing"), ("", "Merging layers"),
     ]
     reader = trace.TraceReader()
     reader.read("Running: QDQToCopy on Q")

@@ -22,9 +22,7 @@ WITH_ADD = documented(
     "joined-with-add", "An activation that was joined with a residual Add is not taken: the convolution writes float.",
     "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
 )
-_SINGLE = {
-    op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"
-}
+_SINGLE = {op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"}
 
 
 class GenericConvActFusion(Pass):

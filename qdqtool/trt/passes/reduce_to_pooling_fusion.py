@@ -3,9 +3,7 @@
 from qdqtool.trt.layers import Window
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
 
-AVERAGE = seen(
-    "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",
-)
+AVERAGE = seen("global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487")
 MAXIMUM = assumed(
     "global-max", "A GlobalMaxPool becomes a pooling.", "as GlobalAveragePool; a REDUCE layer would refute it",
 )

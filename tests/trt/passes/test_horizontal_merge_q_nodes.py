@@ -69,9 +69,7 @@ def test_clone_is_merged_into_the_original(g: Graph) -> None:
     SplitQAcrossPrecedingFanIn(target).run(first.network)
     events = HorizontalMergeQNodes(target).run(first.network).events
     assert [(e.kind, e.subject, e.object) for e in events] == [
-        ("Running", "cv1.Q", ""),
-        ("Eliminating", "cv2.Q_clone_1", "cv1.Q"),
-        ("Removing", "cv2.Q_clone_1", ""),
+        ("Running", "cv1.Q", ""), ("Eliminating", "cv2.Q_clone_1", "cv1.Q"), ("Removing", "cv2.Q_clone_1", ""),
     ]
 
 

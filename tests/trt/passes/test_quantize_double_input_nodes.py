@@ -11,19 +11,10 @@ from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
-FLOAT_OUT = [
-    ("Running", "c"),
-    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
-    ("Removing", "c.in.DQ"),
-    ("Removing", "c.w.DQ"),
-]
+FLOAT_OUT = [("Running", "c"), ("fusing", "(c.in.DQ and c.w.DQ)", "c"), ("Removing", "c.in.DQ"), ("Removing", "c.w.DQ")]
 INT8_OUT = [
-    ("Running", "c"),
-    ("fusing", "p.Q", "c"),
-    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
-    ("Removing", "p.Q"),
-    ("Removing", "c.in.DQ"),
-    ("Removing", "c.w.DQ"),
+    ("Running", "c"), ("fusing", "p.Q", "c"), ("fusing", "(c.in.DQ and c.w.DQ)", "c"), ("Removing", "p.Q"),
+    ("Removing", "c.in.DQ"), ("Removing", "c.w.DQ"),
 ]
 
 
@@ -80,13 +71,8 @@ def test_shared_input_dq_is_removed_with_its_last_reader(g: Graph) -> None:
     outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
     found = step(g.model(*outputs), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "a"),
-        ("fusing", "(in.DQ and a.w.DQ)", "a"),
-        ("Removing", "a.w.DQ"),
-        ("Running", "b"),
-        ("fusing", "(in.DQ and b.w.DQ)", "b"),
-        ("Removing", "in.DQ"),
-        ("Removing", "b.w.DQ"),
+        ("Running", "a"), ("fusing", "(in.DQ and a.w.DQ)", "a"), ("Removing", "a.w.DQ"), ("Running", "b"),
+        ("fusing", "(in.DQ and b.w.DQ)", "b"), ("Removing", "in.DQ"), ("Removing", "b.w.DQ"),
     ]
 
 
@@ -218,12 +204,8 @@ def test_add_between_pairs(g: Graph) -> None:
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "Add"),
-        ("fusing", "p.Q", "Add"),
-        ("fusing", "(a.DQ and b.DQ)", "Add"),
-        ("Removing", "p.Q"),
-        ("Removing", "a.DQ"),
-        ("Removing", "b.DQ"),
+        ("Running", "Add"), ("fusing", "p.Q", "Add"), ("fusing", "(a.DQ and b.DQ)", "Add"), ("Removing", "p.Q"),
+        ("Removing", "a.DQ"), ("Removing", "b.DQ"),
     ]
     g = Graph()
     # TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output
