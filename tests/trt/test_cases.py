@@ -280,7 +280,7 @@ GRAPHS: dict[str, Build] = {
     "VanillaSwapWithPreceedingDQ/several-readers":
         lambda g: [g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None), x],
 }
-TARGETS = {name: "trt8.5" for name in GRAPHS} | {
+TARGETS = dict.fromkeys(GRAPHS, "trt8.5") | {
     "MatMulToConvTransform/plain-gemm": "trt8.6", "QuantizeConvWithResidualAdd/activated": "trt11",
     "QuantizeDoubleInputNodes/mixed-floats": "trt11", "VanillaSwapWithPreceedingDQ/copied": "trt11",
     "MyelinRegions/edge": "trt10", "MyelinRegions/inside": "trt10", "MyelinRegions/pointwise": "trt10",
