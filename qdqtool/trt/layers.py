@@ -167,12 +167,9 @@ class Fusion:
 
 
 class Rank(NamedTuple):
-    """Where the optimizer visits a layer.
+    """Where the optimizer visits a layer: at the ``place`` of itself or of the one that a pass inserted it beside.
 
-    Attributes:
-        place: Place of the layer, or of the one that a pass inserted it beside.
-        side: -1 in front of that, 1 behind it, 0 itself.
-        part: Order among several in front or behind.
+    ``side``: -1 in front of that, 1 behind it, 0 itself; ``part``: order among several in front or behind.
     """
 
     place: int

@@ -83,12 +83,7 @@ class PassError(QdqtoolError):
 
 
 class Run:
-    """What the pipeline did to a network.
-
-    Attributes:
-        trace: The lines that TensorRT logs for it.
-        refusals: Where passes looked and did not fire.
-    """
+    """What the pipeline did to a network: the lines that TensorRT logs for it, and where passes did not fire."""
 
     def __init__(self, network: Network) -> None:
         self.trace: list[Event] = []

@@ -44,13 +44,9 @@ class Why(StrEnum):
 
 
 class IntegersLost(Refusal):
-    """Integers do not arrive at a convolution.
+    """Integers of ``dq`` do not arrive at a convolution: why, and the node there (None: the convolution itself).
 
-    Attributes:
-        why: Where they were lost.
-        at: The node there; None where it is the convolution itself.
-        dq: The DQ that they come from.
-        weights: Whether they are those of the weights.
+    ``weights`` says whether they are those of the weights.
     """
 
     why: Why
