@@ -34,8 +34,7 @@ def test_scales_that_differ_or_are_equal() -> None:
     # layer2.1/relu_1 of yolo-resnet18-orin-trt8502: both stay
     g = two(0.2)
     found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
-    assert found.rows == []
-    assert found.reasons == [("a.Q", "scales-differ")]
+    assert (found.rows, found.reasons) == ([], [("a.Q", "scales-differ")])
     refusal = found.refusals[0]
     assert refusal.tensor == "s:0"
     assert refusal.quantizers == ("a.Q", "b.Q")

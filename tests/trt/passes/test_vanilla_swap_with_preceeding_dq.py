@@ -52,8 +52,7 @@ def test_several_readers_are_refused(g: Graph) -> None:
     left, right = g.ops("Split", [x], "Split", count=2, axis=1)
     outputs = [g.conv(left, "a", scale=None), g.conv(right, "b", scale=None)]
     found = step(g.model(*outputs), VanillaSwapWithPreceedingDQ)
-    assert found.rows == []
-    assert found.reasons == [("p.DQ", "many-consumers")]
+    assert (found.rows, found.reasons) == ([], [("p.DQ", "many-consumers")])
     assert {c.name: c.evidence for c in predict(g.model(*outputs), advice=False).convolutions} == {
         "a": Evidence.ASSUMED, "b": Evidence.ASSUMED,
     }
