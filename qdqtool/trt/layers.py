@@ -327,7 +327,7 @@ class Layer:
 
     @property
     def beside(self) -> list[Layer]:
-        """Both."""
+        """The layers above and behind: those that write what it reads, and those that read what it writes."""
         return [*self.above, *self.readers]
 
     @property

@@ -161,26 +161,14 @@ class Network:
         tensor.left_by(layer)
         self.touched[tensor] = None
 
-    def set_output(self, layer: Layer, tensor: Tensor) -> None:
-        """Makes a layer's first output another tensor, whose producer it becomes."""
-        if layer.outputs and layer.outputs[0].producer is layer:
-            layer.outputs[0].producer = None
-        layer.outputs[:1] = [tensor]
+    def set_output(self, layer: Layer, tensor: Tensor, position: int = 0) -> None:
+        """Makes one output of a layer another tensor, whose producer it becomes."""
+        for old in layer.outputs[position : position + 1]:
+            if old.producer is layer:
+                old.producer = None
+        layer.outputs[position : position + 1] = [tensor]
         tensor.producer = layer
         self.touched[tensor] = None
-
-    def set_output_of(self, layer: Layer, old: Tensor, new: Tensor) -> None:
-        """Makes a layer write ``new`` where it wrote ``old``."""
-        layer.outputs = [new if t is old else t for t in layer.outputs]
-        old.producer = None
-        new.producer = layer
-        self.touched[new] = None
-
-    def replace_reader(self, old: Tensor, new: Tensor, reader: Layer) -> None:
-        """Makes every input of ``reader`` that reads ``old`` read ``new``."""
-        for position, tensor in enumerate(reader.inputs):
-            if tensor is old:
-                self.set_input(reader, position, new)
 
     def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
         """Makes every reader of ``old`` (and of ``more``) read ``new``; a network output moves as well."""
@@ -252,7 +240,9 @@ class Network:
 
     def drop_reader(self, dq: Layer, reader: Layer) -> bool:
         """Makes ``reader`` read the DQ's INT8 input; says whether the DQ was thereby removed."""
-        self.replace_reader(dq.out, dq.data, reader)
+        for position, tensor in enumerate(reader.inputs):
+            if tensor is dq.out:
+                self.set_input(reader, position, dq.data)
         reader.rest_on(*dq.cases)
         return self.remove_unread(dq)
 

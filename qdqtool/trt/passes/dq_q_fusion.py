@@ -46,7 +46,7 @@ class DqQFusion(Pass):
             network.retarget(out, source)
         else:
             network.retarget(source, out)
-            network.set_output_of(producer, source, out)
+            network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape
         if network.alive(dq):

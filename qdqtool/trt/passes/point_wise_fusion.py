@@ -36,11 +36,8 @@ class PointWiseFusion(Pass):
     def apply(self, network: Network) -> None:
         if self.target.constants_first:
             self._take_constants(network)
-        for first in network.of_kind(*_KINDS):
-            if not network.alive(first):
-                continue
-            layer = first
-            while _fusable(layer):
+        for layer in network.of_kind(*_KINDS):
+            while network.alive(layer) and _fusable(layer):
                 reader = layer.out.sole_reader()
                 if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
                     break
@@ -48,15 +45,13 @@ class PointWiseFusion(Pass):
                     network.residuals_behind_activation[node_name(reader)] = None
                     if self.target.residual_through_activation:
                         break
-                layer = self._fuse(network, layer, reader)
+                self._fuse(network, layer, reader)
         if not self.target.constants_first:
             self._take_constants(network)
 
     def _take_constants(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
-            if layer.in_myelin or layer.relu:
-                continue
-            while len(layer.inputs) > 1 and self._take_constant(network, layer):
+            while not layer.in_myelin and not layer.relu and self._take_constant(network, layer):
                 pass
 
     def _take_constant(self, network: Network, layer: Layer) -> bool:
@@ -78,7 +73,7 @@ class PointWiseFusion(Pass):
             network.remove(unused)
         return True
 
-    def _fuse(self, network: Network, layer: Layer, reader: Layer) -> Layer:
+    def _fuse(self, network: Network, layer: Layer, reader: Layer) -> None:
         case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
         self.fusing(case, layer, layer, reader)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
@@ -92,7 +87,6 @@ class PointWiseFusion(Pass):
             if layer.inputs[position] in layer.inputs[:position]:
                 network.drop_input(layer, position)
         network.set_kind(layer, LayerKind.POINTWISE)
-        return layer
 
     def _member(self, layer: Layer) -> str:
         if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:

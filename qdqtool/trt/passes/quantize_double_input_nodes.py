@@ -1,7 +1,7 @@
 """QuantizeDoubleInputNodes."""
 
 from qdqtool.model.operators import weights_of
-from qdqtool.trt.layers import WEIGHTED, Layer, can_absorb, dq_of, node_name, only_q, weights_position
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_of, node_name, only_q
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import Deconvolution3D, FloatTypesDiffer, OutputDifferentScales, OutputScale, OutsideRules
 from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
@@ -47,8 +47,6 @@ DIFFERENT = assumed(
     "in every log such a result has a float reader besides",
 )
 PRELU = assumed("prelu", "A PRelu behind a convolution stays a layer of its own.", "no build shows whether it fuses")
-
-
 _POINTWISE = (LayerKind.ELEMENTWISE, LayerKind.POINTWISE, LayerKind.ACTIVATION, LayerKind.UNARY)
 
 
@@ -82,11 +80,15 @@ class QuantizeDoubleInputNodes(Pass):
             if isinstance(refused, FloatTypesDiffer):
                 layer.rest_on(MIXED_FLOATS)
             return
-        position = weights_position(layer)
-        assert position is not None
-        self._absorb(network, self._case(layer), layer, (0, position))
-        if not layer.int8_out:
-            self._explain_output(layer)
+        self._absorb(network, self._case(layer), layer, layer.inputs[:2])
+        if layer.int8_out or only_q(layer.out) is not None:
+            return  # a Q that is left was refused for its scale
+        output = output_refusal(layer, self.name)
+        self.refuse(output)
+        if isinstance(output, OutputDifferentScales):
+            layer.rest_on(DIFFERENT)
+        elif any(r.op == "PRelu" for r in output.readers):
+            layer.rest_on(PRELU)
 
     def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
         """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not.
@@ -111,10 +113,10 @@ class QuantizeDoubleInputNodes(Pass):
         case = (SUM if plain else POINTWISE) if behind else FLOAT_SUM if plain else FLOAT_POINTWISE
         if only_q(layer.out) is None:
             self.refuse(output_refusal(layer, self.name))
-        self._absorb(network, case, layer, tuple(range(len(layer.inputs))))
+        self._absorb(network, case, layer, layer.inputs)
 
-    def _absorb(self, network: Network, case: Case, layer: Layer, positions: tuple[int, ...]) -> None:
-        dqs = [dq for p in positions if (dq := dq_of(layer.inputs[p]))]
+    def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
+        dqs = list(filter(None, map(dq_of, inputs)))
         self.running(case, layer)
         q = only_q(layer.out)
         if q is not None and not can_absorb(q):
@@ -134,13 +136,3 @@ class QuantizeDoubleInputNodes(Pass):
             layer.quantized_as = dqs[0].quant.precision
             if layer.quantized_as == Precision.FP8:
                 self.refuse(OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as))
-
-    def _explain_output(self, layer: Layer) -> None:
-        if only_q(layer.out) is not None:
-            return  # its scale: refused above
-        refused = output_refusal(layer, self.name)
-        self.refuse(refused)
-        if isinstance(refused, OutputDifferentScales):
-            layer.rest_on(DIFFERENT)
-        elif any(r.op == "PRelu" for r in refused.readers):
-            layer.rest_on(PRELU)
