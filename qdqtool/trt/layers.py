@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Tensor:
         self.name = name
         self.source = source or name
         self.producer: Layer | None = None
-        self.consumers: Counter[Layer] = Counter()
+        self.consumers: defaultdict[Layer, int] = defaultdict(int)
         self.is_output = False
         self.elem_type = elem_type
         self.shape: Dims | None = None

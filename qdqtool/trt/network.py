@@ -6,7 +6,7 @@ Also on which TensorRT the rules that a network used were seen.
 import functools
 import itertools
 import operator
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
 from qdqtool.knowledge.tables import Case
@@ -176,8 +176,9 @@ class Network:
         for reader in {r: None for t in gone for r in t.consumers}:
             reader.inputs = [new if t in gone else t for t in reader.inputs]
         for tensor in gone:
-            new.consumers.update(tensor.consumers)
-            tensor.consumers = Counter()
+            for reader, count in tensor.consumers.items():
+                new.consumers[reader] += count
+            tensor.consumers = defaultdict(int)
             if tensor.is_output:
                 tensor.is_output = False
                 new.is_output = True
