@@ -5,18 +5,7 @@ from typing import ClassVar, Self
 
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import (
-    CONVOLUTIONS,
-    QDQ,
-    WEIGHTED,
-    Layer,
-    Tensor,
-    constant_of,
-    dq_of,
-    is_relu,
-    node_name,
-    only_q,
-)
+from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, Tensor, constant_of, dq_of, is_relu, node_name, only_q
 from qdqtool.trt.network import Network, weakest
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
@@ -25,7 +14,7 @@ from qdqtool.types import Event, Refusal
 __all__ = [  # what passes are written with
     "assumed", "Case", "constant_of", "CONVOLUTIONS", "documented", "dq_of", "FUSING", "FUSING_INTO", "is_relu",
     "Layer", "LayerKind", "MAX_JOINED", "Network", "node_name", "only_q", "Pass", "QDQ", "ReluFusion", "REMOVING",
-    "seen", "SWAPPING", "Tensor", "weakest", "WEIGHTED",
+    "seen", "SWAPPING", "Tensor", "weakest",
 ]
 MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
 

@@ -1,6 +1,7 @@
 """ConstWeightsFusion."""
 
-from qdqtool.trt.passes._infra import WEIGHTED, LayerKind, Network, Pass, node_name, seen
+from qdqtool.trt.layers import WEIGHTED
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import WeightsShared
 
 PLAIN = seen(

@@ -2,19 +2,8 @@
 
 from collections.abc import Container
 
-from qdqtool.trt.layers import (
-    CONVOLUTIONS,
-    QDQ,
-    WEIGHTED,
-    Layer,
-    Tensor,
-    constant_of,
-    dq_of,
-    needs_myelin,
-    node_name,
-    reached,
-)
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed
+from qdqtool.trt.layers import WEIGHTED, constant_of, needs_myelin, node_name, reached
+from qdqtool.trt.passes._infra import CONVOLUTIONS, QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, dq_of
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of
 

@@ -14,15 +14,7 @@ from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.qdq import precision_of
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
-from qdqtool.trt.faults import (
-    BiasQuantized,
-    IntegerOperator,
-    ScaleCount,
-    ScaleNotPositive,
-    ScaleRank,
-    StoredReadElsewhere,
-    ZeroPointCount,
-)
+from qdqtool.trt import faults
 from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.trt.rtx.motion import Motion
 from qdqtool.trt.rtx.operands import (
@@ -100,11 +92,11 @@ def _regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 def status_of(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
     """What becomes of the build as a whole."""
-    faults = [r for r in prediction.refusals if ends_build(r)]
-    if not faults:
+    ended = [r for r in prediction.refusals if ends_build(r)]
+    if not ended:
         return "built"
     # The parser stops at the first fault; a crash needs a model that it took.
-    return "crashed" if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in faults) else "refused"
+    return "crashed" if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in ended) else "refused"
 
 
 class _Walk:
@@ -312,7 +304,7 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
             yield from _of_pair(walk, node)
         elif node.op in UNSUPPORTED and standard:
             integers = node.op in qdq.INTEGER_OPERATORS
-            yield IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
+            yield faults.IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
                 node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
@@ -328,7 +320,7 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
             if proto is not None:
                 yield from _constant(node.output, proto.data_type)
     for node, name in qdq.misread_constants(model):
-        yield StoredReadElsewhere(COMPILER, node.name, node.op, name)
+        yield faults.StoredReadElsewhere(COMPILER, node.name, node.op, name)
     yield from _hardware(model, sm)
 
 
@@ -365,7 +357,7 @@ def _quantizer(walk: _Walk, node: Node, name: str) -> Iterator[Refusal]:
     """What is refused of a quantizer, told under a name."""
     source = walk.types.get(node.input(0), 0)
     if qdq.is_dq(node) and source == onnx.TensorProto.INT32:
-        yield BiasQuantized(COMPILER, name, "", Precision.INT32)
+        yield faults.BiasQuantized(COMPILER, name, "", Precision.INT32)
         return
     if qdq.is_dq(node) and source == onnx.TensorProto.UINT8 and node.input(0) in walk.model.inputs:
         yield CompilerFault(COMPILER, name, Fault.UINT8_INPUT)
@@ -388,24 +380,24 @@ def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
         value = constants.value(name)
         scale = None if value is None else value.astype(np.float64).reshape(-1)
     if shape is not None and 0 in shape:
-        yield ScaleCount(COMPILER, named, 0, _axis(model, node), dims or ())
+        yield faults.ScaleCount(COMPILER, named, 0, _axis(model, node), dims or ())
         return
     if scale is not None and not np.all(scale > 0):
         bad = ~(scale > 0)
         channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-        yield ScaleNotPositive(COMPILER, named, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
+        yield faults.ScaleNotPositive(COMPILER, named, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
     axis = _axis(model, node)
     if len(shape) > 1:
         if not node.integer("block_size", 0):
-            yield ScaleRank(COMPILER, named, shape, False)
+            yield faults.ScaleRank(COMPILER, named, shape, False)
         elif axis % max(len(dims), 1) < len(dims) - 2:
             yield CompilerFault(COMPILER, named, Fault.BLOCKS, (str(axis),))
         return
     axis += len(dims) if axis < 0 else 0
     if not 0 <= axis < len(dims) or (dims[axis] is not None and shape[0] != dims[axis]):
-        yield ScaleCount(COMPILER, named, shape[0], axis, dims)
+        yield faults.ScaleCount(COMPILER, named, shape[0], axis, dims)
 
 
 def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
@@ -417,7 +409,7 @@ def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
         return
     shape, scales = constants.shape(name), walk.scale_shape(node)
     if shape is not None and scales is not None and math.prod(shape) != math.prod(scales):
-        yield ZeroPointCount(COMPILER, named, math.prod(scales), math.prod(shape))
+        yield faults.ZeroPointCount(COMPILER, named, math.prod(scales), math.prod(shape))
     value = constants.value(name)
     if value is not None and np.any(np.asarray(value).astype(np.float64) != 0):
         zeros = np.nan_to_num(np.asarray(value).astype(np.float64))
