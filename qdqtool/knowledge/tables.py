@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from qdqtool.base.records import record
 from qdqtool.types import Evidence
 
 T = TypeVar("T")
+_AS_WRITTEN = ("pattern",)  # spaces count
+_hints = functools.cache(get_type_hints)
 
 
 def table(name: str) -> Mapping[str, Any]:
@@ -55,6 +60,53 @@ class Made(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._given)
+
+
+def paragraph(text: str) -> str:
+    """A text of several lines on one."""
+    return " ".join(text.split())
+
+
+def entry(kind: type[T], given: Mapping[str, Any], where: str) -> T:
+    """A dataclass made of one entry.
+
+    Args:
+        kind: The dataclass: its fields are the schema. A text, a truth value, a list of texts (as a tuple), an
+            enumeration by its value, or what is of the field's type already.
+        given: The fields by name.
+        where: The entry's name, for messages.
+
+    Raises:
+        ValueError: A field is missing, unknown, empty or of another type.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = given.keys() - fields.keys()
+    none = dataclasses.MISSING
+    missing = [name for name, f in fields.items() if f.default is f.default_factory is none and name not in given]
+    if unknown or missing:
+        wrong = f"unknown {', '.join(sorted(unknown))}" if unknown else f"no {', '.join(missing)}"
+        raise ValueError(f"{where}: {wrong}")
+    hints = _hints(kind)  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], value, name, where) for name, value in given.items()})
+
+
+def _value(wanted: Any, value: Any, name: str, entry_name: str) -> Any:
+    where = f"{entry_name}.{name}"
+    if isinstance(value, str) and name not in _AS_WRITTEN:
+        value = paragraph(value)
+    options = [o for o in getattr(wanted, "__args__", ()) if o is not type(None)]
+    listed = getattr(wanted, "__origin__", None) is tuple
+    if not listed and len(options) == 1:
+        wanted = options[0]  # X | None
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return wanted(value)
+    if listed and isinstance(value, list | tuple):
+        if any(not isinstance(v, options[0] if isinstance(options[0], type) else object) for v in value):
+            raise ValueError(f"{where}: {value!r} is not a list of {options[0].__name__}")
+        return tuple(value)
+    if value == "" or (isinstance(wanted, type) and type(value) is not wanted):
+        raise ValueError(f"{where}: {value!r} is not a {getattr(wanted, '__name__', wanted)}")
+    return value
 
 
 # Evidence ------------------------------------------------------------------------------------------------------------

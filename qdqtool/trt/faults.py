@@ -14,10 +14,9 @@ CHECK = "model"  # who looked: no pass
 
 
 class NothingQuantized(Refusal):
-    """A model without any Q/DQ or integer operator.
+    """A model without any Q/DQ or integer operator, with so many ``convolutions`` that could have some.
 
-    Attributes:
-        convolutions: Conv, ConvTranspose, Gemm and MatMul with constant weights, which could have some.
+    These are Conv, ConvTranspose, Gemm and MatMul with constant weights.
     """
 
     convolutions: int
@@ -177,12 +176,7 @@ class OutlierScales(Refusal):
 
 
 class QuantizedStream(Refusal):
-    """An Add of a transformer's residual stream with Q/DQ on its inputs.
-
-    Attributes:
-        pairs: The DQs that it reads.
-        norm: The normalization that reads the sum.
-    """
+    """An Add of a transformer's residual stream that reads the DQs of ``pairs``; ``norm`` normalizes the sum."""
 
     pairs: tuple[str, ...]
     norm: str
@@ -377,12 +371,7 @@ class FloatFlag(Refusal):
 
 
 class EinsumFloat(Refusal):
-    """A matrix product that an Einsum computes.
-
-    Attributes:
-        equation: The Einsum's.
-        quantized: Whether both operands are dequantized in front of it.
-    """
+    """A matrix product that an Einsum computes; ``quantized`` where both operands are dequantized in front of it."""
 
     equation: str
     quantized: bool
@@ -405,11 +394,8 @@ class NormInPieces(Refusal):
 class ConstantsInHalf(Refusal):
     """Operands of arithmetic that FP16 cannot hold; the node reads the first.
 
-    Attributes:
-        first: The first nodes that read one, with the value.
-        large: How many constants are too large.
-        small: How many become zero, or FP16's smallest number.
-        denormal: How many others are denormal in FP16.
+    ``first``: the first nodes that read one, with the value. How many are too ``large``, become zero or FP16's smallest
+    number (``small``), or are ``denormal`` in FP16 otherwise.
     """
 
     first: tuple[tuple[str, float], ...]

@@ -11,8 +11,8 @@ from qdqtool.errors import ModelError
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import LayerKind
-from qdqtool.model.qdq import is_dq, is_q, read_params
-from qdqtool.trt.layers import Layer, Tensor, Weighted, Window
+from qdqtool.model.qdq import read_params
+from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, Tensor, Weighted, Window
 from qdqtool.trt.network import Network
 
 
@@ -51,12 +51,11 @@ class Importer:
     def _tensor(self, name: str) -> Tensor:
         if not name:
             raise ValueError("an input or output is missing")
-        tensor = self.tensors.get(name)
-        if tensor is None:
+        if name not in self.tensors:
             kind, shape = self.model.type_of(name)
-            tensor = self.tensors[name] = Tensor(name, elem_type=kind)
-            tensor.shape = shape
-        return tensor
+            self.tensors[name] = Tensor(name, elem_type=kind)
+            self.tensors[name].shape = shape
+        return self.tensors[name]
 
     def _input(self, name: str) -> Tensor:
         """The tensor a layer reads; a constant becomes a constant layer when it is first read."""
@@ -67,18 +66,14 @@ class Importer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def _unique(self, name: str) -> str:
+    def _name(self, node: Node) -> str:
+        name = node.proto.name or (f"node_of_{node.output}" if node.output else node.name)
         candidate = name
         while candidate in self._names:
             candidate = f"{name}_{self._suffix}"
             self._suffix += 1
         self._names.add(candidate)
         return candidate
-
-    def _name(self, node: Node) -> str:
-        if node.proto.name:
-            return self._unique(node.proto.name)
-        return self._unique(f"node_of_{node.output}") if node.output else self._unique(node.name)
 
     def _unnamed(self, kind: str) -> str:
         return f"(Unnamed Layer* {self.count}) [{kind}]"
@@ -91,8 +86,15 @@ class Importer:
         self.count += 1
         return self.network.add(layer, inputs, outputs)
 
+    def _layer(self, node: Node, inputs: list[Tensor], kind: LayerKind | None = None, operation: str = "") -> Layer:
+        """The layer that computes a node's only output; of the operator's own kind, if no other is named."""
+        kind = kind or operators.of(node).kind
+        layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
+        layer.operation = operation
+        return layer
+
     def _add_unnamed(
-        self, kind: LayerKind, shown: str, inputs: list[Tensor], node: Node | None, operation: str = ""
+        self, kind: LayerKind, shown: str, inputs: list[Tensor], node: Node | None = None, operation: str = ""
     ) -> Tensor:
         """Adds a layer that the parser leaves unnamed and returns its output; ``node`` is what it belongs to."""
         name = self._unnamed(shown)
@@ -135,8 +137,7 @@ class Importer:
 
     def _simple(self, node: Node) -> Layer:
         """A layer with one tensor input; the others (shapes, bounds) are parameters."""
-        kind, inputs = operators.of(node).kind, [self._input(node.input(0))]
-        return self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
+        return self._layer(node, [self._input(node.input(0))])
 
     def _resize(self, node: Node) -> None:
         """A Resize; a size given as a constant takes a number and is no layer in the end (both BEVFusion builds)."""
@@ -147,10 +148,14 @@ class Importer:
     def _activation(self, node: Node) -> None:
         known = operators.of(node).activation
         assert known is not None
-        if known.type == "HARD_SWISH":
-            self._hard_swish(node)
-        else:
+        if known.type != "HARD_SWISH":
             self._simple(node).activation = known.type
+            return
+        x = self._input(node.input(0))
+        gate = self._add_unnamed(LayerKind.ACTIVATION, "Activation", [x], node)
+        assert gate.producer is not None
+        gate.producer.activation = "HARD_SIGMOID"
+        self._layer(node, [x, gate], LayerKind.ELEMENTWISE, "PROD")
 
     def _shuffle(self, node: Node) -> None:
         shuffling = self._simple(node).shuffling
@@ -171,49 +176,35 @@ class Importer:
             tensor = self._input(name)
             dims = self.model.constant_shape(name) if self.model.is_constant(name) else None
             if dims is not None and len(dims) < rank:
-                tensor = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [tensor], None)
+                tensor = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [tensor])
             inputs.append(tensor)
-        layer = self._add(LayerKind.ELEMENTWISE, self._name(node), inputs, [self._tensor(node.output)], node)
-        layer.operation = operators.of(node).operation
+        self._layer(node, inputs, operation=operators.of(node).operation)
 
     def _quantizer(self, node: Node) -> None:
         x = self._input(node.input(0))
         parameters = [self._input(i) for i in node.inputs[1:] if i and self.model.is_constant(i)]
         computed = [i for i in node.inputs[1:] if i and not self.model.is_constant(i)]
-        kind = LayerKind.QUANTIZE if is_q(node) else LayerKind.DEQUANTIZE
-        inputs = [x, *parameters, *(self._input(i) for i in computed)]
-        layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
+        layer = self._layer(node, [x, *parameters, *(self._input(i) for i in computed)])
         layer.quant = read_params(self.model, node)
-        above = x.producer
-        if above is not None and above.kind == LayerKind.QUANTIZE:
+        above = x.maker(LayerKind.QUANTIZE)
+        if above is not None:
             layer.pair = above.nodes[0]
         layer.computed_scale = bool(computed)
 
     def _convolution(self, node: Node) -> None:
-        kind = operators.of(node).kind
-        inputs = [self._input(node.input(0))]
         weights, bias = node.input(1), node.input(2)
         constant = self.model.is_constant(weights)
-        if not constant:
-            inputs.append(self._input(weights))
-        if bias and not self.model.is_constant(bias):
-            inputs.append(self._input(bias))
-        layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
+        computed = [i for i in (weights, *filter(None, [bias])) if not self.model.is_constant(i)]
+        layer = self._layer(node, [self._input(i) for i in (node.input(0), *computed)])
         attributes = node.attributes
         dims = self.model.shape(weights) or ()
         group = node.integer("group", 1)
         kernel = tuple(attributes.get("kernel_shape", ()) or list(dims[2:]))
+        strides, pads = _strides_and_pads(node, kernel)
         layer.weights = Weighted(
-            name=weights,
-            constant=constant,
-            inside=constant,
-            dims=tuple(dims),
-            axis=operators.output_axis(node, len(dims)) or 0,
-            kernel=kernel,
-            strides=tuple(attributes.get("strides", [1] * len(kernel))),
-            pads=tuple(attributes.get("pads", [0] * 2 * len(kernel))),
-            dilations=tuple(attributes.get("dilations", [1] * len(kernel))),
-            group=group,
+            name=weights, constant=constant, inside=constant, dims=tuple(dims),
+            axis=operators.output_axis(node, len(dims)) or 0, kernel=kernel, strides=strides, pads=pads,
+            dilations=tuple(attributes.get("dilations", [1] * len(kernel))), group=group,
             auto_pad=str(attributes.get("auto_pad", "NOTSET")),
         )
 
@@ -223,37 +214,26 @@ class Importer:
             self._simple(node)
             return
         x = self._input(node.input(0))
-        constants = {i: self._input(node.input(i)) for i in (1, 2, 3, 4)}
-        shuffled = {
-            i: self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [constants[i]], None) for i in (1, 2, 3, 4)
-        }
-        epsilon = self._add_unnamed(LayerKind.CONSTANT, "Constant", [], None)
-        variance = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [shuffled[4], epsilon], None, "SUM")
-        deviation = self._add_unnamed(LayerKind.UNARY, "Unary", [variance], None)
-        centred = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [x, shuffled[3]], node, "SUB")
-        normal = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [centred, deviation], node, operation="DIV")
-        scaled = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [shuffled[1], normal], node, operation="PROD")
+        constants = [self._input(node.input(i)) for i in (1, 2, 3, 4)]
+        scale, bias, mean, var = (self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [c]) for c in constants)
+        epsilon = self._add_unnamed(LayerKind.CONSTANT, "Constant", [])
+        variance = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [var, epsilon], None, "SUM")
+        deviation = self._add_unnamed(LayerKind.UNARY, "Unary", [variance])
+        centred = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [x, mean], node, "SUB")
+        normal = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [centred, deviation], node, "DIV")
+        scaled = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [scale, normal], node, "PROD")
         for tensor in (centred, normal, scaled):
             tensor.elem_type, tensor.shape = x.elem_type, x.shape
-        layer = self._add(
-            LayerKind.ELEMENTWISE, self._name(node), [scaled, shuffled[2]], [self._tensor(node.output)], node
-        )
-        layer.operation = "SUM"
+        self._layer(node, [scaled, bias], LayerKind.ELEMENTWISE, "SUM")
 
     def _pool(self, node: Node) -> None:
-        attributes = node.attributes
-        kernel = tuple(attributes.get("kernel_shape", ()))
-        self._simple(node).window = Window(
-            "AVERAGE" if operators.of(node).averages else "MAX",
-            kernel,
-            tuple(attributes.get("strides", [1] * len(kernel))),
-            tuple(attributes.get("pads", [0] * 2 * len(kernel))),
-        )
+        kernel = tuple(node.attributes.get("kernel_shape", ()))
+        kind = "AVERAGE" if operators.of(node).averages else "MAX"
+        self._simple(node).window = Window(kind, kernel, *_strides_and_pads(node, kernel))
 
     def _concat(self, node: Node) -> None:
         node.integer("axis", 0)  # a damaged one is reported here
-        inputs = [self._input(i) for i in node.inputs if i]
-        self._add(LayerKind.CONCATENATION, self._name(node), inputs, [self._tensor(node.output)], node)
+        self._layer(node, [self._input(i) for i in node.inputs if i])
 
     def _slice(self, node: Node) -> None:
         """A Slice, or one for each part of a Split."""
@@ -264,11 +244,9 @@ class Importer:
                     self._add(LayerKind.SLICE, self._name(node), [x], [self._tensor(output)], node)
             return
         layer = self._simple(node)
-        if node.op == "Tile":
-            layer.strided = True  # it repeats its input, so that it is no view of it
-            return
-        steps = self.model.constant(node.input(4)) if node.input(4) else None
-        layer.strided = steps is not None and bool((steps != 1).any())
+        steps = self.model.constant(node.input(4)) if node.op != "Tile" and node.input(4) else None
+        # A Tile repeats its input, so that it is no view of it.
+        layer.strided = node.op == "Tile" or (steps is not None and bool((steps != 1).any()))
 
     def _matrix(self, node: Node) -> None:
         """A product, and behind a Gemm's the sum with its bias."""
@@ -285,7 +263,7 @@ class Importer:
         if bias:
             operand = self._input(bias)
             if len(self.model.shape(bias) or ()) < 2:
-                operand = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [operand], None)
+                operand = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [operand])
             add = self._add(LayerKind.ELEMENTWISE, self._unnamed("ElementWise"), [middle, operand], [out], None)
             add.operation = "SUM"
 
@@ -299,45 +277,35 @@ class Importer:
         shuffle = self._add(LayerKind.SHUFFLE, self._unnamed("Shuffle"), [middle], [out], None)
         shuffle.shuffling.joined = True
 
-    def _hard_swish(self, node: Node) -> None:
-        x = self._input(node.input(0))
-        gate = self._add_unnamed(LayerKind.ACTIVATION, "Activation", [x], node)
-        assert gate.producer is not None
-        gate.producer.activation = "HARD_SIGMOID"
-        layer = self._add(LayerKind.ELEMENTWISE, self._name(node), [x, gate], [self._tensor(node.output)], node)
-        layer.operation = "PROD"
+
+def _strides_and_pads(node: Node, kernel: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    given = node.attributes
+    return tuple(given.get("strides", [1] * len(kernel))), tuple(given.get("pads", [0] * 2 * len(kernel)))
 
 
 _HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {
-    LayerKind.QUANTIZE: Importer._quantizer,
-    LayerKind.DEQUANTIZE: Importer._quantizer,
-    LayerKind.CONVOLUTION: Importer._convolution,
-    LayerKind.DECONVOLUTION: Importer._convolution,
+    **dict.fromkeys(QDQ, Importer._quantizer),
+    **dict.fromkeys(CONVOLUTIONS, Importer._convolution),
     LayerKind.MATRIX_MULTIPLY: Importer._matrix,
     LayerKind.SCALE: Importer._batch_normalization,
     LayerKind.ACTIVATION: Importer._activation,
     LayerKind.ELEMENTWISE: Importer._elementwise,
-    LayerKind.UNARY: Importer._simple,
     LayerKind.POOLING: Importer._pool,
     LayerKind.REDUCE: Importer._reduce,
-    LayerKind.PADDING: Importer._simple,
     LayerKind.SHUFFLE: Importer._shuffle,
     LayerKind.SLICE: Importer._slice,
     LayerKind.CONCATENATION: Importer._concat,
     LayerKind.RESIZE: Importer._resize,
     LayerKind.SOFTMAX: Importer._softmax,
-    LayerKind.IDENTITY: Importer._simple,
+    **dict.fromkeys((LayerKind.UNARY, LayerKind.PADDING, LayerKind.IDENTITY), Importer._simple),
 }
-
-
-_TRANSPARENT = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
 def constant_behind(model: Model, tensor: str) -> bool:
     """Whether a tensor is a constant, looking through Q, DQ and operators that only reshape or cast."""
     while not model.is_constant(tensor):
         producer = model.producer(tensor)
-        if producer is None or not (is_q(producer) or is_dq(producer) or operators.of(producer).kind in _TRANSPARENT):
+        if producer is None or operators.of(producer).kind not in (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY):
             return False
         tensor = producer.input(0)
     return True

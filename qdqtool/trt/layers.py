@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from qdqtool.knowledge.tables import Case
-from qdqtool.model.operators import LayerKind, QPassage
+from qdqtool.model.operators import INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
 from qdqtool.model.qdq import QuantParams, precision_of
 from qdqtool.trt.refusals import NOWHERE, Scale, Step, Way
 from qdqtool.types import MyelinRegion, Precision, Refusal
@@ -15,7 +17,9 @@ from qdqtool.types import MyelinRegion, Precision, Refusal
 Dims = tuple[int | None, ...]
 
 MERGED = 64
-WEIGHTED = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY)
+CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
+WEIGHTED = (*CONVOLUTIONS, LayerKind.MATRIX_MULTIPLY)
+QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 
 
 class Tensor:
@@ -38,7 +42,7 @@ class Tensor:
         self.name = name
         self.source = source or name
         self.producer: Layer | None = None
-        self.consumers: dict[Layer, int] = {}
+        self.consumers: defaultdict[Layer, int] = defaultdict(int)
         self.is_output = False
         self.elem_type = elem_type
         self.shape: Dims | None = None
@@ -55,27 +59,29 @@ class Tensor:
             tensor, steps = tensor.view_of, steps + 1
         return tensor
 
-    def only_reader(self) -> Layer | None:
-        """The single layer that reads the tensor; None when several do, none does, or it is a network output."""
-        if self.is_output or len(self.consumers) != 1:
+    def only_reader(self, *kinds: LayerKind) -> Layer | None:
+        """The single layer that reads the tensor, at one input; None where it is of no such kind.
+
+        None as well when several do, none does, or it is a network output.
+        """
+        reader = self.sole_reader()
+        if reader is None or self.consumers[reader] != 1 or (kinds and reader.kind not in kinds):
             return None
-        (reader, count), = self.consumers.items()
-        return reader if count == 1 else None
+        return reader
 
     def sole_reader(self) -> Layer | None:
         """As :meth:`only_reader`, of a layer that may read the tensor at several of its inputs (``x * x``)."""
         return None if self.is_output or len(self.consumers) != 1 else next(iter(self.consumers))
 
-    def read_by(self, layer: Layer) -> None:
-        """Notes that one more input of a layer reads the tensor."""
-        self.consumers[layer] = self.consumers.get(layer, 0) + 1
+    def maker(self, *kinds: LayerKind) -> Layer | None:
+        """The layer that writes the tensor, where it is of one of some kinds."""
+        return self.producer if self.producer is not None and self.producer.kind in kinds else None
 
     def left_by(self, layer: Layer) -> None:
         """Notes that one input of a layer does not read the tensor any more."""
-        if self.consumers[layer] == 1:
+        self.consumers[layer] -= 1
+        if not self.consumers[layer]:
             del self.consumers[layer]
-        else:
-            self.consumers[layer] -= 1
 
 
 @dataclass(eq=False, repr=False)
@@ -161,12 +167,9 @@ class Fusion:
 
 
 class Rank(NamedTuple):
-    """Where the optimizer visits a layer.
+    """Where the optimizer visits a layer: at the ``place`` of itself or of the one that a pass inserted it beside.
 
-    Attributes:
-        place: Place of the layer, or of the one that a pass inserted it beside.
-        side: -1 in front of that, 1 behind it, 0 itself.
-        part: Order among several in front or behind.
+    ``side``: -1 in front of that, 1 behind it, 0 itself; ``part``: order among several in front or behind.
     """
 
     place: int
@@ -313,6 +316,21 @@ class Layer:
             self.cases[case] = None
 
     @property
+    def above(self) -> list[Layer]:
+        """The layers that write what it reads."""
+        return [t.producer for t in self.inputs if t.producer is not None]
+
+    @property
+    def readers(self) -> list[Layer]:
+        """The layers that read what it writes."""
+        return [r for t in self.outputs for r in t.consumers]
+
+    @property
+    def beside(self) -> list[Layer]:
+        """The layers above and behind: those that write what it reads, and those that read what it writes."""
+        return [*self.above, *self.readers]
+
+    @property
     def out(self) -> Tensor:
         """The first output."""
         return self.outputs[0]
@@ -323,9 +341,71 @@ class Layer:
         return self.inputs[0]
 
 
+def reached(start: Iterable[Layer], further: Callable[[Layer], Iterable[Layer]]) -> dict[Layer, None]:
+    """What can be reached from some layers, these first, in the order of a search in breadth."""
+    found = dict.fromkeys(start)
+    queue = list(found)
+    for layer in queue:
+        for other in further(layer):
+            if other not in found:
+                found[other] = None
+                queue.append(other)
+    return found
+
+
+def inserted_shuffle(name: str, rank: Rank) -> Layer:
+    """A shuffle that a pass puts in, not yet in the network."""
+    layer = Layer(LayerKind.SHUFFLE, name)
+    layer.passage, layer.rank = INSERTED_SHUFFLE, rank
+    return layer
+
+
+def dq_of(tensor: Tensor) -> Layer | None:
+    """The DQ that writes a tensor."""
+    return tensor.maker(LayerKind.DEQUANTIZE)
+
+
+def constant_of(tensor: Tensor) -> Layer | None:
+    """The constant layer that writes a tensor."""
+    return tensor.maker(LayerKind.CONSTANT)
+
+
+def only_q(tensor: Tensor) -> Layer | None:
+    """The Q that is a tensor's single reader."""
+    return tensor.only_reader(LayerKind.QUANTIZE)
+
+
+def is_relu(layer: Layer) -> bool:
+    """Whether a layer is a Relu, which TensorRT fuses by passes of its own."""
+    return layer.kind == LayerKind.ACTIVATION and layer.activation == "RELU"
+
+
+def can_absorb(q: Layer | None) -> bool:
+    """Whether a layer can take a Q in: it has one scale, known when the engine is built."""
+    return q is not None and not q.computed_scale and not (q.quant is not None and q.quant.per_channel)
+
+
+def weights_position(layer: Layer) -> int | None:
+    """Which input of a weighted layer is its weights; None where they are plain constants inside the layer."""
+    if layer.kind not in WEIGHTED or layer.fusion.weights or layer.weights.inside:
+        return None
+    return 1 if len(layer.inputs) > 1 else None
+
+
+def needs_myelin(layer: Layer) -> bool:
+    """Whether only Myelin runs a layer's operator."""
+    return layer.op in OPERATORS and OPERATORS[layer.op].myelin
+
+
+def node_name(layer: Layer | None) -> str:
+    """The ONNX name to show users for a layer."""
+    if layer is None:
+        return ""
+    return layer.nodes[0] if layer.nodes else layer.of or layer.name
+
+
 def float_precision(elem_type: int, strongly_typed: bool) -> Precision:
     """The precision of a float tensor: the ONNX type for strongly typed targets, else FLOAT."""
     found = precision_of(elem_type)
-    if found.is_float:
-        return found if strongly_typed else Precision.FLOAT
-    return found if found != Precision.UNKNOWN else Precision.FLOAT
+    weak = found.is_float and not strongly_typed
+    return Precision.FLOAT if weak or found == Precision.UNKNOWN else found

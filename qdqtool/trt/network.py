@@ -4,13 +4,14 @@ Also on which TensorRT the rules that a network used were seen.
 """
 
 import functools
+import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Rank, Tensor
+from qdqtool.trt.layers import Layer, Rank, Tensor, reached
 from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion
 
@@ -46,18 +47,16 @@ class Network:
         self.focus: dict[Tensor, None] | None = None
         self.touched: dict[Tensor, None] = {}
         self._by_kind: defaultdict[LayerKind, dict[int, Layer]] = defaultdict(dict)
-        self._next_id = 0
+        self._ids = itertools.count()
 
     # Building -------------------------------------------------------------------------------------------------
 
     def add(self, layer: Layer, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Layer:
         """Adds a layer and connects it."""
-        layer.id = self._next_id
-        self._next_id += 1
-        layer.inputs = list(inputs)
-        layer.outputs = list(outputs)
+        layer.id = next(self._ids)
+        layer.inputs, layer.outputs = list(inputs), list(outputs)
         for tensor in layer.inputs:
-            tensor.consumers[layer] = tensor.consumers.get(layer, 0) + 1
+            tensor.consumers[layer] += 1
         for tensor in layer.outputs:
             tensor.producer = layer
         self.layers[layer.id] = layer
@@ -66,14 +65,8 @@ class Network:
 
     def remove_dead(self) -> None:
         """Removes the layers that no network output depends on."""
-        alive: set[int] = set()
-        stack = [t.producer for t in self.outputs if t.producer is not None]
-        while stack:
-            layer = stack.pop()
-            if layer.id not in alive:
-                alive.add(layer.id)
-                stack.extend(t.producer for t in layer.inputs if t.producer is not None)
-        for layer in [layer for layer in self.layers.values() if layer.id not in alive]:
+        alive = reached((t.producer for t in self.outputs if t.producer is not None), lambda layer: layer.above)
+        for layer in [layer for layer in self.layers.values() if layer not in alive]:
             self.remove(layer)
 
     def order(self) -> None:
@@ -94,8 +87,7 @@ class Network:
         """
         found: list[Layer] = []
         started: set[int] = set()
-        stack: list[tuple[Layer, bool]] = []
-        stack.extend((t.producer, False) for t in reversed(self.outputs) if t.producer is not None)
+        stack = [(t.producer, False) for t in reversed(self.outputs) if t.producer is not None]
         while stack:
             layer, behind = stack.pop()
             if behind:
@@ -103,16 +95,21 @@ class Network:
             elif layer.id not in started:
                 started.add(layer.id)
                 stack.append((layer, True))
-                stack.extend((t.producer, False) for t in layer.inputs if t.producer is not None)
+                stack.extend((above, False) for above in layer.above)
         return found
 
     # Reading --------------------------------------------------------------------------------------------------
 
     def of_kind(self, *kinds: LayerKind) -> list[Layer]:
         """The layers of some kinds, in the order in which the optimizer visits them."""
-        found = [layer for kind in kinds for layer in self._by_kind.get(kind, {}).values()]
-        found.sort(key=_RANK)
-        return found
+        return sorted((layer for kind in kinds for layer in self._by_kind[kind].values()), key=_RANK)
+
+    def pairs(self, *kinds: LayerKind) -> Iterator[tuple[Layer, Layer]]:
+        """The layers of some kinds whose output one other layer alone reads, each with that."""
+        for layer in self.of_kind(*kinds):
+            reader = layer.out.only_reader()
+            if reader is not None:
+                yield layer, reader
 
     def near(self, kind: LayerKind) -> list[Layer]:
         """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
@@ -128,43 +125,35 @@ class Network:
 
     def in_order(self) -> list[Layer]:
         """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting: dict[Layer, int] = {}
-        ready = []
-        for layer in self.layers.values():
-            count = 0
-            for tensor in layer.inputs:
-                if tensor.producer is not None:
-                    count += 1
-            if count:
-                waiting[layer] = count
-            else:
-                ready.append(layer)
+        waiting = {layer: len(layer.above) for layer in self.layers.values()}
+        ready = [layer for layer, count in waiting.items() if not count]
         for layer in ready:
             for tensor in layer.outputs:
                 for reader, count in tensor.consumers.items():
-                    left = waiting[reader] = waiting[reader] - count
-                    if not left:
+                    waiting[reader] -= count
+                    if not waiting[reader]:
                         ready.append(reader)
         return ready
 
     # Editing --------------------------------------------------------------------------------------------------
 
     def set_kind(self, layer: Layer, kind: LayerKind) -> None:
-        del self._by_kind[layer.kind][layer.id]
-        layer.kind = kind
-        self._by_kind[kind][layer.id] = layer
+        if layer.kind != kind:
+            del self._by_kind[layer.kind][layer.id]
+            layer.kind = kind
+            self._by_kind[kind][layer.id] = layer
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
         """Makes one input of a layer read another tensor."""
         old = layer.inputs[position]
         old.left_by(layer)
         layer.inputs[position] = tensor
-        tensor.read_by(layer)
+        tensor.consumers[layer] += 1
         self.touched[old] = self.touched[tensor] = None
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
         layer.inputs.append(tensor)
-        tensor.read_by(layer)
+        tensor.consumers[layer] += 1
         self.touched[tensor] = None
 
     def drop_input(self, layer: Layer, position: int) -> None:
@@ -172,26 +161,14 @@ class Network:
         tensor.left_by(layer)
         self.touched[tensor] = None
 
-    def set_output(self, layer: Layer, tensor: Tensor) -> None:
-        """Makes a layer's first output another tensor, whose producer it becomes."""
-        if layer.outputs and layer.outputs[0].producer is layer:
-            layer.outputs[0].producer = None
-        layer.outputs[:1] = [tensor]
+    def set_output(self, layer: Layer, tensor: Tensor, position: int = 0) -> None:
+        """Makes one output of a layer another tensor, whose producer it becomes."""
+        for old in layer.outputs[position : position + 1]:
+            if old.producer is layer:
+                old.producer = None
+        layer.outputs[position : position + 1] = [tensor]
         tensor.producer = layer
         self.touched[tensor] = None
-
-    def set_output_of(self, layer: Layer, old: Tensor, new: Tensor) -> None:
-        """Makes a layer write ``new`` where it wrote ``old``."""
-        layer.outputs = [new if t is old else t for t in layer.outputs]
-        old.producer = None
-        new.producer = layer
-        self.touched[new] = None
-
-    def replace_reader(self, old: Tensor, new: Tensor, reader: Layer) -> None:
-        """Makes every input of ``reader`` that reads ``old`` read ``new``."""
-        for position, tensor in enumerate(reader.inputs):
-            if tensor is old:
-                self.set_input(reader, position, new)
 
     def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
         """Makes every reader of ``old`` (and of ``more``) read ``new``; a network output moves as well."""
@@ -200,8 +177,8 @@ class Network:
             reader.inputs = [new if t in gone else t for t in reader.inputs]
         for tensor in gone:
             for reader, count in tensor.consumers.items():
-                new.consumers[reader] = new.consumers.get(reader, 0) + count
-            tensor.consumers = {}
+                new.consumers[reader] += count
+            tensor.consumers = defaultdict(int)
             if tensor.is_output:
                 tensor.is_output = False
                 new.is_output = True
@@ -248,6 +225,50 @@ class Network:
         source = layer.inputs[position]
         self.add(new, [source], [between])
         self.set_input(layer, position, between)
+
+    def exchange(self, first: Layer, second: Layer) -> None:
+        """Turns round two layers in a row; tensor names stay with their position, shapes are the caller's."""
+        source, middle, out = first.data, first.out, second.out
+        self.set_input(second, 0, source)
+        self.set_input(first, 0, middle)
+        self.set_output(second, middle)
+        self.set_output(first, out)
+
+    def swap(self, op: Layer, q: Layer) -> None:
+        """Puts a Q in front of the operator that it is the only reader of."""
+        self.exchange(op, q)
+        q.out.shape, op.out.shape = q.data.shape, q.out.shape
+
+    def drop_reader(self, dq: Layer, reader: Layer) -> bool:
+        """Makes ``reader`` read the DQ's INT8 input; says whether the DQ was thereby removed."""
+        for position, tensor in enumerate(reader.inputs):
+            if tensor is dq.out:
+                self.set_input(reader, position, dq.data)
+        reader.rest_on(*dq.cases)
+        return self.remove_unread(dq)
+
+    def remove_unread(self, layer: Layer) -> bool:
+        """Takes a layer out whose output nothing reads any more; says whether it did."""
+        unread = not layer.out.consumers and not layer.out.is_output
+        if unread:
+            self.remove(layer)
+        return unread
+
+    def take_weights(self, layer: Layer, constant: Layer) -> None:
+        """Puts the constant weights into the layer that alone reads them."""
+        self.drop_input(layer, layer.inputs.index(constant.out))
+        self.remove(constant)
+        layer.name = f"{constant.name} + {layer.name}"
+        layer.fusion.weights = True
+
+    def absorb_q(self, layer: Layer, q: Layer) -> None:
+        """Takes the Q behind a layer into it: the layer writes INT8."""
+        out = q.out
+        layer.nodes.extend(q.nodes)
+        layer.rest_on(*q.cases)
+        self.remove(q)
+        self.set_output(layer, out)
+        layer.int8_out = True
 
 
 # They name and fold constants: no outcome rests on them.

@@ -16,7 +16,7 @@ from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import constant_behind
-from qdqtool.trt.layers import Layer, Tensor, float_precision
+from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
 from qdqtool.trt.network import Network, sentence, weakest
 from qdqtool.trt.pipeline import id_of
 from qdqtool.trt.targets import Target
@@ -44,9 +44,7 @@ _TYPES = {
     **{kind: kind.title().replace("_", "") for kind in LayerKind}, LayerKind.ELEMENTWISE: "ElementWise",
     LayerKind.POINTWISE: "PointWise", LayerKind.COPY: "Conversion",
 }
-_OF_THE_MODEL = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.SHAPE, LayerKind.OTHER)
-
-
+_OF_THE_MODEL = (*QDQ, LayerKind.SHAPE, LayerKind.OTHER)
 KERNEL = "kgen"  # as the engine lists a kernel that Myelin makes of a Q or DQ
 _OF_MYELIN = (KERNEL, _TYPES[LayerKind.MATRIX_MULTIPLY])
 
@@ -109,8 +107,7 @@ class Outcome:
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         self.float_products: list[str] = []
-        found = (self._convolution(n) for n in model.nodes if is_multiplication(model, n))
-        self.convolutions = [c for c in found if c is not None]
+        self.convolutions = [c for n in model.nodes if is_multiplication(model, n) and (c := self._convolution(n))]
 
     # Precisions -----------------------------------------------------------------------------------------------
 
@@ -126,10 +123,9 @@ class Outcome:
         if layer.kind == LayerKind.COPY:
             if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.requantizes):
                 return layer.quant.precision if layer.quant.precision != Precision.UINT8 else Precision.INT8
-            return plain
-        if layer.kind in _PASS_THROUGH or layer.pools == "MAX":
-            found = {self.precision(t) for t in layer.inputs}
-            return Precision.INT8 if found == {Precision.INT8} else plain
+        elif layer.kind in _PASS_THROUGH or layer.pools == "MAX":
+            if {self.precision(t) for t in layer.inputs} == {Precision.INT8}:
+                return Precision.INT8
         return plain
 
     # Layers ---------------------------------------------------------------------------------------------------
@@ -154,8 +150,7 @@ class Outcome:
                 self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
             if layer.eliminated:
                 continue
-            inputs = [self._edge(t) for t in layer.inputs]
-            outputs = [self._edge(t) for t in layer.outputs]
+            inputs, outputs = ([self._edge(t) for t in tensors] for tensors in (layer.inputs, layer.outputs))
             group = layer.fusion.merged if layer.kind == LayerKind.CONVOLUTION else ""
             if group in merged:
                 merged[group].outputs.extend(outputs)
@@ -232,7 +227,8 @@ class Outcome:
         layer = self._by_node.get(node.name)
         if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
             return None  # dead: nothing reads it; or computed from constants alone, while building
-        if node.op == "Einsum" or (node.op == "MatMul" and not constant and not self._dequantized(node)):
+        dequantized = any(is_dq(self._model.producer(i)) for i in node.inputs)
+        if node.op == "Einsum" or (node.op == "MatMul" and not constant and not dequantized):
             self.float_products.append(node.name)
             return None
         weights = "constant" if constant else "computed"
@@ -245,33 +241,20 @@ class Outcome:
         inputs = [compute if layer.int8 else data]
         if layer.residual is not None:
             inputs.append(self.precision(layer.residual))
+        copies = [above for above in layer.above if above.kind == LayerKind.COPY]
         return ConvOutcome(
-            index=node.index,
-            name=node.name,
-            op=node.op,
-            weights=weights,
-            precision=compute,
-            inputs=inputs,
-            output=self.precision(layer.out),
+            node.index, node.name, node.op, weights, compute, inputs, self.precision(layer.out),
             layer=layer.fusion.merged or layer.name if layer.region is None else None,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
-            evidence=self._evidence(layer),
+            evidence=weakest([c for one in (layer, *copies) for c in one.cases], self._target),
             cases=[id_of(case) for case in layer.cases],
         )
-
-    def _evidence(self, layer: Layer) -> Evidence:
-        makers = (t.producer for t in layer.inputs)
-        copies = [p for p in makers if p is not None and p.kind == LayerKind.COPY]
-        return weakest([c for one in (layer, *copies) for c in one.cases], self._target)
 
     def _node(self, name: str) -> Node | None:
         try:
             return self._model.node(name)
         except KeyError:
             return None
-
-    def _dequantized(self, node: Node) -> bool:
-        return any(is_dq(self._model.producer(i)) for i in node.inputs)
 
 
 Assume = Mapping[str, str]
@@ -338,22 +321,13 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
     network = importer.build(model)
     run = pipeline.run(network, target)
     outcome = Outcome(model, network, target)
+    rules = sentence((c for layer in network.layers.values() for c in layer.cases), target)
     prediction = Prediction(
-        model=ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
-        target=target.name,
-        convolutions=outcome.convolutions,
-        layers=outcome.layers,
-        trace=run.trace,
-        refusals=run.refusals,
-        conversions=len(outcome.conversion_nodes),
-        conversion_nodes=outcome.conversion_nodes,
-        target_evidence="; ".join(filter(None, (
-            f"{target.evidence}: {target.proof}",
-            sentence((c for layer in network.layers.values() for c in layer.cases), target),
-        ))),
-        counts=dict(network.counts),
-        regions=outcome.regions(),
-        float_products=outcome.float_products,
+        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target.name,
+        convolutions=outcome.convolutions, layers=outcome.layers, trace=run.trace, refusals=run.refusals,
+        conversions=len(outcome.conversion_nodes), conversion_nodes=outcome.conversion_nodes,
+        target_evidence="; ".join(filter(None, (f"{target.evidence}: {target.proof}", rules))),
+        counts=dict(network.counts), regions=outcome.regions(), float_products=outcome.float_products,
     )
     return prediction, tuple(network.residuals_behind_activation)
 

@@ -59,41 +59,13 @@ GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
 INITIALIZERS = (ConstCastFold, ConstQDQInitializersFusion, MyelinOptimization, ConstShuffleFusion)
 MOTION = (VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn, DqQFusion)
 QUANTIZATION = (
-    EltReluFusion,
-    ScaleActivationFusion,
-    ReduceToPoolingFusion,
-    ConstWeightsQuantizeFusion,
-    ConvReluFusion,
-    DeconvReluFusion,
-    MatMulToConvTransform,
-    VanillaSwapWithPreceedingDQ,
-    ConstCastFold,
-    ConstShuffleFusion,
-    ConstEltFusion,
-    MOTION,
-    Order,
-    ShuffleShuffleFusion,
-    ShuffleErasure,
-    SqueezePushDownJoin,
-    ShuffleShuffleFusion,
-    ShuffleErasure,
-    ConvReluFusion,
-    DeconvReluFusion,
-    ConstShuffleFusion,
-    ConstEltFusion,
-    PointWiseFusion,
-    ConvScaleFusion,
-    DeconvScaleFusion,
-    QConvScaleFusion,
-    ActivationToPointwiseConversion,
-    GenericConvActFusion,
-    QuantizeConvWithResidualAdd,
-    QuantizeDoubleInputNodes,
-    QuantizeSingleInputNodes,
-    ConstWeightsFusion,
-    PadConvFusion,
-    ConvEltwiseSumFusion,
-    ConvActPoolFusion,
+    EltReluFusion, ScaleActivationFusion, ReduceToPoolingFusion, ConstWeightsQuantizeFusion, ConvReluFusion,
+    DeconvReluFusion, MatMulToConvTransform, VanillaSwapWithPreceedingDQ, ConstCastFold, ConstShuffleFusion,
+    ConstEltFusion, MOTION, Order, ShuffleShuffleFusion, ShuffleErasure, SqueezePushDownJoin, ShuffleShuffleFusion,
+    ShuffleErasure, ConvReluFusion, DeconvReluFusion, ConstShuffleFusion, ConstEltFusion, PointWiseFusion,
+    ConvScaleFusion, DeconvScaleFusion, QConvScaleFusion, ActivationToPointwiseConversion, GenericConvActFusion,
+    QuantizeConvWithResidualAdd, QuantizeDoubleInputNodes, QuantizeSingleInputNodes, ConstWeightsFusion, PadConvFusion,
+    ConvEltwiseSumFusion, ConvActPoolFusion,
 )
 EPILOGUE = (ConstantFoldDanglingQDQ, RequantizeFusion, MyelinRegions, QDQToCopy, ScaleScaleFusion, EltwiseAddToPwn)
 MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
@@ -111,12 +83,7 @@ class PassError(QdqtoolError):
 
 
 class Run:
-    """What the pipeline did to a network.
-
-    Attributes:
-        trace: The lines that TensorRT logs for it.
-        refusals: Where passes looked and did not fire.
-    """
+    """What the pipeline did to a network: the lines that TensorRT logs for it, and where passes did not fire."""
 
     def __init__(self, network: Network) -> None:
         self.trace: list[Event] = []
@@ -170,8 +137,6 @@ def run(network: Network, target: Target) -> Run:
             result.refusals += result.loop([kind(target) for kind in stage])
         elif issubclass(stage, Pass):
             result.refusals += result.one(stage(target))
-            if stage is MyelinOptimization:  # where TensorRT logs the number of layers
-                network.counts["After Myelin optimization"] = len(network.layers)
         else:
             network.order()
     return result

@@ -22,11 +22,9 @@ STEPS = 100  # of a way that are listed; networks have a dozen
 
 @record
 class Size:
-    """How large a tensor is.
+    """How large a tensor is: its ``shape`` without the batch (``64x80x80``), and how many ``values`` it has.
 
-    Attributes:
-        shape: Its dimensions without the batch, for instance ``64x80x80``.
-        values: Number of its elements, an unknown batch counted as 1.
+    An unknown batch counts as 1.
     """
 
     shape: str
@@ -35,12 +33,9 @@ class Size:
 
 @record
 class Step:
-    """An operator that lies between a tensor and its reader, or that a Q moved past.
+    """An operator between a tensor and its reader, or that a Q moved past: the ONNX node, and its operator.
 
-    Attributes:
-        node: The ONNX node.
-        op: Its operator.
-        part: For a Concat, which of its inputs the way leads through; -1 elsewhere.
+    ``part``: for a Concat, which of its inputs the way leads through; -1 elsewhere.
     """
 
     node: str
@@ -51,8 +46,7 @@ class Step:
 class Way:
     """What a Q moved up past, or a DQ down: a list that grows at its end, and that copies of the layer share.
 
-    Attributes:
-        ops: The operators in it, each once.
+    ``ops`` are the operators in it, each once.
     """
 
     __slots__ = ("_before", "_step", "ops")
@@ -199,11 +193,7 @@ class TypesDiffer(Refusal, reason="types"):
 
 
 class FloatTypesDiffer(Refusal, reason="float-types"):
-    """Data and weights are dequantized to float types that differ.
-
-    Attributes:
-        floats: The float types of data and weights.
-    """
+    """Data and weights are dequantized to float types that differ; ``floats``: the float types of data and weights."""
 
     dq: str
     weight_dq: str
@@ -233,13 +223,10 @@ class NonzeroZeroPoint(Refusal, reason="zero-point"):
 
 
 class WeightsAxis(Refusal, reason="weights-axis"):
-    """The weights are quantized along an axis that is not the outputs'.
+    """The weights are quantized along an axis that is not the outputs', by the Q or DQ ``dq``.
 
-    Attributes:
-        dq: The Q or DQ.
-        transposed: Whether they are those of a ConvTranspose.
-        written: Whether the node has the attribute.
-        shape: Of the weights; empty where it is not known.
+    ``transposed``: they are those of a ConvTranspose; ``written``: the node has the attribute; ``shape`` is that of the
+    weights, empty where it is not known.
     """
 
     dq: str
@@ -261,11 +248,7 @@ class WeightsShared(Refusal, reason="weights-shared"):
 
 
 class OutputNotQuantized(Refusal, reason="output-not-quantized"):
-    """No Q reads the result.
-
-    Attributes:
-        activation: The pointwise activation that the layer took in (``SiLU`` for a gated one).
-    """
+    """No Q reads the result; ``activation`` is the pointwise one that the layer took in (``SiLU`` for a gated one)."""
 
     tensor: str
     readers: tuple[Reader, ...]
@@ -300,13 +283,9 @@ class OutputScale(Refusal, reason="output-scale"):
 
 
 class ResidualFloat(Refusal, reason="residual-float"):
-    """The Add's other input is float.
+    """The Add's other input is float: the ONNX tensor ``tensor``, which ``residual`` writes and ``quantizers`` read.
 
-    Attributes:
-        residual: What writes that input.
-        readers: Everything that reads the sum.
-        tensor: The ONNX tensor of that input.
-        quantizers: The Qs that read it.
+    ``readers`` are all that read the sum.
     """
 
     add: str
@@ -336,11 +315,7 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
 
 
 class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
-    """An activation is between the convolution and the Add.
-
-    Attributes:
-        readers: Everything that reads the sum.
-    """
+    """An activation is between the convolution and the Add; ``readers``: everything that reads the sum."""
 
     add: str
     activation: str
@@ -350,12 +325,7 @@ class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
 
 
 class ActivationJoined(Refusal, reason="activation-joined"):
-    """What follows the convolution is one pointwise kernel that reads other tensors as well.
-
-    Attributes:
-        pointwise: The kernel's ONNX nodes.
-        others: Where its other inputs come from.
-    """
+    """What follows the convolution is one kernel of ``pointwise`` nodes, which reads from ``others`` as well."""
 
     pointwise: tuple[str, ...]
     others: tuple[Origin, ...]
@@ -406,9 +376,8 @@ class ConcatReadElsewhere(Refusal, reason="output-not-only-quantized"):
 class ConcatScales(Refusal, reason="concat-scales"):
     """The parts of a Concat are quantized with other scales than the Concat.
 
-    Attributes:
-        parts: The scale of each input: of its DQ, of another Q on it, or None where it has neither.
-        behind: The scale of the Q that went to each of them.
+    ``parts``: the scale of each input, of its DQ or another Q on it, or None where it has neither; ``behind``: that of
+    the Q that went to each of them.
     """
 
     parts: tuple[Scale, ...]
@@ -425,11 +394,7 @@ class ScalesDiffer(Refusal, reason="scales-differ"):
 
 
 class PoolingOneSide(Refusal, reason="pooling-one-side"):
-    """An averaging pooling is quantized on one side only.
-
-    Attributes:
-        quantized_input: Whether the side is its input.
-    """
+    """An averaging pooling is quantized on one side only; ``quantized_input``: whether the side is its input."""
 
     quantized_input: bool
     origin: Origin
@@ -440,9 +405,7 @@ class PoolingOneSide(Refusal, reason="pooling-one-side"):
 class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
     """An average that is not over height and width with keepdims=1 is no pooling, and runs in float.
 
-    Attributes:
-        dq: The DQ in front of it; empty where there is none.
-        readers: Everything that reads its result.
+    ``dq`` is in front of it (empty where none is), ``readers`` are all that read its result.
     """
 
     dq: str
@@ -453,10 +416,7 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
 class InMyelin(Refusal, reason="in-myelin"):
     """A layer with weights was handed to Myelin with what is connected to it, and runs in float there.
 
-    Attributes:
-        trigger: The operator that only Myelin runs.
-        data_quantized: Whether its data comes from a DQ.
-        weights_quantized: Whether its weights do.
+    ``trigger`` is the operator that only Myelin runs; whether data and weights come from DQs.
     """
 
     trigger: Step

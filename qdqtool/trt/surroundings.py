@@ -10,30 +10,9 @@ from collections.abc import Iterator, Sequence
 from qdqtool.model.heads import is_dfl
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
-from qdqtool.trt.passes._infra import constant_of, dq_of, node_name, weights_position
-from qdqtool.trt.refusals import (
-    STEPS,
-    ActivationPerChannel,
-    FloatTypesDiffer,
-    InputNotDequantized,
-    NonzeroZeroPoint,
-    Origin,
-    OutputDifferentScales,
-    OutputManyConsumers,
-    OutputNotQuantized,
-    OutsideRules,
-    Reader,
-    ReaderKind,
-    Scale,
-    ScaleComputed,
-    Size,
-    Step,
-    TypesDiffer,
-    WeightsAxis,
-    WeightsNotConstant,
-    WeightsNotDequantized,
-)
+from qdqtool.trt import refusals
+from qdqtool.trt.layers import QDQ, WEIGHTED, Layer, Tensor, constant_of, dq_of, node_name, weights_position
+from qdqtool.trt.refusals import STEPS, Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
@@ -55,7 +34,7 @@ def scale_of(layer: Layer | None) -> Scale:
 def elements(tensor: Tensor) -> Size | None:
     """How large a tensor is; None where its shape is not known."""
     shape = tensor.shape
-    if shape is None and (reader := tensor.only_reader()) is not None and reader.kind == LayerKind.SHUFFLE:
+    if shape is None and (reader := tensor.only_reader(LayerKind.SHUFFLE)) is not None:
         shape = reader.out.shape  # behind a matrix product that became a convolution
     if shape is None or any(not d for d in shape[1:]):
         return None
@@ -90,7 +69,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                     left -= len(steps)
                     found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
             elif (through and layer.passage is not None and len(visited) <= _LIMIT and room > len(path)
-                  and _data_of(layer, current)):
+                  and (layer.data is current or layer.kind == LayerKind.CONCATENATION)):
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
                     if id(output) not in visited:
@@ -102,21 +81,17 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     return tuple(found[:_READERS])
 
 
-def _data_of(layer: Layer, tensor: Tensor) -> bool:
-    return layer.kind == LayerKind.CONCATENATION or layer.data is tensor
-
-
 def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
-    if layer.joined is not None and tensor is not layer.data:
-        return Reader(ReaderKind.SUM, layer.joined[1], "Add", path, None, _feeds_weighted(layer), _gains(layer))
     kind = ReaderKind.SUM if is_sum(layer) else ReaderKind.OP
-    name = layer.op or layer.kind.value
-    return Reader(kind, node_name(layer), name, path, None, _feeds_weighted(layer), _gains(layer))
+    node, name = node_name(layer), layer.op or layer.kind.value
+    if layer.joined is not None and tensor is not layer.data:
+        kind, node, name = ReaderKind.SUM, layer.joined[1], "Add"
+    return Reader(kind, node, name, path, None, _feeds_weighted(layer), _gains(layer))
 
 
 def is_sum(layer: Layer) -> bool:
     """Whether a layer adds two computed tensors."""
-    return layer.operation == "SUM" and sum(not _constant(t) for t in layer.inputs) > 1
+    return layer.operation == "SUM" and sum(not constant_of(t) for t in layer.inputs) > 1
 
 
 def _gains(layer: Layer) -> bool:
@@ -126,9 +101,8 @@ def _gains(layer: Layer) -> bool:
     reads its result, past activations, other sums and what a Q passes, are Qs.
     """
     if layer.kind in WEIGHTED:
-        quantized = any(t.producer is not None and t.producer.kind == LayerKind.DEQUANTIZE for t in layer.inputs[1:])
-        return (layer.weights.constant or quantized) and _leads_to_weights(layer)
-    if not (layer.joined is not None or _averages(layer) or (is_sum(layer) and any(_taken(t) for t in layer.inputs))):
+        return (layer.weights.constant or any(map(dq_of, layer.inputs[1:]))) and _leads_to_weights(layer)
+    if not (layer.joined is not None or _averages(layer) or (is_sum(layer) and any(map(_taken, layer.inputs)))):
         return False
     queue, seen, found = [layer], {layer.id}, False
     for current in queue:
@@ -151,10 +125,7 @@ def _gains(layer: Layer) -> bool:
 
 def _taken(tensor: Tensor) -> bool:
     """Whether a sum can read a tensor in INT8, or be part of the convolution that writes it for the sum alone."""
-    maker = tensor.producer
-    if maker is not None and maker.kind in WEIGHTED:
-        return tensor.only_reader() is not None
-    return maker is not None and maker.kind == LayerKind.DEQUANTIZE
+    return dq_of(tensor) is not None or bool(tensor.maker(*WEIGHTED) and tensor.only_reader())
 
 
 def _averages(layer: Layer) -> bool:
@@ -163,15 +134,13 @@ def _averages(layer: Layer) -> bool:
 
 def _feeds_weighted(layer: Layer) -> bool:
     """Whether it is a quantized convolution, or a convolution lies behind it (YOLO's DFL does not count)."""
-    if layer.kind in WEIGHTED:
-        return any(t.producer is not None and t.producer.kind == LayerKind.DEQUANTIZE for t in layer.inputs)
-    return _leads_to_weights(layer)
+    return any(map(dq_of, layer.inputs)) if layer.kind in WEIGHTED else _leads_to_weights(layer)
 
 
 def _leads_to_weights(layer: Layer) -> bool:
     queue, seen = [layer], {layer.id}
     for current in queue:
-        for reader in (r for t in current.outputs for r in t.consumers):
+        for reader in current.readers:
             if reader.id in seen:
                 continue
             if reader.kind in WEIGHTED and not _is_dfl(reader):
@@ -196,27 +165,24 @@ def _kinds_above(layer: Layer) -> Iterator[LayerKind]:
         above = above.data.producer if above.inputs else None
 
 
-def output_refusal(layer: Layer, by: str) -> OutputNotQuantized | OutputDifferentScales | OutputManyConsumers:
+def output_refusal(
+    layer: Layer, by: str
+) -> refusals.OutputNotQuantized | refusals.OutputDifferentScales | refusals.OutputManyConsumers:
     """Why a layer writes float, judged by everything that reads its result."""
-    node, tensor, size = node_name(layer), layer.out.source, elements(layer.out)
     readers = readers_of(layer.out)
+    told = (by, node_name(layer), layer.out.source, readers, elements(layer.out))
     quantizers = [r for r in readers if r.kind == ReaderKind.Q]
     if quantizers and len(quantizers) < len(readers):
-        return OutputManyConsumers(by, node, tensor, readers, size)
+        return refusals.OutputManyConsumers(*told)
     if differ(quantizers):
-        return OutputDifferentScales(by, node, tensor, readers, size)
-    return OutputNotQuantized(by, node, tensor, readers, size, layer.fusion.activation)
+        return refusals.OutputDifferentScales(*told)
+    return refusals.OutputNotQuantized(*told, layer.fusion.activation)
 
 
 def differ(quantizers: Sequence[Reader]) -> bool:
     """Whether Qs have different scales; one that is not known differs from any other."""
-    return len(quantizers) > 1 and (
-        len({r.scale for r in quantizers}) > 1 or any(r.scale is None for r in quantizers)
-    )
-
-
-def _constant(tensor: Tensor) -> bool:
-    return tensor.producer is not None and tensor.producer.kind == LayerKind.CONSTANT
+    scales = {r.scale for r in quantizers}
+    return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 
 
 def origin_of(tensor: Tensor) -> Origin:
@@ -231,7 +197,7 @@ def origin_of(tensor: Tensor) -> Origin:
         return Origin(tensor.source, "", "Input", path=tuple(path))
     convolution = next(iter(maker.nodes), "") if maker.kind in WEIGHTED else ""
     quantizer = ""
-    if maker.kind in (LayerKind.DEQUANTIZE, LayerKind.QUANTIZE):
+    if maker.kind in QDQ:
         quantizer = maker.pair or node_name(maker)
     return Origin(
         tensor.source, node_name(maker), maker.op, convolution, tuple(path), maker.int8 or maker.int8_out,
@@ -270,51 +236,45 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     data = dq_of(layer.data)
     weights = dq_of(layer.inputs[position]) if position is not None else None
     if data is None:
-        return _no_dq(layer, by, node, weights is not None)
+        producer = layer.data.producer
+        return refusals.InputNotDequantized(
+            by, node, layer.data.source, node_name(producer) if producer else layer.data.name,
+            (producer.op or producer.kind.value) if producer else "Input", weights is not None, *_nearest_dq(layer),
+            elements(layer.out),
+        )
     if position is None or weights is None:
         # A DQ right in front needs no name; of two computed operands it tells which one is quantized.
         named = node_name(data) if data.passed.ops or not layer.weights.constant else ""
-        return WeightsNotDequantized(by, node, layer.weights.name, named, elements(layer.data))
+        return refusals.WeightsNotDequantized(by, node, layer.weights.name, named, elements(layer.data))
     for dq in (data, weights):
         if dq.computed_scale:
-            return ScaleComputed(by, node, node_name(dq))
-    outside = next((dq for dq in (data, weights) if _precision(dq) == Precision.INT4), None)
-    if outside is not None:
-        return OutsideRules(by, node, node_name(outside), _precision(outside))
-    kinds = [_kind(dq) for dq in (data, weights)]
-    if None in kinds or kinds[0] != kinds[1]:
-        types = (_precision(data), _precision(weights))
-        return TypesDiffer(by, node, node_name(data), node_name(weights), types)
+            return refusals.ScaleComputed(by, node, node_name(dq))
+    types = (_precision(data), _precision(weights))
+    if Precision.INT4 in types:
+        outside = data if types[0] == Precision.INT4 else weights
+        return refusals.OutsideRules(by, node, node_name(outside), Precision.INT4)
+    kinds = {_kind(dq) for dq in (data, weights)}
+    if None in kinds or len(kinds) > 1:
+        return refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
     floats = (_float(data), _float(weights))
     if target.float16_scales and floats[0] != floats[1] and Precision.UNKNOWN not in floats:
-        return FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
+        return refusals.FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
     if data.quant is not None and data.quant.per_channel:
-        scales = data.quant.scales
-        return ActivationPerChannel(by, node, node_name(data), None if scales is None else scales.summary)
+        return refusals.ActivationPerChannel(by, node, node_name(data), scale_of(data))
     for dq in (data, weights):
         zeros = dq.quant.zero_points if dq.quant is not None else None
         if zeros is not None and not zeros.zero:
             zero = zeros.values
-            return NonzeroZeroPoint(by, node, node_name(dq), (int(zero.min()), int(zero.max())))
+            return refusals.NonzeroZeroPoint(by, node, node_name(dq), (int(zero.min()), int(zero.max())))
     known = layer.weights
     if weights.quant is not None and weights.quant.axis is not None and not known.from_matmul:
         rank = len(known.dims) or 4
         if weights.quant.axis % rank != known.axis:
-            transposed = layer.kind == LayerKind.DECONVOLUTION
-            return WeightsAxis(by, node, node_name(weights), weights.quant.axis, known.axis, transposed)
+            return refusals.WeightsAxis(by, node, node_name(weights), weights.quant.axis, known.axis,
+                                        transposed=layer.kind == LayerKind.DECONVOLUTION)
     if not known.constant and layer.kind != LayerKind.MATRIX_MULTIPLY and constant_of(weights.data) is None:
-        return WeightsNotConstant(by, node, known.name)
+        return refusals.WeightsNotConstant(by, node, known.name)
     return None
-
-
-def _no_dq(layer: Layer, by: str, node: str, weights_quantized: bool) -> Refusal:
-    producer = layer.data.producer
-    dq, blocker = _nearest_dq(layer)
-    return InputNotDequantized(
-        by, node, layer.data.source, node_name(producer) if producer else layer.data.name,
-        (producer.op or producer.kind.value) if producer else "Input", weights_quantized, dq, blocker,
-        elements(layer.out),
-    )
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
@@ -324,12 +284,10 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
     seen = {id(layer.data)}
     for tensor in queue:
         above = tensor.producer
-        if above is None or len(seen) > _HOPS or above.kind == LayerKind.CONSTANT:
+        if above is None or len(seen) > _HOPS or above.kind in (LayerKind.CONSTANT, *WEIGHTED):
             continue
         if above.kind == LayerKind.DEQUANTIZE:
             return node_name(above), blocker
-        if above.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.MATRIX_MULTIPLY):
-            continue
         visible = above.passage is None or above.kind == LayerKind.CONCATENATION
         # A DQ still in front of what DQs pass stays there: it has other readers, or a scale for each channel.
         if blocker is None and (visible or dq_of(above.data) is not None):

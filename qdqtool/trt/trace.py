@@ -12,7 +12,6 @@ What cannot be decided
 """
 
 import re
-from collections.abc import Iterable
 
 from qdqtool.base.records import record
 from qdqtool.types import Event
@@ -189,9 +188,3 @@ class TraceReader:
     def reset(self) -> None:
         """Forgets the running pass: a new stage of the build has begun."""
         self.running, self.layer = NO_PASS, ""
-
-
-def read_trace(lines: Iterable[str]) -> list[Event]:
-    """The events of a whole optimizer log; other lines are passed over."""
-    reader = TraceReader()
-    return [event for event in map(reader.read, lines) if event is not None]

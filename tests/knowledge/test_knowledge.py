@@ -59,12 +59,9 @@ def test_entries_are_whole_and_no_better_than_their_targets():
 
 
 @pytest.mark.parametrize(("given", "wrong"), [
-    ({k: v for k, v in HOLDS.items() if k != "source"}, "no source"),
-    ({**HOLDS, "sauce": "x"}, "unknown sauce"),
-    ({**HOLDS, "source": 3}, "3 is not a str"),
-    ({**HOLDS, "source": ""}, "is not a str"),
-    ({**HOLDS, "targets": [8]}, "not a list of str"),
-    ({**HOLDS, "evidence": "heard"}, "heard"),
+    ({k: v for k, v in HOLDS.items() if k != "source"}, "no source"), ({**HOLDS, "sauce": "x"}, "unknown sauce"),
+    ({**HOLDS, "source": 3}, "3 is not a str"), ({**HOLDS, "source": ""}, "is not a str"),
+    ({**HOLDS, "targets": [8]}, "not a list of str"), ({**HOLDS, "evidence": "heard"}, "heard"),
 ])
 def test_an_entry_that_does_not_fit_is_refused(given, wrong):
     with pytest.raises(ValueError, match=wrong):

@@ -144,6 +144,13 @@ class Graph:
         pad = k // 2 if k % 2 else 0
         return self.op(op, x, name, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4)
 
+    def pad(self, x: str, name: str, mode: str = "constant", value: float | None = None) -> str:
+        """One more around height and width."""
+        inputs = [x, self.const(f"{name}.pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))]
+        if value is not None:
+            inputs.append(self.const(f"{name}.value", np.float32(value)))
+        return self.op("Pad", inputs, name, mode=mode)
+
     def resize(self, x: str, name: str, mode: str = "nearest", factor: float = 2.0) -> str:
         scales = self.const(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
         return self.op("Resize", [x, "", scales], name, mode=mode, coordinate_transformation_mode="asymmetric",

@@ -60,9 +60,7 @@ class Exporter:
                 self.nodes.append(node)
         for layer in self.network.in_order():
             self._layer(layer)
-        graph = helper.make_graph(
-            self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers
-        )
+        graph = helper.make_graph(self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers)
         return helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
 
     def _name(self, tensor: Tensor) -> str:

@@ -39,11 +39,9 @@ class Sketch:
         self.count += 1
         return f"{stem}_{self.count}"
 
-    def pick(self, rank: int = 4) -> str | None:
-        """A tensor of that rank, the late ones more often."""
-        found = [t for t, s in self.shapes.items() if len(s) == rank]
-        if not found:
-            return None
+    def pick(self) -> str:
+        """A tensor of four dimensions, the late ones more often."""
+        found = [t for t, s in self.shapes.items() if len(s) == 4]
         return str(found[-1] if self.draw(st.booleans()) else self.one(*found))
 
     def make(self, tensor: str, shape: Shape) -> None:
@@ -58,14 +56,11 @@ class Sketch:
         return out
 
 
-Step = Callable[[Sketch], None]
+Step = Callable[[Sketch, str, Shape], None]
+"""Adds to a sketch behind one of its tensors, of the shape given."""
 
 
-def _conv(s: Sketch) -> None:
-    x = s.pick()
-    if x is None:
-        return
-    shape = s.shapes[x]
+def _conv(s: Sketch, x: str, shape: Shape) -> None:
     depthwise = s.one(False, False, True)
     channels = shape[1] if depthwise else s.one(4, 8)
     k, stride = s.one(1, 3), s.one(1, 1, 2)
@@ -91,58 +86,40 @@ def _tail(s: Sketch, x: str) -> None:
         s.make(s.graph.op(kind, x, s.name(kind)), shape)
 
 
-def _activation(s: Sketch) -> None:
-    x = s.pick()
-    if x is not None:
-        kind = s.one("Relu", "LeakyRelu", "Sigmoid", "Neg", "Softmax")
-        s.make(s.graph.op(kind, x, s.name(kind)), s.shapes[x])
+def _activation(s: Sketch, x: str, shape: Shape) -> None:
+    kind = s.one("Relu", "LeakyRelu", "Sigmoid", "Neg", "Softmax")
+    s.make(s.graph.op(kind, x, s.name(kind)), shape)
 
 
-def _pair(s: Sketch) -> None:
-    x = s.pick()
-    if x is not None:
-        s.make(s.graph.pair(x, s.name("pair"), s.one(*SCALES)), s.shapes[x])
+def _pair(s: Sketch, x: str, shape: Shape) -> None:
+    s.make(s.graph.pair(x, s.name("pair"), s.one(*SCALES)), shape)
 
 
-def _lone_q(s: Sketch) -> None:
-    x = s.pick()
-    if x is None:
-        return
+def _lone_q(s: Sketch, x: str, shape: Shape) -> None:
     quantized = s.graph.q(x, s.name("q"), s.one(*SCALES))
     if s.draw(st.booleans()):
         s.ends.append(quantized)
     else:
-        s.make(s.graph.dq(quantized, s.name("dq"), s.one(*SCALES)), s.shapes[x])
+        s.make(s.graph.dq(quantized, s.name("dq"), s.one(*SCALES)), shape)
 
 
-def _add(s: Sketch) -> None:
-    a = s.pick()
-    if a is None:
-        return
-    same = [t for t, shape in s.shapes.items() if shape == s.shapes[a]]
+def _add(s: Sketch, a: str, shape: Shape) -> None:
+    same = [t for t, other in s.shapes.items() if other == shape]
     b = str(s.one(*same))
     a, b = s.maybe_pair(a), s.maybe_pair(b)
     out = s.graph.op(s.one("Add", "Add", "Mul"), [a, b], s.name("add"))
-    s.make(out, s.shapes[a])
+    s.make(out, shape)
     if s.draw(st.booleans()):
-        s.make(s.graph.relu(out, s.name("relu")), s.shapes[a])
+        s.make(s.graph.relu(out, s.name("relu")), shape)
 
 
-def _constant(s: Sketch) -> None:
-    x = s.pick()
-    if x is None:
-        return
-    shape = s.shapes[x]
+def _constant(s: Sketch, x: str, shape: Shape) -> None:
     dims = s.one((), (1, shape[1], 1, 1), (shape[1], 1, 1))
     constant = s.graph.const(s.name("k"), s.graph.random.uniform(0.5, 2, dims))
     s.make(s.graph.op(s.one("Add", "Mul", "Sub", "Div"), [x, constant], s.name("const")), shape)
 
 
-def _concat(s: Sketch) -> None:
-    a = s.pick()
-    if a is None:
-        return
-    shape = s.shapes[a]
+def _concat(s: Sketch, a: str, shape: Shape) -> None:
     fitting = [t for t, d in s.shapes.items() if len(d) == 4 and d[0] == shape[0] and d[2:] == shape[2:]]
     parts = [a, *s.draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=3))]
     total = sum(s.shapes[t][1] for t in parts)
@@ -153,30 +130,22 @@ def _concat(s: Sketch) -> None:
     s.maybe_pair(out)
 
 
-def _split(s: Sketch) -> None:
-    x = s.pick()
-    if x is None or s.shapes[x][1] % 2:
-        return
-    shape = s.shapes[x]
-    for part in s.graph.ops("Split", [x], s.name("split"), count=2, axis=1):
+def _split(s: Sketch, x: str, shape: Shape) -> None:
+    for part in s.graph.ops("Split", [x], s.name("split"), count=2, axis=1) if shape[1] % 2 == 0 else ():
         s.make(part, (shape[0], shape[1] // 2, *shape[2:]))
 
 
-def _slice(s: Sketch) -> None:
-    x = s.pick()
-    if x is None or s.shapes[x][1] < 2:
+def _slice(s: Sketch, x: str, shape: Shape) -> None:
+    if shape[1] < 2:
         return
-    shape, step = s.shapes[x], s.one(1, 1, 2)
+    step = s.one(1, 1, 2)
     end = shape[1] // 2 * step if step == 1 else shape[1]
     out = s.graph.slice(x, s.name("slice"), 0, end, step=step)
     s.make(out, (shape[0], (end + step - 1) // step, *shape[2:]))
 
 
-def _pool(s: Sketch) -> None:
-    x = s.pick()
-    if x is None:
-        return
-    shape, op = s.shapes[x], s.one("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool")
+def _pool(s: Sketch, x: str, shape: Shape) -> None:
+    op = s.one("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool")
     if op == "GlobalAveragePool":
         s.make(s.graph.op(op, x, s.name("gap")), (*shape[:2], 1, 1))
         return
@@ -187,19 +156,14 @@ def _pool(s: Sketch) -> None:
     s.make(s.graph.pool(x, s.name("pool"), op, k, stride), (*shape[:2], *size))
 
 
-def _resize(s: Sketch) -> None:
-    x = s.pick()
-    if x is not None and max(s.shapes[x][2:]) <= 8:
-        shape = s.shapes[x]
+def _resize(s: Sketch, x: str, shape: Shape) -> None:
+    if max(shape[2:]) <= 8:
         out = s.graph.resize(x, s.name("resize"), s.one("nearest", "nearest", "linear"))
         s.make(out, (*shape[:2], shape[2] * 2, shape[3] * 2))
 
 
-def _shuffle(s: Sketch) -> None:
-    x = s.pick()
-    if x is None:
-        return
-    n, c, h, w = s.shapes[x]
+def _shuffle(s: Sketch, x: str, shape: Shape) -> None:
+    n, c, h, w = shape
     kind = s.one("Transpose", "Reshape", "Identity")
     if kind == "Transpose":
         s.make(s.graph.op("Transpose", x, s.name("Transpose"), perm=[0, 1, 3, 2]), (n, c, w, h))
@@ -209,23 +173,13 @@ def _shuffle(s: Sketch) -> None:
         s.make(s.graph.op("Identity", x, s.name("same")), (n, c, h, w))
 
 
-def _padding(s: Sketch) -> None:
-    x = s.pick()
-    if x is None or max(s.shapes[x][2:]) > 8:
-        return
-    shape, mode = s.shapes[x], s.one("constant", "constant", "reflect")
-    if min(shape[2:]) < 2:
-        return
-    amounts = s.graph.const(s.name("pads"), np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-    out = s.graph.op("Pad", [x, amounts], s.name("pad"), mode=mode)
-    s.make(out, (*shape[:2], shape[2] + 2, shape[3] + 2))
+def _padding(s: Sketch, x: str, shape: Shape) -> None:
+    if min(shape[2:]) >= 2 and max(shape[2:]) <= 8:
+        out = s.graph.pad(x, s.name("pad"), s.one("constant", "constant", "reflect"))
+        s.make(out, (*shape[:2], shape[2] + 2, shape[3] + 2))
 
 
-def _gemm(s: Sketch) -> None:
-    x = s.pick()
-    if x is None:
-        return
-    shape = s.shapes[x]
+def _gemm(s: Sketch, x: str, shape: Shape) -> None:
     size = int(np.prod(shape[1:]))
     flat = s.graph.op("Flatten", x, s.name("flat"))
     out = s.graph.gemm(flat, s.name("gemm"), size, 4, s.one(*SCALES, None), s.one(*WEIGHTS), s.one(False, True))
@@ -239,9 +193,7 @@ def _moved(s: Sketch, x: str) -> str:
     kind = s.one("zero", "reflect", "MaxPool", "GlobalMaxPool", "Slice", "Split", "Dropout", "Transpose", "nearest",
                  "linear", "AveragePool", "Concat")
     if kind in ("zero", "reflect") and min(h, w) >= 2 and max(h, w) <= 8:
-        amounts = s.graph.const(s.name("pads"), np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-        mode = "constant" if kind == "zero" else kind
-        x, shape = s.graph.op("Pad", [x, amounts], s.name("pad"), mode=mode), (n, c, h + 2, w + 2)
+        x, shape = s.graph.pad(x, s.name("pad"), "constant" if kind == "zero" else kind), (n, c, h + 2, w + 2)
     elif kind in ("MaxPool", "AveragePool") and min(h, w) >= 2:
         x, shape = s.graph.pool(x, s.name(kind), kind, 2, 2), (n, c, h // 2, w // 2)
     elif kind == "GlobalMaxPool":
@@ -263,12 +215,10 @@ def _moved(s: Sketch, x: str) -> str:
     return x
 
 
-def _fork(s: Sketch) -> None:
+def _fork(s: Sketch, x: str, shape: Shape) -> None:
     """A convolution whose result two or three branches read, with scales of their own behind operators that move."""
-    x = s.pick()
-    if x is None or s.shapes[x][1] > 16:
+    if shape[1] > 16:
         return
-    shape = s.shapes[x]
     out = s.graph.conv(x, s.name("stem"), 4, 1, 1, 1, s.one(*SCALES), "qdq")
     s.make(out, (shape[0], 4, *shape[2:]))
     if s.draw(st.booleans()):
@@ -298,7 +248,8 @@ def models(draw: st.DrawFn, max_steps: int = 12, steps: Sequence[Step] = STEPS) 
     if draw(st.booleans()):
         sketch.make(graph.input(1, 4, 8, 8, name="y"), (1, 4, 8, 8))
     for move in draw(st.lists(st.sampled_from(steps), min_size=1, max_size=max_steps)):
-        move(sketch)
+        x = sketch.pick()
+        move(sketch, x, sketch.shapes[x])
     read = {i for node in graph.nodes for i in node.input}
     made = [t for t in sketch.shapes if t not in ("x", "y")]
     loose = [t for t in made if t not in read]

@@ -80,7 +80,7 @@ def test_what_stands_alone_and_in_order() -> None:
     assert (layers["add"].outputs, tensors["d"].producer) == ([tensors["d"]], layers["add"])
     network, layers, tensors = small()
     new = Tensor("n")
-    network.set_output_of(layers["split"], tensors["b"], new)
+    network.set_output(layers["split"], new, 1)
     assert layers["split"].outputs == [tensors["a"], new]
     assert (new.producer, tensors["b"].producer) == (layers["split"], None)
     network, layers, tensors = small()
@@ -101,7 +101,7 @@ def test_what_stands_alone_and_in_order() -> None:
     assert network.near(LayerKind.SLICE) == []
 
 
-@pytest.mark.parametrize("edit", ["set_input", "drop_input", "add_input", "replace_reader", "retarget", "remove",
+@pytest.mark.parametrize("edit", ["set_input", "drop_input", "add_input", "drop_reader", "retarget", "remove",
                                   "absorb_reader", "insert_before"])  # fmt: skip
 def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
     """A loop's later rounds look at touched tensors alone; both sides of a tensor tell the same behind each edit."""
@@ -117,10 +117,10 @@ def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
     elif edit == "add_input":
         network.add_input(neg, tensors["a"])
         assert neg.inputs == [tensors["c"], tensors["a"]] and set(network.touched) == {tensors["a"]}
-    elif edit == "replace_reader":
+    elif edit == "drop_reader":
         network.set_input(add, 1, tensors["a"])
-        network.replace_reader(tensors["a"], tensors["x"], add)
-        assert add.inputs == [tensors["x"]] * 2 and tensors["x"].consumers == {split: 1, add: 2}
+        assert network.drop_reader(split, add) and not network.alive(split)
+        assert add.inputs == [tensors["x"]] * 2 and tensors["x"].consumers == {add: 2}
     elif edit == "retarget":
         network.set_input(add, 1, tensors["a"])
         network.retarget(tensors["a"], tensors["b"])
@@ -258,8 +258,7 @@ def test_unknown_operators(g: Graph, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scale",
-    [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
+    "scale", [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
     ids=["0", "-1", "nan", "inf", "empty"],
 )
 def test_senseless_scales(g: Graph, scale: Any) -> None:

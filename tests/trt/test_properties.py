@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from qdqtool.model import operators
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.trt.passes._infra import Pass, swap
+from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
@@ -28,10 +28,7 @@ from tests.trt.random_graphs import models
 
 CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 MOTION: tuple[type[Pass], ...] = (
-    VanillaSwapWithPreceedingDQ,
-    VanillaSwapWithFollowingQ,
-    HorizontalMergeQNodes,
-    SplitQAcrossPrecedingFanIn,
+    VanillaSwapWithPreceedingDQ, VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn,
     DqQFusion,
 )
 
@@ -168,7 +165,7 @@ def test_every_motion_fires_and_a_wrong_one_is_seen() -> None:
     model = everything().model("a:0", "b:0", "c:0", "d:0")
     exporter, _ = moved(model)
     layers = {layer.name: layer for layer in exporter.network.layers.values()}
-    swap(exporter.network, layers["average"], layers["d.in.Q"])
+    exporter.network.swap(layers["average"], layers["d.in.Q"])
     after = exporter.export()
     # onnxruntime has no INT8 average pooling: it is done in float, on the integers.
     for node in after.graph.node:

@@ -37,8 +37,7 @@ def test_every_target_answers(target: str) -> None:
     assert general == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
     assert f"seen on {TARGETS[target].version[0]}.x" in used
     assert [(c.name, c.inputs, c.precision) for c in prediction.convolutions] == [
-        ("a", [INT8], INT8),
-        ("b", [INT8], INT8),
+        ("a", [INT8], INT8), ("b", [INT8], INT8),
     ]
     assert prediction.conversion_nodes == ["a.in.Q"]
     # And the bare one on 10, whose builds show it (small-graphs-orinnano-trt103); a stem with its pooling is not
@@ -85,12 +84,7 @@ def test_the_target_before(name: str, before: str | None) -> None:
 
 
 def test_stems_and_default_targets(g: Graph) -> None:
-    """centernet-resnet34-qat-trt80: suffix on the weights' Q, the Relu's name kept, MaxPool apart."""
-    outcomes = found(stem(), "trt8.0")
-    assert outcomes["a"].layer == "a.weight + a.w.Q_quantize_scale_node + a + r"
-    assert outcomes["b"].layer == "b.weight + b.w.Q_quantize_scale_node + b"
-    names = [layer.name for layer in predict(stem().model("s:0"), "trt8.0", advice=False).layers]
-    assert "pool" in names
+    """What 8.0 makes of a stem is in the listing of centernet-resnet34-qat-trt80."""
     for target in ("trt8.4", "trt8.5", "trt8.6"):
         assert found(stem(), target)["a"].layer == "a.weight + a.w.Q + a + pool"
     assert DEFAULT_TARGET == "trt10"

@@ -1,16 +1,21 @@
-"""The pass contract: what a pass is, what it leaves behind, and the questions that several ask of the network."""
+"""The pass contract: what a pass is, what it leaves behind, and what several passes are made of."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
-from qdqtool.knowledge.tables import Case
-from qdqtool.model.operators import OPERATORS, LayerKind
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
-from qdqtool.trt.network import Network
+from qdqtool.knowledge.tables import Case, assumed, documented, seen
+from qdqtool.model.operators import LayerKind
+from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, Tensor, constant_of, dq_of, is_relu, node_name, only_q
+from qdqtool.trt.network import Network, weakest
 from qdqtool.trt.targets import Target
-from qdqtool.trt.trace import FUSING, RUNNING, SWAP_TYPE
+from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
 from qdqtool.types import Event, Refusal
 
+__all__ = [  # what passes are written with
+    "assumed", "Case", "constant_of", "CONVOLUTIONS", "documented", "dq_of", "FUSING", "FUSING_INTO", "is_relu",
+    "Layer", "LayerKind", "MAX_JOINED", "Network", "node_name", "only_q", "Pass", "QDQ", "ReluFusion", "REMOVING",
+    "seen", "SWAPPING", "Tensor", "weakest",
+]
 MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
 
 
@@ -65,10 +70,14 @@ class Pass(ABC):
     def running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:
         self.fire(case, layer, RUNNING, layer.name, by=by)
 
+    def fusing(self, case: Case, layer: Layer, first: Layer, second: Layer) -> None:
+        """Two lines: it runs on the first of two layers, and fuses them."""
+        self.running(case, first)
+        self.fire(case, layer, FUSING, first.name, second.name)
+
     def join(self, network: Network, case: Case, layer: Layer, reader: Layer) -> None:
         """Fuses the single reader of a layer into it, ``<layer> + <reader>``, logged with two lines."""
-        self.running(case, layer)
-        self.fire(case, layer, FUSING, layer.name, reader.name)
+        self.fusing(case, layer, layer, reader)
         network.absorb_reader(layer, reader, f"{layer.name} + {reader.name}")
 
     def turn(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
@@ -81,90 +90,15 @@ class Pass(ABC):
         self.refusals.append(refusal)
 
 
-def dq_of(tensor: Tensor) -> Layer | None:
-    """The DQ that writes a tensor."""
-    layer = tensor.producer
-    return layer if layer is not None and layer.kind == LayerKind.DEQUANTIZE else None
+class ReluFusion(Pass):
+    """Joins a layer of one kind and the Relu that alone reads it, as its one case says."""
 
+    kind: ClassVar[LayerKind]
 
-def only_q(tensor: Tensor) -> Layer | None:
-    """The Q that is a tensor's single reader."""
-    reader = tensor.only_reader()
-    return reader if reader is not None and reader.kind == LayerKind.QUANTIZE else None
-
-
-def constant_of(tensor: Tensor) -> Layer | None:
-    """The constant layer that writes a tensor."""
-    layer = tensor.producer
-    return layer if layer is not None and layer.kind == LayerKind.CONSTANT else None
-
-
-def is_relu(layer: Layer | None) -> bool:
-    """Whether a layer is a Relu, which TensorRT fuses by passes of its own."""
-    return layer is not None and layer.kind == LayerKind.ACTIVATION and layer.activation == "RELU"
-
-
-def can_absorb(q: Layer | None) -> bool:
-    """Whether a layer can take a Q in: it has one scale, known when the engine is built."""
-    return q is not None and not q.computed_scale and not (q.quant is not None and q.quant.per_channel)
-
-
-def weights_position(layer: Layer) -> int | None:
-    """Which input of a weighted layer is its weights; None where they are plain constants inside the layer."""
-    if layer.kind not in WEIGHTED or layer.fusion.weights or layer.weights.inside:
-        return None
-    return 1 if len(layer.inputs) > 1 else None
-
-
-def needs_myelin(layer: Layer) -> bool:
-    """Whether only Myelin runs a layer's operator."""
-    known = OPERATORS.get(layer.op)
-    return known is not None and known.myelin
-
-
-def beside(layer: Layer) -> list[Layer]:
-    """The layers that write what a layer reads, and those that read what it writes."""
-    above = [t.producer for t in layer.inputs if t.producer is not None]
-    return [*above, *(r for t in layer.outputs for r in t.consumers)]
-
-
-def node_name(layer: Layer | None) -> str:
-    """The ONNX name to show users for a layer."""
-    if layer is None:
-        return ""
-    return layer.nodes[0] if layer.nodes else layer.of or layer.name
-
-
-def swap(network: Network, op: Layer, q: Layer) -> None:
-    """Puts a Q in front of the operator that it is the only reader of; tensor names stay with their position."""
-    exchange(network, op, q)
-    q.out.shape, op.out.shape = q.data.shape, q.out.shape
-
-
-def exchange(network: Network, first: Layer, second: Layer) -> None:
-    """Turns round two layers in a row; tensor names stay with their position, shapes are the caller's."""
-    source, middle, out = first.data, first.out, second.out
-    network.set_input(second, 0, source)
-    network.set_input(first, 0, middle)
-    network.set_output(second, middle)
-    network.set_output(first, out)
-
-
-def drop_reader(network: Network, dq: Layer, reader: Layer) -> bool:
-    """Makes ``reader`` read the DQ's INT8 input; says whether the DQ was thereby removed."""
-    network.replace_reader(dq.out, dq.data, reader)
-    reader.rest_on(*dq.cases)
-    if dq.out.consumers or dq.out.is_output:
-        return False
-    network.remove(dq)
-    return True
-
-
-def absorb_q(network: Network, layer: Layer, q: Layer) -> None:
-    """Takes the Q behind a layer into it: the layer writes INT8."""
-    out = q.out
-    layer.nodes.extend(q.nodes)
-    layer.rest_on(*q.cases)
-    network.remove(q)
-    network.set_output(layer, out)
-    layer.int8_out = True
+    def apply(self, network: Network) -> None:
+        (case,) = self.cases
+        for layer, relu in network.pairs(self.kind):
+            if is_relu(relu) and not layer.in_myelin:
+                layer.relu = relu.name
+                layer.fusion.activated = True
+                self.join(network, case, layer, relu)

@@ -1,9 +1,6 @@
 """ActivationToPointwiseConversion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, is_relu
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, is_relu, seen
 
 LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325")
 CLIP = seen("clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual")
@@ -23,6 +20,5 @@ class ActivationToPointwiseConversion(Pass):
         for layer in network.of_kind(LayerKind.ACTIVATION):
             if is_relu(layer) or layer.in_myelin:
                 continue
-            case = _CASES.get(layer.activation, OTHER)
-            self.turn(network, case, layer, LayerKind.POINTWISE)
+            self.turn(network, _CASES.get(layer.activation, OTHER), layer, LayerKind.POINTWISE)
             layer.name = f"PWN({layer.name})"

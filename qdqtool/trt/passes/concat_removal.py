@@ -1,10 +1,6 @@
 """Concatenation elimination."""
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, seen
 from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
 
 DIRECT = seen(
@@ -30,8 +26,7 @@ STOMPING = assumed(
     "stomping", "An input that is a view of another tensor, is in a Concat twice, or is the network's input, with "
     "a Q or a reshape behind it at most, is copied.",
     "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized "
-    "to, "
-    "while a convolution's output beside it is retargeted; that these are the conditions is assumed",
+    "to, while a convolution's output beside it is retargeted; that these are the conditions is assumed",
 )
 
 
@@ -41,33 +36,31 @@ class ConcatRemoval(Pass):
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
 
     def apply(self, network: Network) -> None:
-        taken: set[int] = set()
+        taken: set[Tensor] = set()
         for concat in reversed(network.of_kind(LayerKind.CONCATENATION)):
             if concat.in_myelin:
                 continue
             self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
             concat.eliminated = True
-            copies: list[tuple[str, Tensor]] = []
             for tensor in concat.inputs:
                 kind, case = self._how(tensor, taken)
                 self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
                 if kind == RETARGETING:
-                    taken.add(id(tensor))
+                    taken.add(tensor)
                     tensor.view_of = concat.out
                 else:
-                    copies.append((f"{tensor.name} copy", tensor))
-            concat.copies = tuple(copies)
+                    concat.copies += ((f"{tensor.name} copy", tensor),)
 
     @staticmethod
-    def _how(tensor: Tensor, taken: set[int]) -> tuple[str, Case]:
-        producer: Layer | None = tensor.producer
-        if producer is not None and producer.kind == LayerKind.RESIZE:
+    def _how(tensor: Tensor, taken: set[Tensor]) -> tuple[str, Case]:
+        if tensor.maker(LayerKind.RESIZE):
             return COPY_STRIDING, RESIZE
-        if producer is not None and producer.kind == LayerKind.DECONVOLUTION:
+        if tensor.maker(LayerKind.DECONVOLUTION):
             return COPY_STRIDING, DECONVOLUTION
-        if producer is not None and producer.kind == LayerKind.CONVOLUTION and len(tensor.consumers) > 1:
+        if tensor.maker(LayerKind.CONVOLUTION) and len(tensor.consumers) > 1:
             return COPY_STRIDING, SHARED
-        if id(tensor) in taken or _from_outside(producer) or (producer is not None and producer.eliminated):
+        producer = tensor.producer
+        if tensor in taken or _from_outside(producer) or (producer is not None and producer.eliminated):
             return COPY_STOMPING, STOMPING
         return RETARGETING, DIRECT
 

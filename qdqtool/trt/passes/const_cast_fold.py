@@ -1,10 +1,6 @@
 """ConstCastFold."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of
-from qdqtool.trt.trace import FUSING
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, constant_of, seen
 
 IDENTITY = seen(
     "identity", "An Identity of a constant is folded into it; for each of several readers.",
@@ -27,13 +23,11 @@ class ConstCastFold(Pass):
             if constant is None:
                 continue
             case = CAST if identity.op == "Cast" else IDENTITY
-            self.running(case, constant)
-            self.fire(case, constant, FUSING, constant.name, identity.name)
-            name = f"{constant.name} + {identity.name}"
-            if constant.out.only_reader() is identity:
-                network.absorb_reader(constant, identity, name)
+            if constant.out.only_reader():
+                self.join(network, case, constant, identity)
                 continue
+            self.fusing(case, constant, constant, identity)
             network.drop_input(identity, 0)
             network.set_kind(identity, LayerKind.CONSTANT)
-            identity.dims, identity.name = constant.dims, name
+            identity.dims, identity.name = constant.dims, f"{constant.name} + {identity.name}"
             identity.rest_on(case)

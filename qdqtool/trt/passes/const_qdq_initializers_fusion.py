@@ -1,11 +1,7 @@
 """ConstQDQInitializersFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of, node_name
+from qdqtool.trt.passes._infra import QDQ, REMOVING, Network, Pass, assumed, constant_of, node_name, seen
 from qdqtool.trt.refusals import ScaleComputed
-from qdqtool.trt.trace import REMOVING
 
 CONSTANT = seen(
     "constant", "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",
@@ -24,7 +20,7 @@ class ConstQDQInitializersFusion(Pass):
     cases = (CONSTANT, COMPUTED)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
+        for layer in network.of_kind(*QDQ):
             case = COMPUTED if layer.computed_scale else CONSTANT
             self.running(case, layer)
             if layer.computed_scale:
@@ -34,6 +30,5 @@ class ConstQDQInitializersFusion(Pass):
                 if constant is None:
                     break
                 network.drop_input(layer, 1)
-                if not constant.out.consumers and not constant.out.is_output:
+                if network.remove_unread(constant):
                     self.fire(case, layer, REMOVING, constant.name)
-                    network.remove(constant)

@@ -1,9 +1,6 @@
 """ConstShuffleFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_of, seen
 
 PLAIN = seen(
     "single-reader", "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",
@@ -19,6 +16,5 @@ class ConstShuffleFusion(Pass):
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):
             constant = constant_of(shuffle.data)
-            if constant is None or constant.out.only_reader() is not shuffle:
-                continue
-            self.join(network, PLAIN, constant, shuffle)
+            if constant is not None and constant.out.only_reader():
+                self.join(network, PLAIN, constant, shuffle)

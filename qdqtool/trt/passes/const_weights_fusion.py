@@ -1,12 +1,8 @@
 """ConstWeightsFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import WeightsShared
-from qdqtool.trt.trace import FUSING
 
 PLAIN = seen(
     "single-reader", "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
@@ -30,16 +26,12 @@ class ConstWeightsFusion(Pass):
             readers = [r for r in constant.out.consumers if r.kind in WEIGHTED and r.int8]
             if not readers:
                 continue
-            if len(constant.out.consumers) != 1 or constant.out.is_output:
-                names = tuple(node_name(r) for r in constant.out.consumers)
+            if not constant.out.sole_reader():
+                names = tuple(map(node_name, constant.out.consumers))
                 for reader in readers:
                     self.refuse(WeightsShared(self.name, node_name(reader), constant.name, names))
                 continue
-            conv = readers[0]
-            self.running(PLAIN, constant)
-            self.fire(PLAIN, conv, FUSING, constant.name, conv.name)
-            network.drop_input(conv, conv.inputs.index(constant.out))
-            conv.name = f"{constant.name} + {conv.name}"
-            conv.fusion.weights = True
+            (conv,) = readers
+            self.fusing(PLAIN, conv, constant, conv)
+            network.take_weights(conv, constant)
             conv.rest_on(*constant.cases)
-            network.remove(constant)

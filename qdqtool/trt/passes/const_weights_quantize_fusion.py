@@ -1,11 +1,6 @@
 """ConstWeightsQuantizeFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import FUSING
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 PLAIN = seen(
     "single-reader", "Constant weights with a Q are quantized when the engine is built, <weights> + <Q>.",
@@ -30,9 +25,7 @@ class ConstWeightsQuantizeFusion(Pass):
             readers = [r for r in constant.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is constant.out]
             for q in readers:
                 alone = constant.out.only_reader() is q
-                case = PLAIN if alone else SHARED
-                self.running(case, constant)
-                self.fire(case, q, FUSING, constant.name, q.name)
+                self.fusing(PLAIN if alone else SHARED, q, constant, q)
                 name = f"{constant.name} + {q.name}{self.target.quantize_suffix}"
                 if alone:
                     network.absorb_reader(constant, q, name)
@@ -43,8 +36,6 @@ class ConstWeightsQuantizeFusion(Pass):
     def _separate(network: Network, constant: Layer, q: Layer, name: str) -> None:
         """A quantized constant of its own for one of several Qs on the same weights."""
         copy = Layer(LayerKind.CONSTANT, name)
-        copy.rank, copy.dims, copy.cases = constant.rank, constant.dims, dict(q.cases)
-        copy.nodes = list(q.nodes)
-        out: Tensor = q.out
+        copy.rank, copy.dims, copy.cases, copy.nodes = constant.rank, constant.dims, dict(q.cases), list(q.nodes)
         network.remove(q)
-        network.add(copy, [], [out])
+        network.add(copy, [], q.outputs)

@@ -1,9 +1,6 @@
 """The "constant fold dangling QDQ" pass."""
 
-from qdqtool.knowledge.tables import assumed
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of
+from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_of
 
 FOLDED = assumed(
     "dequantized-weights", "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
@@ -18,13 +15,13 @@ class ConstantFoldDanglingQDQ(Pass):
     cases = (FOLDED,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
+        for layer in network.of_kind(*QDQ):
             constant = constant_of(layer.data)
             if constant is None or layer.out.is_output:
                 continue
             for reader in layer.out.consumers:
                 reader.rest_on(FOLDED)
-            if constant.out.only_reader() is layer:
+            if constant.out.only_reader():
                 network.absorb_reader(constant, layer, constant.name)
             else:
                 network.drop_input(layer, 0)

@@ -1,10 +1,7 @@
 """ConvActPoolFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.layers import Window
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 STEM = seen(
     "stem-7x7", "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",
@@ -30,15 +27,10 @@ class ConvActPoolFusion(Pass):
     def apply(self, network: Network) -> None:
         if not self.target.fuses_stem_pool:
             return
-        for conv in network.of_kind(LayerKind.CONVOLUTION):
-            pool = conv.out.only_reader()
-            if not (conv.int8 and conv.int8_out) or pool is None or pool.kind != LayerKind.POOLING:
-                continue
-            if not _is_stem(conv) or not _is_stem_pool(pool):
-                continue
-            case = STEM if conv.weights.kernel == (7, 7) else OTHER_STEM
-            self.join(network, case, conv, pool)
-            conv.fusion.pooled = True
+        for conv, pool in network.pairs(LayerKind.CONVOLUTION):
+            if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
+                self.join(network, STEM if conv.weights.kernel == (7, 7) else OTHER_STEM, conv, pool)
+                conv.fusion.pooled = True
 
 
 def _is_stem(conv: Layer) -> bool:
@@ -49,6 +41,5 @@ def _is_stem(conv: Layer) -> bool:
     return isinstance(channels, int) and channels <= 4 and known.group == 1 and known.strides == (2, 2)
 
 
-def _is_stem_pool(pool: Layer) -> bool:
-    window = pool.window
+def _is_stem_pool(window: Window | None) -> bool:
     return window is not None and (window.type, window.kernel, window.strides) == ("MAX", (3, 3), (2, 2))

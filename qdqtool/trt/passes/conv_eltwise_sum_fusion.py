@@ -1,10 +1,7 @@
 """ConvEltwiseSumFusion."""
 
-from qdqtool.knowledge.tables import Case, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, weights_position
+from qdqtool.trt.layers import weights_position
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, constant_of, dq_of, seen
 
 PLAIN = seen(
     "float-residual", "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",
@@ -27,20 +24,16 @@ class ConvEltwiseSumFusion(Pass):
     cases = (PLAIN, BOTH, DEQUANTIZED)
 
     def apply(self, network: Network) -> None:
-        for conv in network.of_kind(LayerKind.CONVOLUTION):
-            add = conv.out.only_reader()
-            if add is None or add.kind != LayerKind.ELEMENTWISE or add.operation != "SUM":
+        for conv, add in network.pairs(LayerKind.CONVOLUTION):
+            if add.kind != LayerKind.ELEMENTWISE or add.operation != "SUM" or len(add.inputs) != 2:
                 continue
-            if len(add.inputs) != 2 or not _can_take(conv):
+            if not _can_take(conv):
                 continue
+            first, last = (t.maker(LayerKind.CONVOLUTION) for t in add.inputs)
             case = PLAIN
-            last = add.inputs[1].producer
-            first = add.inputs[0].producer
-            if last is not None and last.kind == LayerKind.CONVOLUTION and _can_take(last):
-                if last.out.only_reader() is add:
-                    if first is not None and first.kind == LayerKind.CONVOLUTION and _can_take(first):
-                        case = BOTH
-                    conv = last
+            if last is not None and _can_take(last) and last.out.only_reader() is add:
+                case = BOTH if first is not None and _can_take(first) else PLAIN
+                conv = last
             self._take(network, case, conv, add)
 
     def _take(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
@@ -49,9 +42,7 @@ class ConvEltwiseSumFusion(Pass):
             return
         if other.shape is not None and conv.out.shape is not None and other.shape != conv.out.shape:
             return
-        if dq_of(other) is not None:
-            case = DEQUANTIZED
-        self.join(network, case, conv, add)
+        self.join(network, DEQUANTIZED if dq_of(other) else case, conv, add)
         conv.residual = other
         conv.fusion.activated = True
 

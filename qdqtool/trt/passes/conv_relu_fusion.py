@@ -1,9 +1,7 @@
 """ConvReluFusion, and DeconvReluFusion for deconvolutions."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind, case_of
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, is_relu
+from qdqtool.model.operators import case_of
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 CONVOLUTION = case_of("Relu")
 DECONVOLUTION = seen(
@@ -12,23 +10,14 @@ DECONVOLUTION = seen(
 )
 
 
-class ConvReluFusion(Pass):
+class ConvReluFusion(ReluFusion):
     """Joins a convolution and the Relu right behind it (BatchNormalization already folded in the ONNX file)."""
 
     cases = (CONVOLUTION,)
     kind = LayerKind.CONVOLUTION
 
-    def apply(self, network: Network) -> None:
-        (case,) = self.cases
-        for layer in network.of_kind(self.kind):
-            relu = layer.out.only_reader()
-            if relu is None or not is_relu(relu):
-                continue
-            self.join(network, case, layer, relu)
-            layer.fusion.activated = True
 
-
-class DeconvReluFusion(ConvReluFusion):
+class DeconvReluFusion(ReluFusion):
     """The same for a deconvolution."""
 
     cases = (DECONVOLUTION,)

@@ -2,11 +2,8 @@
 
 from typing import ClassVar
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, weights_position
+from qdqtool.trt.layers import weights_position
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, assumed, dq_of, seen
 
 BIAS = seen(
     "bias", "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",
@@ -29,20 +26,15 @@ class ConvScaleFusion(Pass):
     kind = LayerKind.CONVOLUTION
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(self.kind):
-            scale = layer.out.only_reader()
-            if scale is None or scale.kind != LayerKind.SCALE or layer.fusion.activated:
-                continue
+        for layer, scale in network.pairs(self.kind):
             position = weights_position(layer)
-            if position is not None and not scale.shift_only:
+            if scale.kind != LayerKind.SCALE or layer.fusion.activated or (position and not scale.shift_only):
                 continue
-            case = self._case(layer, position)
-            if scale.relu:
-                layer.fusion.activated = True
-            self.join(network, case, layer, scale)
+            layer.fusion.activated = bool(scale.relu)
+            self.join(network, self._case(layer, position), layer, scale)
 
     def _case(self, layer: Layer, position: int | None) -> Case:
-        return BIAS if position is not None and dq_of(layer.inputs[position]) is not None else FLOAT
+        return BIAS if position and dq_of(layer.inputs[position]) else FLOAT
 
 
 class DeconvScaleFusion(ConvScaleFusion):

@@ -1,10 +1,6 @@
 """DqQFusion."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name, only_q
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, node_name, only_q, seen
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
 
@@ -50,8 +46,8 @@ class DqQFusion(Pass):
             network.retarget(out, source)
         else:
             network.retarget(source, out)
-            network.set_output_of(producer, source, out)
+            network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape
-        if not dq.out.consumers and not dq.out.is_output and network.alive(dq):
-            network.remove(dq)
+        if network.alive(dq):
+            network.remove_unread(dq)

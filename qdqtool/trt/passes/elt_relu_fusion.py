@@ -1,9 +1,6 @@
 """EltReluFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, is_relu
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 PLAIN = seen(
     "single-reader", "An elementwise layer takes the Relu that alone reads it, <Add> + <Relu>.",
@@ -12,15 +9,8 @@ PLAIN = seen(
 )
 
 
-class EltReluFusion(Pass):
+class EltReluFusion(ReluFusion):
     """Joins an elementwise layer and the Relu behind it."""
 
     cases = (PLAIN,)
-
-    def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE):
-            relu = layer.out.only_reader()
-            if relu is None or not is_relu(relu) or layer.in_myelin:
-                continue
-            self.join(network, PLAIN, layer, relu)
-            layer.relu = relu.name
+    kind = LayerKind.ELEMENTWISE

@@ -1,9 +1,6 @@
 """EltwiseAddToPwn."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, seen
 
 SUM = seen(
     "sum", "A sum that no convolution took becomes a pointwise layer.", "yolov8-orin-trt8412-excerpts:228",
@@ -18,6 +15,5 @@ class EltwiseAddToPwn(Pass):
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE):
-            if layer.operation != "SUM" or layer.in_myelin:
-                continue
-            self.turn(network, SUM, layer, LayerKind.POINTWISE)
+            if layer.operation == "SUM" and not layer.in_myelin:
+                self.turn(network, SUM, layer, LayerKind.POINTWISE)

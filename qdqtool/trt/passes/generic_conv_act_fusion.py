@@ -1,10 +1,8 @@
 """GenericConvActFusion."""
 
-from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import OPERATORS, LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.model.operators import OPERATORS
+from qdqtool.trt.layers import CONVOLUTIONS, Layer, node_name
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
 from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.types import Evidence
@@ -24,9 +22,7 @@ WITH_ADD = documented(
     "joined-with-add", "An activation that was joined with a residual Add is not taken: the convolution writes float.",
     "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
 )
-_SINGLE = {
-    op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"
-}
+_SINGLE = {op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"}
 
 
 class GenericConvActFusion(Pass):
@@ -35,19 +31,16 @@ class GenericConvActFusion(Pass):
     cases = (*dict.fromkeys(_SINGLE.values()), POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION):
-            pointwise = layer.out.only_reader()
-            if pointwise is None or pointwise.kind != LayerKind.POINTWISE or layer.fusion.activated:
+        for layer, pointwise in network.pairs(*CONVOLUTIONS):
+            if pointwise.kind != LayerKind.POINTWISE or layer.fusion.activated:
                 continue
             if len(pointwise.inputs) != 1:
                 self._refuse(layer, pointwise)
                 continue
-            case = _case(layer, pointwise)
             last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
             acts_as = pointwise.acts_as or pointwise.op
-            self.join(network, case, layer, pointwise)
-            layer.fusion.activated = True
-            layer.fusion.pointwise = True
+            self.join(network, _case(layer, pointwise), layer, pointwise)
+            layer.fusion.activated = layer.fusion.pointwise = True
             layer.fusion.activation = Step(last, "SiLU" if acts_as in ("Swish", "Silu") else acts_as)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:

@@ -2,11 +2,7 @@
 
 from collections import Counter
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen
 from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.surroundings import scale_of
 from qdqtool.trt.trace import ELIMINATING, REMOVING
@@ -21,16 +17,12 @@ LATER = assumed(
     "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is assumed. It changes "
     "names only",
 )
-CLONE = seen(
-    "clone", "A Concat's clone is merged into the Q of the model.", "yolov8-orin-trt8412-excerpts:175",
-)
+CLONE = seen("clone", "A Concat's clone is merged into the Q of the model.", "yolov8-orin-trt8412-excerpts:175")
 OUTPUT = assumed(
     "network-output", "A Q that writes a network output stays; others are merged into it.",
     "an output has a name and memory of its own",
 )
-UNKNOWN = assumed(
-    "unknown-scale", "A scale that is not known counts as different.", "its data is not available",
-)
+UNKNOWN = assumed("unknown-scale", "A scale that is not known counts as different.", "its data is not available")
 
 
 class HorizontalMergeQNodes(Pass):
@@ -39,12 +31,11 @@ class HorizontalMergeQNodes(Pass):
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
 
     def apply(self, network: Network) -> None:
-        relisted = network.relisted
         qs = network.near(LayerKind.QUANTIZE)
-        read = Counter([q.inputs[0] for q in qs])
+        read = Counter(q.data for q in qs)
         by_tensor: dict[Tensor, list[Layer]] = {}
-        for q in sorted((q for q in qs if read[q.inputs[0]] > 1), key=lambda q: _precedence(q, relisted)):
-            by_tensor.setdefault(q.inputs[0], []).append(q)
+        for q in sorted((q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)):
+            by_tensor.setdefault(q.data, []).append(q)
         for tensor, group in by_tensor.items():
             self._merge(network, tensor, group)
 
@@ -58,8 +49,8 @@ class HorizontalMergeQNodes(Pass):
             if survivor is None or q.out.is_output:
                 kept.append(q)
                 known.setdefault(key, q)
-                continue
-            merged.setdefault(survivor, []).append(q)
+            else:
+                merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
         if len(kept) > 1 and (len(known) > 1 or None in known):

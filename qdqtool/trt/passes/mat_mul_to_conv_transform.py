@@ -3,11 +3,9 @@
 import math
 from dataclasses import replace
 
-from qdqtool.knowledge.tables import Case, documented
-from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind, case_of
-from qdqtool.trt.layers import Dims, Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of, dq_of
+from qdqtool.model.operators import case_of
+from qdqtool.trt.layers import Dims, Layer, Tensor, constant_of, dq_of, inserted_shuffle
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
 
 GEMM = case_of("Gemm")
@@ -46,8 +44,8 @@ class MatMulToConvTransform(Pass):
             if case is PLAIN:
                 constant = constant_of(layer.inputs[1])
                 network.drop_input(layer, 1)
-                if constant is not None and not constant.out.consumers and not constant.out.is_output:
-                    network.remove(constant)
+                if constant is not None:
+                    network.remove_unread(constant)
             self._surround(network, layer)
 
     @staticmethod
@@ -61,9 +59,7 @@ class MatMulToConvTransform(Pass):
                 layer.nodes.extend(turn.nodes)
                 network.remove(turn)
                 continue
-            shuffle = Layer(LayerKind.SHUFFLE, f"{what}_{layer.name}")
-            shuffle.rank = layer.rank.before(position)
-            shuffle.passage = INSERTED_SHUFFLE
+            shuffle = inserted_shuffle(f"{what}_{layer.name}", layer.rank.before(position))
             shuffle.shuffling.before_matmul, shuffle.shuffling.moves = True, position == 1 or images
             source = layer.inputs[position]
             between = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
@@ -71,9 +67,7 @@ class MatMulToConvTransform(Pass):
                 shuffle.shuffling.perm = _TO_CHANNELS_FIRST if images else None
                 between.shape = _rows(source.shape, images)
             network.insert_before(layer, position, shuffle, between)
-        after = Layer(LayerKind.SHUFFLE, f"reshape_after_{layer.name}")
-        after.rank = layer.rank.behind()
-        after.passage = INSERTED_SHUFFLE
+        after = inserted_shuffle(f"reshape_after_{layer.name}", layer.rank.behind())
         after.shuffling.after_matmul, after.shuffling.moves = True, images
         after.shuffling.perm = _TO_CHANNELS_LAST if images else None
         out = layer.out
@@ -95,10 +89,10 @@ def _rows(shape: Dims | None, images: bool) -> Dims | None:
 
 def _turn_of(layer: Layer) -> Layer | None:
     """The Transpose that alone is between a MatMul and the DQ of its weights: a linear layer as PyTorch exports."""
-    turn = layer.inputs[1].producer if layer.op == "MatMul" else None
-    if turn is None or turn.kind != LayerKind.SHUFFLE or turn.shuffling.perm != (1, 0) or dq_of(turn.data) is None:
+    turn = layer.inputs[1].maker(LayerKind.SHUFFLE) if layer.op == "MatMul" else None
+    if turn is None or turn.shuffling.perm != (1, 0) or dq_of(turn.data) is None:
         return None
-    return turn if turn.out.only_reader() is layer else None
+    return turn if turn.out.only_reader() else None
 
 
 def _case(layer: Layer) -> Case | None:

@@ -1,10 +1,6 @@
 """Horizontal merging of convolutions."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, seen
 from qdqtool.trt.trace import MERGING
 
 EQUAL = seen(
@@ -44,13 +40,9 @@ class MergeLayers(Pass):
 
 def _mergeable(conv: Layer) -> bool:
     fusion, known = conv.fusion, conv.weights
-    return (
-        conv.residual is None
-        and len(conv.inputs) == 1
-        and known.group == 1
-        and not (fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul)
-        and known.auto_pad in ("NOTSET", "VALID")
-    )
+    return conv.residual is None and len(conv.inputs) == 1 and known.group == 1 and not (
+        fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul
+    ) and known.auto_pad in ("NOTSET", "VALID")
 
 
 def _key(conv: Layer) -> tuple[object, ...]:

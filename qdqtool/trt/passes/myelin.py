@@ -1,10 +1,9 @@
 """Which layers go to Myelin."""
 
-from qdqtool.knowledge.tables import assumed
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, beside, dq_of, needs_myelin, node_name
+from collections.abc import Container
+
+from qdqtool.trt.layers import WEIGHTED, constant_of, needs_myelin, node_name, reached
+from qdqtool.trt.passes._infra import CONVOLUTIONS, QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, dq_of
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of
 
@@ -19,15 +18,7 @@ CONSTANTS = assumed(
     "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not in it",
 )
 _OWN_LAYER = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
-_KEPT_OUT = (
-    LayerKind.CONVOLUTION,
-    LayerKind.DECONVOLUTION,
-    LayerKind.QUANTIZE,
-    LayerKind.DEQUANTIZE,
-    LayerKind.POOLING,
-    LayerKind.RESIZE,
-    LayerKind.SCALE,
-)
+_KEPT_OUT = (*CONVOLUTIONS, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
 
 
 class MyelinOptimization(Pass):
@@ -41,85 +32,60 @@ class MyelinOptimization(Pass):
 
     def apply(self, network: Network) -> None:
         tail = self._tail(network)
-        varying = self._varying(network)
-        seen: set[int] = set()
-        for layer in [layer for layer in tail.values() if needs_myelin(layer)]:
-            if layer.id in seen:
+        varying = reached((r for t in network.inputs for r in t.consumers), lambda layer: layer.readers)
+        left = set(tail)
+        for layer in filter(needs_myelin, tail):
+            if layer not in left:
                 continue
-            moves = layer.id in varying
-            region = [layer]
-            seen.add(layer.id)
-            for member in region:
-                for other in beside(member):
-                    if other.id in tail and other.id not in seen and (moves or other.id not in varying):
-                        seen.add(other.id)
-                        region.append(other)
+            moves = layer in varying
+            region = _connected(layer, left, () if moves else varying)
+            left -= region.keys()
             for member in region:
                 if member.kind in WEIGHTED:
                     self._refuse(layer, member)
                 member.in_myelin = True
                 member.rest_on(TAIL if moves else CONSTANTS)
             network.relisted = network.relisted or moves
+        network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here
 
     def _refuse(self, trigger: Layer, member: Layer) -> None:
         quantized = [dq_of(t) is not None for t in member.inputs[:2]]
         self.refuse(InMyelin(self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])))
 
     @staticmethod
-    def _varying(network: Network) -> set[int]:
-        """Layers that depend on a network input."""
-        found: set[int] = set()
-        stack = [r for t in network.inputs for r in t.consumers]
-        while stack:
-            layer = stack.pop()
-            if layer.id not in found:
-                found.add(layer.id)
-                stack.extend(r for t in layer.outputs for r in t.consumers)
-        return found
-
-    @staticmethod
-    def _tail(network: Network) -> dict[int, Layer]:
+    def _tail(network: Network) -> list[Layer]:
         """Layers from which no convolution, Q or DQ can be reached."""
-        reaches: set[int] = set()
-        stack = network.of_kind(
-            LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.QUANTIZE, LayerKind.DEQUANTIZE
-        )
-        reaches.update(layer.id for layer in stack)
-        while stack:
-            for tensor in stack.pop().inputs:
-                producer = tensor.producer
-                if producer is not None and producer.id not in reaches:
-                    reaches.add(producer.id)
-                    stack.append(producer)
-        kept = _quantized_products(network)
-        return {
-            i: layer
-            for i, layer in network.layers.items()
-            if i not in reaches and i not in kept and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
-        }
+        above = reached(network.of_kind(*CONVOLUTIONS, *QDQ), lambda layer: layer.above)
+        kept = above.keys() | _quantized_products(network)
+        return [
+            layer for layer in network.layers.values()
+            if layer not in kept and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
+        ]
 
 
-def _quantized_products(network: Network) -> set[int]:
+def _connected(trigger: Layer, left: Container[Layer], apart: Container[Layer]) -> dict[Layer, None]:
+    """The layers around one, of those that are left and not kept apart."""
+    return reached([trigger], lambda layer: (o for o in layer.beside if o in left and o not in apart))
+
+
+def _quantized_products(network: Network) -> set[Layer]:
     """Matrix products with dequantized inputs, and the sum with a constant and the activation behind each."""
-    found: set[int] = set()
+    found: set[Layer] = set()
     for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
-        if not any(dq_of(t) is not None for t in layer.inputs):
+        if not any(map(dq_of, layer.inputs)):
             continue
-        found.add(layer.id)
+        found.add(layer)
         reader = layer.out.only_reader()
-        if reader is not None and reader.kind == LayerKind.ELEMENTWISE and any(map(_constant_behind, reader.inputs)):
-            found.add(reader.id)
-            found.update(s.id for s in map(_constant_behind, reader.inputs) if s is not None)
+        constants = {*filter(None, map(_constant_behind, reader.inputs))} if reader is not None else set()
+        if reader is not None and reader.kind == LayerKind.ELEMENTWISE and constants:
+            found |= {reader, *constants}
             reader = reader.out.only_reader()
         if reader is not None and reader.kind == LayerKind.ACTIVATION:
-            found.add(reader.id)
+            found.add(reader)
     return found
 
 
 def _constant_behind(tensor: Tensor) -> Layer | None:
     """What makes a constant operand: the constant or the reshape of one."""
-    layer = tensor.producer
-    if layer is None or layer.kind == LayerKind.CONSTANT:
-        return layer
-    inner = layer.data.producer if layer.kind == LayerKind.SHUFFLE and layer.inputs else None
-    return layer if inner is not None and inner.kind == LayerKind.CONSTANT else None
+    shuffle = tensor.maker(LayerKind.SHUFFLE)
+    return shuffle if shuffle is not None and constant_of(shuffle.data) else constant_of(tensor)

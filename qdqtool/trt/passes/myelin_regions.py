@@ -1,10 +1,9 @@
 """Which matrix products, Softmax and normalizations run in Myelin on TensorRT 10, with the Q and DQ around them."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, beside, needs_myelin, node_name
+from collections.abc import Collection, Iterable, Iterator
+
+from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, needs_myelin, node_name, reached
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion
 
 PRODUCT = seen(
@@ -26,79 +25,60 @@ POINTWISE = assumed(
     "how far such a region reaches into pointwise layers around it is not logged",
 )
 _OUTSIDE = (
-    LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.CONSTANT,
-    LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.COPY, LayerKind.SHAPE,
+    *CONVOLUTIONS, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.CONSTANT, LayerKind.COPY, LayerKind.SHAPE,
 )
-_QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 
 
 class MyelinRegions(Pass):
     """Marks the regions that Myelin takes, and takes the Q and DQ around them from what stays in the engine.
 
-    TensorRT logs no line for it; layer listings of 10 show the kernels.
+    TensorRT logs no line for it; layer listings of 10 show the kernels. On 8.x, where Myelin may take attention and
+    normalizations with the Q and DQ around, nothing is taken.
     """
 
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE)
 
     def apply(self, network: Network) -> None:
-        if not self.target.products_in_myelin:
-            self._possible(network)
-            return
-        done: set[int] = set()
-        for seed in [layer for layer in network.in_order() if _is_seed(layer)]:
-            if seed.id not in done:
-                members = _connected(seed)
-                done.update(members)
-                region = self._region(seed, members)
-                if region.fused or region.kernels or any(_multiplies(m) for m in members.values()):
-                    network.regions.append(region)
-
-    def _possible(self, network: Network) -> None:
-        """Attention and normalizations, which Myelin may take on 8.x with the Q and DQ around: nothing is taken."""
-        done: set[int] = set()
-        for seed in [layer for layer in network.in_order() if _is_transformer(layer)]:
-            if seed.id not in done:
-                members = _connected(seed)
-                done.update(members)
-                region = MyelinRegion(node_name(seed), seed.op)
-                for layer in members.values():
-                    region.nodes.extend(layer.nodes)
+        takes = self.target.products_in_myelin
+        done: set[Layer] = set()
+        for seed in filter(_is_seed if takes else _is_transformer, network.in_order()):
+            if seed in done:
+                continue
+            members = _connected(seed)
+            done.update(members)
+            region = MyelinRegion(node_name(seed), seed.op, [node for layer in members for node in layer.nodes])
+            if takes:
+                self._take(region, members)
+            else:
                 region.possible.extend(q.name for q in _quantizers_around(members))
+            if not takes or region.fused or region.kernels or any(map(_multiplies, members)):
                 network.regions.append(region)
 
-    def _region(self, seed: Layer, members: dict[int, Layer]) -> MyelinRegion:
-        region = MyelinRegion(node_name(seed), seed.op)
-        for layer in members.values():
+    def _take(self, region: MyelinRegion, members: Collection[Layer]) -> None:
+        """Takes the layers into the region, and each Q and DQ around that nothing outside needs."""
+        for layer in members:
             layer.region = region
             layer.rest_on(PRODUCT)
-            region.nodes.extend(layer.nodes)
         for layer in _quantizers_around(members):
-            self._take(region, members, layer)
-        return region
-
-    def _take(self, region: MyelinRegion, members: dict[int, Layer], layer: Layer) -> None:
-        """Takes a Q or DQ into the region, if nothing outside needs it."""
-        maker = layer.data.producer
-        behind = list(layer.out.consumers)
-        written = maker is not None and maker.id in members
-        read = bool(behind) and not layer.out.is_output and all(r.id in members for r in behind)
-        names = layer.nodes or [layer.of or layer.name]
-        if layer.kind == LayerKind.QUANTIZE and written:
-            assert maker is not None
-            certain = _is_seed(maker) or maker.kind == LayerKind.SHUFFLE
-            layer.rest_on(INSIDE if certain else POINTWISE)
-            region.fused.extend(names)
-            if not certain:
-                region.uncertain += 1
-        elif layer.kind == LayerKind.DEQUANTIZE and read:
-            layer.rest_on(INSIDE)
-            region.fused.extend(names)
-        elif (read if layer.kind == LayerKind.QUANTIZE else written):
-            layer.rest_on(EDGE)
-            region.kernels.extend(names)
-        else:
-            return
-        layer.region = region
+            maker, behind = layer.data.producer, layer.out.consumers
+            written = maker is not None and maker in members
+            read = bool(behind) and not layer.out.is_output and all(r in members for r in behind)
+            quantizes = layer.kind == LayerKind.QUANTIZE
+            names = layer.nodes or [layer.of or layer.name]
+            if quantizes and maker is not None and written:
+                certain = _is_seed(maker) or maker.kind == LayerKind.SHUFFLE
+                layer.rest_on(INSIDE if certain else POINTWISE)
+                region.fused.extend(names)
+                region.uncertain += not certain
+            elif read and not quantizes:
+                layer.rest_on(INSIDE)
+                region.fused.extend(names)
+            elif read or written:
+                layer.rest_on(EDGE)
+                region.kernels.extend(names)
+            else:
+                continue
+            layer.region = region
 
 
 def _multiplies(layer: Layer) -> bool:
@@ -120,40 +100,16 @@ def _is_seed(layer: Layer) -> bool:
     return _multiplies(layer) or layer.kind == LayerKind.SOFTMAX or needs_myelin(layer)
 
 
-def _connected(seed: Layer) -> dict[int, Layer]:
+def _connected(seed: Layer) -> Collection[Layer]:
     """The region around a seed: what is connected to it past Q and DQ, in the order of the search."""
-    found = {seed.id: seed}
-    queue = [seed]
-    for layer in queue:
-        for other in _past_quantizers(layer):
-            if other.id not in found and (_is_seed(other) or other.kind not in _OUTSIDE):
-                found[other.id] = other
-                queue.append(other)
-    return found
+    def further(layer: Layer) -> Iterator[Layer]:
+        past = reached([layer], lambda other: other.beside if other is layer or other.kind in QDQ else ())
+        return (other for other in past if other.kind not in _OUTSIDE or _is_seed(other))
+
+    return reached([seed], further)
 
 
-def _past_quantizers(layer: Layer) -> list[Layer]:
-    """Neighbours of a layer, and those behind the Q and DQ among them."""
-    found: list[Layer] = []
-    queue = beside(layer)
-    looked = {layer.id}
-    for other in queue:
-        if other.id in looked:
-            continue
-        looked.add(other.id)
-        if other.kind in _QDQ:
-            queue.extend(beside(other))
-        else:
-            found.append(other)
-    return found
-
-
-def _quantizers_around(members: dict[int, Layer]) -> list[Layer]:
+def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
     """The Q and DQ that a region's layers read or write, and those behind a Q or in front of a DQ of these."""
-    found: dict[int, Layer] = {}
-    queue = [q for layer in members.values() for q in beside(layer)]
-    for layer in queue:
-        if layer.kind in _QDQ and layer.id not in found and layer.inputs and layer.outputs:
-            found[layer.id] = layer
-            queue.extend(beside(layer))
-    return sorted(found.values(), key=lambda layer: layer.rank)
+    around = reached(members, lambda layer: (q for q in layer.beside if q.kind in QDQ and q.inputs and q.outputs))
+    return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)

@@ -1,9 +1,7 @@
 """Padding taken into a convolution; TensorRT's name for this pass is not known."""
 
-from qdqtool.knowledge.tables import documented
-from qdqtool.model.operators import ZERO_PAD, LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.model.operators import ZERO_PAD
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
 
 PLAIN = documented(
     "pad", "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
@@ -17,18 +15,14 @@ class PadConvFusion(Pass):
     cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for pad in network.of_kind(LayerKind.PADDING):
-            conv = pad.out.only_reader()
-            if conv is None or conv.kind != LayerKind.CONVOLUTION or pad.passage is not ZERO_PAD:
+        for pad, conv in network.pairs(LayerKind.PADDING):
+            if conv.kind != LayerKind.CONVOLUTION or conv.data is not pad.out or pad.passage is not ZERO_PAD:
                 continue
             if conv.int8 and not pad.dq_passed:
                 continue
-            if conv.data is not pad.out:
-                continue
-            source = pad.data
             conv.rest_on(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"
             conv.nodes.extend(pad.nodes)
             conv.fusion.padded = True
-            network.set_input(conv, 0, source)
+            network.set_input(conv, 0, pad.data)
             network.remove(pad)

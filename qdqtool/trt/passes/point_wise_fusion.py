@@ -2,12 +2,9 @@
 
 import math
 
-from qdqtool.knowledge.tables import Case, documented, seen
-from qdqtool.model.operators import GATES, LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass, constant_of, dq_of, is_relu, node_name
-from qdqtool.trt.trace import FUSING
+from qdqtool.model.operators import GATES
+from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, is_relu, node_name
+from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, documented, seen
 
 CHAIN = seen(
     "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
@@ -39,11 +36,8 @@ class PointWiseFusion(Pass):
     def apply(self, network: Network) -> None:
         if self.target.constants_first:
             self._take_constants(network)
-        for first in network.of_kind(*_KINDS):
-            if not network.alive(first):
-                continue
-            layer = first
-            while _fusable(layer):
+        for layer in network.of_kind(*_KINDS):
+            while network.alive(layer) and _fusable(layer):
                 reader = layer.out.sole_reader()
                 if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
                     break
@@ -51,15 +45,13 @@ class PointWiseFusion(Pass):
                     network.residuals_behind_activation[node_name(reader)] = None
                     if self.target.residual_through_activation:
                         break
-                layer = self._fuse(network, layer, reader)
+                self._fuse(network, layer, reader)
         if not self.target.constants_first:
             self._take_constants(network)
 
     def _take_constants(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
-            if layer.in_myelin or layer.relu:
-                continue
-            while len(layer.inputs) > 1 and self._take_constant(network, layer):
+            while not layer.in_myelin and not layer.relu and self._take_constant(network, layer):
                 pass
 
     def _take_constant(self, network: Network, layer: Layer) -> bool:
@@ -70,23 +62,20 @@ class PointWiseFusion(Pass):
         position, constant = found[-1]
         direct = layer.inputs[position]
         if self.target.constants_first:
-            self.running(CONSTANT, constant)
-            self.fire(CONSTANT, layer, FUSING, constant.name, layer.name)
+            self.fusing(CONSTANT, layer, constant, layer)
             layer.name = f"PWN({constant.name}, {layer.name})"
         layer.rest_on(CONSTANT)
         network.drop_input(layer, position)
-        if layer.kind != LayerKind.POINTWISE:
-            network.set_kind(layer, LayerKind.POINTWISE)
+        network.set_kind(layer, LayerKind.POINTWISE)
         while direct.producer is not None and not direct.consumers and not direct.is_output:
             unused = direct.producer
             direct = unused.data if unused.inputs else direct
             network.remove(unused)
         return True
 
-    def _fuse(self, network: Network, layer: Layer, reader: Layer) -> Layer:
-        case: Case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
-        self.running(case, layer)
-        self.fire(case, layer, FUSING, layer.name, reader.name)
+    def _fuse(self, network: Network, layer: Layer, reader: Layer) -> None:
+        case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
+        self.fusing(case, layer, layer, reader)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
         rank = reader.rank
         if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
@@ -94,12 +83,10 @@ class PointWiseFusion(Pass):
         layer.acts_as = "SiLU" if _gates(layer, reader) else reader.acts_as or reader.op
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
-        for tensor in list(dict.fromkeys(layer.inputs)):
-            while layer.inputs.count(tensor) > 1:
-                network.drop_input(layer, len(layer.inputs) - 1 - layer.inputs[::-1].index(tensor))
-        if layer.kind != LayerKind.POINTWISE:
-            network.set_kind(layer, LayerKind.POINTWISE)
-        return layer
+        for position in reversed(range(len(layer.inputs))):
+            if layer.inputs[position] in layer.inputs[:position]:
+                network.drop_input(layer, position)
+        network.set_kind(layer, LayerKind.POINTWISE)
 
     def _member(self, layer: Layer) -> str:
         if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:
@@ -112,9 +99,8 @@ def _number_behind(tensor: Tensor) -> Layer | None:
     layer = tensor.producer
     while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
         layer = layer.data.producer
-    if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
-        return None
-    return layer if math.prod(layer.dims) == 1 else None
+    dims = None if layer is None or layer.kind != LayerKind.CONSTANT else layer.dims
+    return layer if dims is not None and math.prod(dims) == 1 else None
 
 
 def _fusable(layer: Layer) -> bool:
@@ -140,26 +126,18 @@ def _gates(layer: Layer, reader: Layer) -> bool:
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:
     """Whether a convolution's activation feeds an Add whose other input is quantized."""
-    producers = {id(t.producer): t.producer for t in layer.inputs}
-    conv = next(iter(producers.values())) if len(producers) == 1 else None
-    if conv is None or conv.kind != LayerKind.CONVOLUTION or reader.operation != "SUM":
+    makers = {t.maker(LayerKind.CONVOLUTION) for t in layer.inputs}
+    if len(makers) != 1 or None in makers or reader.operation != "SUM":
         return False
-    return any(dq_of(t) is not None for t in reader.inputs if t is not layer.out)
+    return any(dq_of(t) for t in reader.inputs if t is not layer.out)
 
 
 def _residual(layer: Layer) -> bool:
     """A sum of which one input is a convolution's own output (through BatchNormalization at most)."""
-    if layer.operation != "SUM":
-        return False
-    for tensor in layer.inputs:
-        producer = tensor.producer
-        if producer is not None and producer.kind == LayerKind.SCALE and tensor.only_reader() is layer:
-            producer = producer.data.producer if producer.inputs else None
-        if (
-            producer is not None
-            and producer.kind == LayerKind.CONVOLUTION
-            and not producer.fusion.activated
-            and constant_of(tensor) is None
-        ):
+    for tensor in layer.inputs if layer.operation == "SUM" else ():
+        scale = tensor.maker(LayerKind.SCALE)
+        above = scale.data if scale is not None and tensor.only_reader() is layer else tensor
+        conv = above.maker(LayerKind.CONVOLUTION)
+        if conv is not None and not conv.fusion.activated:
             return True
     return False

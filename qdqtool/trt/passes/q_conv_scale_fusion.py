@@ -1,12 +1,9 @@
 """QConvScaleFusion."""
 
-from qdqtool.knowledge.tables import documented, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, node_name, weights_position
+from qdqtool.trt.layers import CONVOLUTIONS, dq_of, node_name, weights_position
+from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
 from qdqtool.trt.surroundings import elements
-from qdqtool.trt.trace import REMOVING
 
 FOLDED = seen(
     "batchnorm", "A quantized convolution takes BatchNormalization and Relu; their names disappear.",
@@ -30,27 +27,20 @@ class QConvScaleFusion(Pass):
     cases = (FOLDED, TRANSPOSED)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION):
+        for layer, scale in network.pairs(*CONVOLUTIONS):
             position = weights_position(layer)
             if position is None or dq_of(layer.data) is None or dq_of(layer.inputs[position]) is None:
                 continue
-            scale = layer.out.only_reader()
-            if scale is None or not (scale.kind == LayerKind.SCALE or scale.op == "BatchNormalization"):
-                continue
-            node, size = node_name(layer), elements(layer.out)
-            if scale.op == "BatchNormalization" and scale.kind != LayerKind.SCALE:
-                self.refuse(BatchNormNotConstant(self.name, node, node_name(scale), size))
-                continue
-            if layer.fusion.activated:
-                continue
-            if layer.kind == LayerKind.DECONVOLUTION:
-                self.refuse(ConvTransposeBatchNorm(self.name, node, node_name(scale), size))
+            refused = (self.name, node_name(layer), node_name(scale), elements(layer.out))
+            if scale.kind != LayerKind.SCALE:
+                if scale.op == "BatchNormalization":
+                    self.refuse(BatchNormNotConstant(*refused))
+            elif layer.kind == LayerKind.DECONVOLUTION and not layer.fusion.activated:
+                self.refuse(ConvTransposeBatchNorm(*refused))
                 layer.rest_on(TRANSPOSED)
-                continue
-            self.running(FOLDED, layer)
-            self.fire(FOLDED, layer, REMOVING, scale.name)
-            relu = scale.relu
-            if relu:
-                layer.fusion.activated = True
-            keep = relu and self.target.keeps_relu_name
-            network.absorb_reader(layer, scale, f"{layer.name} + {relu}" if keep else layer.name)
+            elif not layer.fusion.activated:
+                self.running(FOLDED, layer)
+                self.fire(FOLDED, layer, REMOVING, scale.name)
+                layer.fusion.activated = bool(scale.relu)
+                keep = scale.relu and self.target.keeps_relu_name
+                network.absorb_reader(layer, scale, f"{layer.name} + {scale.relu}" if keep else layer.name)

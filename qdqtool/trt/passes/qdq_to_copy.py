@@ -3,11 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network, weakest
-from qdqtool.trt.passes._infra import Pass, node_name
+from qdqtool.trt.passes._infra import QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen, weakest
 from qdqtool.trt.refusals import Reader, Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
@@ -37,11 +33,10 @@ class QDQToCopy(Pass):
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
 
     def apply(self, network: Network) -> None:
-        left = []
-        for layer in network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
-            if layer.region is None:
-                left.append(layer)
-            else:  # a kernel of Myelin, or a part of one
+        layers = network.of_kind(*QDQ)
+        left = [layer for layer in layers if layer.region is None]
+        for layer in layers:
+            if layer.region is not None:  # a kernel of Myelin, or a part of one
                 network.set_kind(layer, LayerKind.COPY)
         readers = functools.cache(readers_of)  # many Qs may read one tensor
         for layer in left:
@@ -61,9 +56,8 @@ class QDQToCopy(Pass):
         return Stays(
             self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
             scale_of(layer), origin_of(layer.data), readers(layer.data), readers(layer.out), layer.passed.steps(),
-            layer.blocked,
-            elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale, layer.requantizes,
-            _precision(layer), in_attention, weakest(cases, self.target),
+            layer.blocked, elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale,
+            layer.requantizes, _precision(layer), in_attention, weakest(cases, self.target),
         )
 
 

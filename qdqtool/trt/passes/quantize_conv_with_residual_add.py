@@ -1,20 +1,10 @@
 """QuantizeConvWithResidualAdd."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, constant_of, dq_of, drop_reader, node_name, only_q, weights_position
-from qdqtool.trt.refusals import (
-    ActivationBeforeAdd,
-    AddOutputNotQuantized,
-    OutputDifferentScales,
-    ReaderKind,
-    ResidualBothQuantized,
-    ResidualFloat,
-)
+from qdqtool.trt import refusals
+from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, node_name, only_q, weights_position
+from qdqtool.trt.passes._infra import FUSING, FUSING_INTO, REMOVING, SWAPPING, LayerKind, Network, Pass, assumed, seen
+from qdqtool.trt.refusals import ReaderKind
 from qdqtool.trt.surroundings import differ, elements, is_sum, origin_of, readers_of, refusal_of, scale_of
-from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, SWAPPING
 
 QUANTIZED = seen(
     "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
@@ -43,64 +33,58 @@ class QuantizeConvWithResidualAdd(Pass):
     cases = (QUANTIZED, ACTIVATED)
 
     def apply(self, network: Network) -> None:
-        for conv in network.of_kind(LayerKind.CONVOLUTION):
+        for conv, add in network.pairs(LayerKind.CONVOLUTION):
             position = weights_position(conv)
             if position is None or conv.int8:
                 continue
-            add = self._add_behind(network, conv)
-            if add is None or refusal_of(conv, self.name, self.target) is not None:
+            if add.kind == LayerKind.QUANTIZE:
+                self._both(conv, add)
+            if not is_sum(add):
                 continue
-            other = next((t for t in add.inputs if t is not conv.out), None)
-            if other is None:
+            other = next(t for t in add.inputs if t is not conv.out)
+            dq, q, by = dq_of(other), only_q(add.out), (self.name, node_name(conv))
+            if self._held_apart(network, conv, add, other) or len(add.inputs) != 2 or add.kind != LayerKind.ELEMENTWISE:
                 continue
-            node, size = node_name(conv), elements(conv.out)
-            dq = dq_of(other)
+            if refusal_of(conv, self.name, self.target) is not None:
+                continue
+            if dq is not None and q is not None:
+                self._fuse(network, conv, position, add, dq, q)
+                continue
+            size, readers = elements(conv.out), readers_of(add.out)
             if dq is None:
-                readers = readers_of(add.out)
                 quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
-                self.refuse(ResidualFloat(
-                    self.name, node, node_name(add), origin_of(other), readers, size, other.source, quantizers,
+                self.refuse(refusals.ResidualFloat(
+                    *by, node_name(add), origin_of(other), readers, size, other.source, quantizers,
                 ))
-                continue
-            q = only_q(add.out)
-            if q is None:
-                readers = readers_of(add.out)
-                if differ(readers) and all(r.kind == ReaderKind.Q for r in readers):
-                    self.refuse(OutputDifferentScales(self.name, node, add.out.source, readers, size))
-                else:
-                    self.refuse(AddOutputNotQuantized(self.name, node, node_name(add), origin_of(other), readers, size))
-                continue
-            self._fuse(network, conv, position, add, dq, q)
+            elif differ(readers) and all(r.kind == ReaderKind.Q for r in readers):
+                self.refuse(refusals.OutputDifferentScales(*by, add.out.source, readers, size))
+            else:
+                self.refuse(refusals.AddOutputNotQuantized(*by, node_name(add), origin_of(other), readers, size))
 
-    def _add_behind(self, network: Network, conv: Layer) -> Layer | None:
-        reader = conv.out.only_reader()
-        if reader is not None and reader.kind == LayerKind.QUANTIZE:
-            self._both(conv, reader)
-            return None
-        if reader is None or not is_sum(reader):
-            return None
-        other = next((t for t in reader.inputs if t is not conv.out), None)
-        if conv.fusion.activated and other is not None and dq_of(other) is not None:
-            network.residuals_behind_activation[node_name(reader)] = None
-        if conv.fusion.activated and not self.target.residual_through_activation:
-            self.refuse(ActivationBeforeAdd(
-                self.name, node_name(conv), node_name(reader), conv.nodes[-1],
-                origin_of(other) if other is not None else None, elements(conv.out), readers_of(reader.out),
+    def _held_apart(self, network: Network, conv: Layer, add: Layer, other: Tensor) -> bool:
+        """Whether an activation between them keeps a convolution and an Add apart on the target."""
+        if conv.fusion.activated and dq_of(other) is not None:
+            network.residuals_behind_activation[node_name(add)] = None
+        apart = conv.fusion.activated and not self.target.residual_through_activation
+        if apart:
+            self.refuse(refusals.ActivationBeforeAdd(
+                self.name, node_name(conv), node_name(add), conv.nodes[-1], origin_of(other), elements(conv.out),
+                readers_of(add.out),
             ))
             conv.rest_on(ACTIVATED)
-            return None
-        return reader if len(reader.inputs) == 2 and reader.kind == LayerKind.ELEMENTWISE else None
+        return apart
 
     def _both(self, conv: Layer, q: Layer) -> None:
         if conv.fusion.activated:
             return  # whether the Add could be joined is not known: both pairs let it run in INT8 by itself
-        dq = q.out.only_reader()
-        add = dq.out.only_reader() if dq is not None and dq.kind == LayerKind.DEQUANTIZE else None
-        if add is not None and add.kind == LayerKind.ELEMENTWISE and all(map(dq_of, add.inputs)):
+        dq = q.out.only_reader(LayerKind.DEQUANTIZE)
+        add = dq.out.only_reader(LayerKind.ELEMENTWISE) if dq is not None else None
+        if add is not None and all(map(dq_of, add.inputs)):
             other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
-            scales = (scale_of(q), scale_of(other))
-            size = elements(conv.out)
-            self.refuse(ResidualBothQuantized(self.name, node_name(conv), node_name(add), node_name(q), scales, size))
+            self.refuse(refusals.ResidualBothQuantized(
+                self.name, node_name(conv), node_name(add), node_name(q), (scale_of(q), scale_of(other)),
+                elements(conv.out),
+            ))
 
     def _fuse(self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer) -> None:
         case = ACTIVATED if conv.fusion.activated else QUANTIZED
@@ -112,19 +96,16 @@ class QuantizeConvWithResidualAdd(Pass):
         pair = f"({conv_dq.name} and {weight_dq.name})"
         self.fire(case, conv, FUSING_INTO, pair, conv.name, by="QuantizeDoubleInputNodes")
         self.fire(case, conv, REMOVING, q.name)
-        residual: Tensor = dq.data
+        residual = dq.data
         for used in (conv_dq, weight_dq):
-            if drop_reader(network, used, conv):
+            if network.drop_reader(used, conv):
                 self.fire(case, conv, REMOVING, used.name)
         weights = constant_of(conv.inputs[position])
-        if weights is not None and weights.out.only_reader() is conv:
+        if weights is not None and weights.out.only_reader():
             self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
-            network.drop_input(conv, position)
-            network.remove(weights)
-            conv.name = f"{weights.name} + {conv.name}"
-            conv.fusion.weights = True
+            network.take_weights(conv, weights)
         self.fire(case, conv, FUSING, conv.name, add.name, by="ConvEltwiseSumFusion")
-        if drop_reader(network, dq, add):
+        if network.drop_reader(dq, add):
             self.fire(case, conv, REMOVING, dq.name)
         q_out = q.out
         conv.rest_on(*q.cases)
@@ -132,5 +113,4 @@ class QuantizeConvWithResidualAdd(Pass):
         network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
         network.set_output(conv, q_out)
         conv.residual = residual
-        conv.int8 = conv.int8_out = True
-        conv.fusion.activated = True
+        conv.int8 = conv.int8_out = conv.fusion.activated = True

@@ -1,26 +1,9 @@
 """QuantizeDoubleInputNodes."""
 
-from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import LayerKind, case_of
-from qdqtool.trt.layers import WEIGHTED, Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import (
-    Pass,
-    absorb_q,
-    can_absorb,
-    dq_of,
-    drop_reader,
-    node_name,
-    only_q,
-    weights_position,
-)
-from qdqtool.trt.refusals import (
-    Deconvolution3D,
-    FloatTypesDiffer,
-    OutputDifferentScales,
-    OutputScale,
-    OutsideRules,
-)
+from qdqtool.model.operators import case_of
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
+from qdqtool.trt.refusals import Deconvolution3D, FloatTypesDiffer, OutputDifferentScales, OutputScale, OutsideRules
 from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
@@ -64,8 +47,6 @@ DIFFERENT = assumed(
     "in every log such a result has a float reader besides",
 )
 PRELU = assumed("prelu", "A PRelu behind a convolution stays a layer of its own.", "no build shows whether it fuses")
-
-
 _POINTWISE = (LayerKind.ELEMENTWISE, LayerKind.POINTWISE, LayerKind.ACTIVATION, LayerKind.UNARY)
 
 
@@ -99,11 +80,15 @@ class QuantizeDoubleInputNodes(Pass):
             if isinstance(refused, FloatTypesDiffer):
                 layer.rest_on(MIXED_FLOATS)
             return
-        position = weights_position(layer)
-        assert position is not None
-        self._absorb(network, self._case(layer), layer, (0, position))
-        if not layer.int8_out:
-            self._explain_output(layer)
+        self._absorb(network, self._case(layer), layer, layer.inputs[:2])
+        if layer.int8_out or only_q(layer.out) is not None:
+            return  # a Q that is left was refused for its scale
+        output = output_refusal(layer, self.name)
+        self.refuse(output)
+        if isinstance(output, OutputDifferentScales):
+            layer.rest_on(DIFFERENT)
+        elif any(r.op == "PRelu" for r in output.readers):
+            layer.rest_on(PRELU)
 
     def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
         """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not.
@@ -128,10 +113,10 @@ class QuantizeDoubleInputNodes(Pass):
         case = (SUM if plain else POINTWISE) if behind else FLOAT_SUM if plain else FLOAT_POINTWISE
         if only_q(layer.out) is None:
             self.refuse(output_refusal(layer, self.name))
-        self._absorb(network, case, layer, tuple(range(len(layer.inputs))))
+        self._absorb(network, case, layer, layer.inputs)
 
-    def _absorb(self, network: Network, case: Case, layer: Layer, positions: tuple[int, ...]) -> None:
-        dqs = [dq for dq in (dq_of(layer.inputs[p]) for p in positions) if dq is not None]
+    def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
+        dqs = list(filter(None, map(dq_of, inputs)))
         self.running(case, layer)
         q = only_q(layer.out)
         if q is not None and not can_absorb(q):
@@ -142,22 +127,12 @@ class QuantizeDoubleInputNodes(Pass):
         self.fire(case, layer, FUSING_INTO, f"({' and '.join(d.name for d in dqs)})", layer.name)
         if q is not None:
             self.fire(case, layer, REMOVING, q.name)
-            absorb_q(network, layer, q)
+            network.absorb_q(layer, q)
         for dq in dict.fromkeys(dqs):
-            if drop_reader(network, dq, layer):
+            if network.drop_reader(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
         if dqs and dqs[0].quant is not None:
             layer.quantized_as = dqs[0].quant.precision
             if layer.quantized_as == Precision.FP8:
                 self.refuse(OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as))
-
-    def _explain_output(self, layer: Layer) -> None:
-        if only_q(layer.out) is not None:
-            return  # its scale: refused above
-        refused = output_refusal(layer, self.name)
-        self.refuse(refused)
-        if isinstance(refused, OutputDifferentScales):
-            layer.rest_on(DIFFERENT)
-        elif any(r.op == "PRelu" for r in refused.readers):
-            layer.rest_on(PRELU)

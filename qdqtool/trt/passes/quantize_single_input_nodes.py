@@ -1,9 +1,7 @@
 """QuantizeSingleInputNodes."""
 
-from qdqtool.knowledge.tables import documented, seen
-from qdqtool.model.operators import AVERAGES, LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, absorb_q, dq_of, drop_reader, node_name, only_q
+from qdqtool.model.operators import AVERAGES
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented, dq_of, node_name, only_q, seen
 from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
 from qdqtool.trt.surroundings import elements, origin_of, readers_of
 from qdqtool.trt.trace import REMOVING
@@ -31,20 +29,17 @@ class QuantizeSingleInputNodes(Pass):
                 dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
                 self.refuse(ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size))
         for layer in network.of_kind(LayerKind.POOLING):
-            if layer.pools != "AVERAGE":
-                continue
             dq, q = dq_of(layer.data), only_q(layer.out)
-            if dq is None and q is None:
+            if layer.pools != "AVERAGE" or not (dq or q):
                 continue
             if dq is None or q is None:
-                readers, size = readers_of(layer.out), elements(layer.data)
-                origin = origin_of(layer.data)
+                origin, readers, size = origin_of(layer.data), readers_of(layer.out), elements(layer.data)
                 self.refuse(PoolingOneSide(self.name, node_name(layer), dq is not None, origin, readers, size))
                 continue
             case = WINDOW if layer.op == "AveragePool" else GLOBAL
             self.running(case, layer)
             self.fire(case, layer, REMOVING, q.name)
-            absorb_q(network, layer, q)
-            if drop_reader(network, dq, layer):
+            network.absorb_q(layer, q)
+            if network.drop_reader(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
             layer.int8 = True

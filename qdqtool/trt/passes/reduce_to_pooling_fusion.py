@@ -1,14 +1,9 @@
 """ReduceToPoolingFusion."""
 
-from qdqtool.knowledge.tables import assumed, documented, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.trt.layers import Window
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
 
-AVERAGE = seen(
-    "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",
-)
+AVERAGE = seen("global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487")
 MAXIMUM = assumed(
     "global-max", "A GlobalMaxPool becomes a pooling.", "as GlobalAveragePool; a REDUCE layer would refute it",
 )
@@ -30,8 +25,6 @@ class ReduceToPoolingFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.REDUCE):
-            if layer.pooling is None or layer.in_myelin:
-                continue
-            case = _CASES.get(layer.op, MEAN)
-            layer.window = Window(layer.pooling)
-            self.turn(network, case, layer, LayerKind.POOLING)
+            if layer.pooling is not None and not layer.in_myelin:
+                layer.window = Window(layer.pooling)
+                self.turn(network, _CASES.get(layer.op, MEAN), layer, LayerKind.POOLING)

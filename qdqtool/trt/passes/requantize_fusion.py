@@ -1,10 +1,6 @@
 """A DQ followed by a Q of another scale."""
 
-from qdqtool.knowledge.tables import documented
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, node_name
+from qdqtool.trt.passes._infra import CONVOLUTIONS, Layer, LayerKind, Network, Pass, documented, dq_of, node_name
 from qdqtool.trt.surroundings import scale_of
 
 INTO = documented(
@@ -27,39 +23,28 @@ class RequantizeFusion(Pass):
             dq = dq_of(q.data)
             if dq is None or (q.quant is not None and q.quant.per_channel):
                 continue
-            conv = dq.data.producer
-            if (
-                conv is not None
-                and conv.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
-                and conv.int8_out
-                and dq.data.only_reader() is dq
-                and dq.out.only_reader() is q
-            ):
+            conv = dq.data.maker(*CONVOLUTIONS)
+            if conv is not None and conv.int8_out and dq.data.only_reader() and dq.out.only_reader():
                 self._into(network, conv, dq, q)
                 continue
-            source = dq.data
             q.of = node_name(q)
             q.name = f"{dq.name} + {q.name}"
             q.nodes = [*dq.nodes, *q.nodes]
-            network.set_input(q, 0, source)
+            network.set_input(q, 0, dq.data)
             q.requantizes = True
             q.pair, q.first_scale = dq.pair or node_name(dq), scale_of(dq)
             for step in dq.passed.last():
                 q.passed = q.passed.then(step)
             q.rest_on(CONVERSION)
-            if not dq.out.consumers and not dq.out.is_output:
-                network.remove(dq)
+            network.remove_unread(dq)
             for reader in q.out.consumers:
                 reader.rest_on(CONVERSION)
 
     @staticmethod
     def _into(network: Network, conv: Layer, dq: Layer, q: Layer) -> None:
-        out = q.out
-        name = f"{conv.name} + {dq.name} + {q.name}"
-        nodes = [*dq.nodes, *q.nodes]
         network.remove(q)
         network.remove(dq)
-        network.set_output(conv, out)
-        conv.name = name
-        conv.nodes.extend(nodes)
+        network.set_output(conv, q.out)
+        conv.name = f"{conv.name} + {dq.name} + {q.name}"
+        conv.nodes += [*dq.nodes, *q.nodes]
         conv.rest_on(INTO, *q.cases)

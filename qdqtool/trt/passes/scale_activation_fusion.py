@@ -1,9 +1,6 @@
 """ScaleActivationFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, is_relu
+from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 PLAIN = seen(
     "relu", "A BatchNormalization takes the Relu that alone reads it, <BN> + <Relu>.",
@@ -12,15 +9,8 @@ PLAIN = seen(
 )
 
 
-class ScaleActivationFusion(Pass):
+class ScaleActivationFusion(ReluFusion):
     """Joins a BatchNormalization and the Relu behind it."""
 
     cases = (PLAIN,)
-
-    def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.SCALE):
-            relu = layer.out.only_reader()
-            if relu is None or not is_relu(relu):
-                continue
-            layer.relu = relu.name
-            self.join(network, PLAIN, layer, relu)
+    kind = LayerKind.SCALE

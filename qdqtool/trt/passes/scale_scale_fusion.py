@@ -1,9 +1,6 @@
 """ScaleScaleFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, seen
 
 PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-orin-trt8502:5765")
 
@@ -15,13 +12,9 @@ class ScaleScaleFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.SCALE):
-            if not network.alive(layer):
-                continue
-            while True:
-                reader = layer.out.only_reader()
-                if reader is None or reader.kind != LayerKind.SCALE or layer.relu:
-                    break
-                if len(layer.nodes) >= MAX_JOINED:
+            while network.alive(layer) and len(layer.nodes) < MAX_JOINED and not layer.relu:
+                reader = layer.out.only_reader(LayerKind.SCALE)
+                if reader is None:
                     break
                 layer.relu = reader.relu
                 self.join(network, PLAIN, layer, reader)

@@ -1,10 +1,6 @@
 """ShuffleErasure."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.trace import REMOVING
+from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, seen
 
 NOTHING = seen(
     "changes-nothing", "A pair of shuffles that gives back the shape it started from goes, and so does the shuffle "
@@ -21,16 +17,15 @@ class ShuffleErasure(Pass):
 
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            before, after = shuffle.data.shape, shuffle.out.shape
-            if not shuffle.shuffling.joined or before is None or before != after:
+            source, out = shuffle.data, shuffle.out
+            if not shuffle.shuffling.joined or source.shape is None or source.shape != out.shape:
                 continue
             if shuffle.shuffling.moves:
                 continue  # equal dimensions do not make a transpose a no-op
-            if shuffle.out.is_output and (shuffle.data.is_output or shuffle.data.producer is None):
+            if out.is_output and (source.is_output or source.producer is None):
                 continue  # a network output has a name and memory of its own
             self.running(NOTHING, shuffle)
             self.fire(NOTHING, shuffle, REMOVING, shuffle.name)
-            source, out = shuffle.data, shuffle.out
             if out.is_output:
                 source.name = out.name
             source.source = out.source

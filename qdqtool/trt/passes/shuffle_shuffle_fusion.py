@@ -1,10 +1,6 @@
 """ShuffleShuffleFusion."""
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import MAX_JOINED, Pass
+from qdqtool.trt.passes._infra import MAX_JOINED, Layer, LayerKind, Network, Pass, seen
 
 PLAIN = seen(
     "single-reader", "Two shuffles in a row become one.",
@@ -20,13 +16,9 @@ class ShuffleShuffleFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            if not network.alive(shuffle):
-                continue
-            while True:
-                reader = shuffle.out.only_reader()
-                if reader is None or reader.kind != LayerKind.SHUFFLE or reader.shuffling.after_matmul:
-                    break
-                if len(shuffle.nodes) >= MAX_JOINED:
+            while network.alive(shuffle) and len(shuffle.nodes) < MAX_JOINED:
+                reader = shuffle.out.only_reader(LayerKind.SHUFFLE)
+                if reader is None or reader.shuffling.after_matmul:
                     break
                 moves, perm = shuffle.shuffling.moves or reader.shuffling.moves, _one_after_other(shuffle, reader)
                 self.join(network, PLAIN, shuffle, reader)

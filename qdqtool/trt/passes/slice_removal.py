@@ -1,9 +1,6 @@
 """Slice elimination."""
 
-from qdqtool.knowledge.tables import assumed, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import ELIMINATING_SLICE, REPLACING_SLICE
 
 VIEW = seen(

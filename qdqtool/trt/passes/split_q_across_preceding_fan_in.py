@@ -4,11 +4,9 @@ from collections import deque
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.knowledge.tables import Case, documented
-from qdqtool.model.operators import LayerKind, case_of
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, can_absorb, dq_of, node_name, only_q
+from qdqtool.model.operators import case_of
+from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
@@ -35,8 +33,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
             q = only_q(concat.out)
             if q is None:
                 self._refuse(concat)
-                continue
-            if not can_absorb(q):
+            if q is None or not can_absorb(q):
                 continue
             network.q_copies += len(concat.inputs)
             limit = max(budgets.Q_COPIES, 4 * network.counts["Original"])  # an ordinary large network makes many
@@ -47,12 +44,10 @@ class SplitQAcrossPrecedingFanIn(Pass):
             self.running(case, concat)
             for position in range(len(concat.inputs)):
                 self._clone(network, case, concat, q, position)
-            out = q.out
             network.remove(q)
-            network.set_output(concat, out)
-            clones = [t.producer for t in concat.inputs if t.producer is not None]
-            inner = dict.fromkeys(c.data.producer for c in clones)
-            todo.extend(c for c in inner if c is not None and c.kind == LayerKind.CONCATENATION and only_q(c.out))
+            network.set_output(concat, q.out)
+            inner = dict.fromkeys(clone.data.maker(LayerKind.CONCATENATION) for clone in concat.above)
+            todo.extend(c for c in inner if c is not None and only_q(c.out))
 
     def _refuse(self, concat: Layer) -> None:
         qs = [r for r in concat.out.consumers if r.kind == LayerKind.QUANTIZE]
@@ -66,7 +61,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
 
     def _compare(self, concat: Layer) -> None:
         """Says which scales the parts of a Concat that a Q went through had, where one differs."""
-        moved = [t.producer if t.producer and t.producer.kind == LayerKind.QUANTIZE else None for t in concat.inputs]
+        moved = [t.maker(LayerKind.QUANTIZE) for t in concat.inputs]
         first = next((q for q in moved if q is not None and q.clone), None)
         if first is None:
             return

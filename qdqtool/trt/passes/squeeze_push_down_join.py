@@ -1,11 +1,8 @@
 """SqueezePushDownJoin."""
 
-from qdqtool.knowledge.tables import Case, assumed, seen
-from qdqtool.model.operators import INSERTED_SHUFFLE, LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, can_absorb, constant_of, only_q, swap
-from qdqtool.trt.trace import SQUEEZE, SWAPPING
+from qdqtool.trt.layers import Layer, Tensor, can_absorb, constant_of, inserted_shuffle, only_q
+from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
+from qdqtool.trt.trace import SQUEEZE
 
 BIAS = seen(
     "bias", "The reshape behind a Gemm turned convolution moves past the bias.", "resnet18-qat-rtx2000-trt8510:2571",
@@ -27,21 +24,17 @@ class SqueezePushDownJoin(Pass):
     cases = (BIAS, ACTIVATION, FOLLOWED)
 
     def apply(self, network: Network) -> None:
-        for squeeze in network.of_kind(LayerKind.SHUFFLE):
-            if not squeeze.shuffling.after_matmul or squeeze.shuffling.pushed:
+        for squeeze, reader in network.pairs(LayerKind.SHUFFLE):
+            producer = squeeze.data.producer
+            if not squeeze.shuffling.after_matmul or squeeze.shuffling.pushed or producer is None:
                 continue
-            reader, producer = squeeze.out.only_reader(), squeeze.data.producer
-            if reader is None or producer is None:
-                continue
-            if reader.kind not in (LayerKind.ELEMENTWISE, LayerKind.ACTIVATION):
-                continue
-            data = 0 if reader.inputs[0] is squeeze.out else 1
+            data = reader.inputs.index(squeeze.out)
             constant: Layer | None = None
-            if reader.kind == LayerKind.ELEMENTWISE:
-                constant = constant_of(reader.inputs[1 - data]) if len(reader.inputs) == 2 else None
-                if constant is None:
-                    continue
-            case: Case = BIAS if constant is not None else ACTIVATION
+            if reader.kind == LayerKind.ELEMENTWISE and len(reader.inputs) == 2:
+                constant = constant_of(reader.inputs[1 - data])
+            if constant is None and reader.kind != LayerKind.ACTIVATION:
+                continue
+            case = BIAS if constant is not None else ACTIVATION
             self.running(case, squeeze)
             self.fire(case, producer, SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
             if constant is not None:
@@ -51,15 +44,13 @@ class SqueezePushDownJoin(Pass):
             if q is not None and can_absorb(q):
                 self.running(FOLLOWED, after, by="VanillaSwapWithFollowingQ")
                 self.fire(FOLLOWED, producer, SWAPPING, after.name, q.name, by="VanillaSwapWithFollowingQ")
-                swap(network, after, q)
+                network.swap(after, q)
 
     @staticmethod
     def _unsqueeze(network: Network, reader: Layer, position: int, constant: Layer) -> None:
         """Gives the constant the rank of what the convolution writes."""
         operand = reader.inputs[position]
-        unsqueeze = Layer(LayerKind.SHUFFLE, f"unsqueeze_node_after_{constant.name}_{operand.name}")
-        unsqueeze.passage = INSERTED_SHUFFLE
-        unsqueeze.rank = constant.rank
+        unsqueeze = inserted_shuffle(f"unsqueeze_node_after_{constant.name}_{operand.name}", constant.rank)
         network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
 
     @staticmethod
@@ -69,9 +60,7 @@ class SqueezePushDownJoin(Pass):
         wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
         network.remove(squeeze)
         network.set_output(reader, wide)
-        after = Layer(LayerKind.SHUFFLE, f"copied_squeeze_after_{reader.name}")
-        after.passage = INSERTED_SHUFFLE
-        after.rank = reader.rank.behind()
+        after = inserted_shuffle(f"copied_squeeze_after_{reader.name}", reader.rank.behind())
         after.shuffling.after_matmul = after.shuffling.pushed = True
         after.shuffling.moves, after.shuffling.perm = squeeze.shuffling.moves, squeeze.shuffling.perm
         return network.add(after, [wide], [out])

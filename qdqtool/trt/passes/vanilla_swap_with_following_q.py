@@ -2,14 +2,9 @@
 
 from collections import deque
 
-from qdqtool.knowledge.tables import seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, node_name, swap
+from qdqtool.trt.passes._infra import SWAPPING, Layer, LayerKind, Network, Pass, Tensor, node_name, seen
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
 from qdqtool.trt.surroundings import readers_of, step_of
-from qdqtool.trt.trace import SWAPPING
 
 SINGLE = seen(
     "single-reader", "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs in "
@@ -58,7 +53,7 @@ class VanillaSwapWithFollowingQ(Pass):
             readers.clear()
             q.moved_past(step_of(op))
             q.blocked = None
-            swap(network, op, q)
+            network.swap(op, q)
             todo.append(q)
 
     def _many(self, op: Layer, q: Layer, readers: tuple[Reader, ...], refused: set[int]) -> None:

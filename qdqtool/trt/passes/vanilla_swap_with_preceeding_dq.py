@@ -3,15 +3,11 @@
 from collections import deque
 from dataclasses import replace
 
-from qdqtool.knowledge.tables import assumed, documented, seen
-from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import QuantParams
-from qdqtool.trt.layers import Layer, Tensor
-from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass, dq_of, exchange, node_name
+from qdqtool.trt.layers import Layer, Tensor, dq_of, node_name
+from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of, step_of
-from qdqtool.trt.trace import SWAPPING
 
 INSERTED = seen(
     "inserted-shuffle", "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
@@ -66,7 +62,9 @@ class VanillaSwapWithPreceedingDQ(Pass):
             dq.rest_on(case)
             op.dq_passed = True
             dq.moved_past(step_of(op))
-            self._swap(network, dq, op)
+            network.exchange(dq, op)
+            op.out.shape = dq.out.shape
+            dq.rank = op.rank.next()
             todo.append(dq)
 
     @staticmethod
@@ -74,27 +72,25 @@ class VanillaSwapWithPreceedingDQ(Pass):
         """A DQ of its own for each operator that reads a shared one and that it can pass."""
         made: list[Layer] = []
         per_channel = dq.quant is not None and dq.quant.per_channel
-        for number, op in enumerate([r for r in dq.out.consumers if _passes(r)]):
+        for number, op in enumerate(list(filter(_passes, dq.out.consumers))):
             if per_channel or len(op.inputs) != 1:
                 continue
             copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
-            copy.quant, copy.computed_scale, copy.nodes, copy.rank = (
-                dq.quant, dq.computed_scale, list(dq.nodes), dq.rank.next()
-            )
-            copy.pair, copy.passed = dq.pair, dq.passed
+            copy.quant, copy.computed_scale, copy.pair, copy.passed = dq.quant, dq.computed_scale, dq.pair, dq.passed
+            copy.nodes, copy.rank = list(dq.nodes), dq.rank.next()
             out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
             out.shape = dq.out.shape
             network.add(copy, [dq.data], [out])
             network.set_input(op, 0, out)
             copy.rest_on(COPIED)
             made.append(copy)
-        if made and not dq.out.consumers and not dq.out.is_output:
-            network.remove(dq)
+        if made:
+            network.remove_unread(dq)
         return made
 
     def _fan_out(self, dq: Layer) -> None:
         """Says what a DQ with several readers keeps float; what reads their results rests on an assumption then."""
-        held = [r for r in dq.out.consumers if _passes(r)]
+        held = list(filter(_passes, dq.out.consumers))
         if not held:
             return
         self.refuse(ManyConsumers(self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)))
@@ -103,17 +99,10 @@ class VanillaSwapWithPreceedingDQ(Pass):
             for reader in (op, *op.out.consumers):
                 reader.rest_on(SEVERAL)
 
-    @staticmethod
-    def _swap(network: Network, dq: Layer, op: Layer) -> None:
-        exchange(network, dq, op)
-        op.out.shape = dq.out.shape
-        dq.rank = op.rank.next()
-
 
 def _passes(op: Layer) -> bool:
-    if op.passage is None or op.kind == LayerKind.CONCATENATION:
-        return False
-    return not (op.kind == LayerKind.SHUFFLE and op.shuffling.after_matmul)
+    behind_product = op.kind == LayerKind.SHUFFLE and op.shuffling.after_matmul
+    return op.passage is not None and op.kind != LayerKind.CONCATENATION and not behind_product
 
 
 def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:

@@ -9,6 +9,7 @@ towards the pools; so what becomes of one reader of a tensor depends on the othe
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -85,8 +86,9 @@ class Sharing:
         """A number for each Q and DQ with a scalar scale: equal ones are merged. In one pass, for chains and crowds."""
         numbers: dict[tuple[str, object, object], int] = {}
         found: dict[int, int] = {}
-        for node in self.model.ordered:
-            if not (qdq.is_q(node) or qdq.is_dq(node)) or self._count(node) != 1:
+        for node in filter(qdq.is_qdq, self.model.ordered):
+            shape = self.constants.shape(node.input(1))
+            if shape is None or math.prod(shape) != 1:
                 continue
             maker = self.model.producer(node.input(0))
             above = found.get(maker.index) if maker is not None and qdq.is_q(maker) else None
@@ -97,15 +99,11 @@ class Sharing:
     @functools.cached_property
     def _alike(self) -> dict[int, list[Node]]:
         """The live DQs of each class, in graph order."""
-        groups: dict[int, list[Node]] = {}
+        groups: defaultdict[int, list[Node]] = defaultdict(list)
         for node in self.model.nodes:
             if qdq.is_dq(node) and node.index in self.live and node.index in self._classes:
-                groups.setdefault(self._classes[node.index], []).append(node)
+                groups[self._classes[node.index]].append(node)
         return groups
-
-    def _count(self, node: Node) -> int:
-        shape = self.constants.shape(node.input(1))
-        return math.prod(shape) if shape is not None else 0
 
     def is_alone(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
         """Whether a factor can join the scale: all else that reads the tensor moves its integers, or is the same.
@@ -159,15 +157,12 @@ class Sharing:
             return self.model.elem_type(node.input(0)) == node.integer("to", 0)
         if node.op in _PULLED:
             return True
-        if node.op in _PULLED_ALONE and not self.model.is_output(node.output):
-            if node.op in ("Mul", "Div") and not self._scalar_factor(node):
+        if node.op in ("Mul", "Div"):
+            factor = node.input(1) if node.input(1) in self.constants.plain else node.input(0)
+            if factor not in self.constants.plain or self.constants.scalar(factor) is None:
                 return False
-            return len(self.readers(node.output)) == 1
-        return False
-
-    def _scalar_factor(self, node: Node) -> bool:
-        factor = node.input(1) if node.input(1) in self.constants.plain else node.input(0)
-        return factor in self.constants.plain and self.constants.scalar(factor) is not None
+        output = node.output
+        return node.op in _PULLED_ALONE and not self.model.is_output(output) and len(self.readers(output)) == 1
 
 
 # What else reads a tensor --------------------------------------------------------------------------------------------
@@ -193,15 +188,8 @@ class Motion:
         self.constants = constants
         self.sharing = Sharing(model, constants)
         self._rules: dict[str, Callable[[Node, Dequantized], State]] = {
-            "Cast": self._cast,
-            "Mul": self._scaled,
-            "Div": self._scaled,
-            "Pad": self._pad,
-            "Resize": self._resize,
-            "Upsample": self._resize,
-            "AveragePool": self._average,
-            "Einsum": self._einsum,
-            "MaxPool": self._max_pool,
+            "Cast": self._cast, "Mul": self._scaled, "Div": self._scaled, "Pad": self._pad, "MaxPool": self._max_pool,
+            **dict.fromkeys(("Resize", "Upsample", "AveragePool", "Einsum"), self._float),
         }
 
     def through(self, node: Node, inputs: list[State]) -> State:
@@ -264,9 +252,7 @@ class Motion:
         reverse = other and other not in self.constants.plain
         if reverse:
             other = node.input(0)
-        if other not in self.constants.plain:
-            return self._lost(Why.OPERATOR, node, state)
-        dims = self.constants.shape(other)
+        dims = self.constants.shape(other) if other in self.constants.plain else None
         if dims is None:
             return self._lost(Why.OPERATOR, node, state)
         rank = len(self.model.shape(node.output) or dims)
@@ -315,59 +301,51 @@ class Motion:
             return self._lost(Why.PAD, node, state)
         return replace(state, pad=node)
 
-    def _resize(self, node: Node, state: Dequantized) -> State:
-        """Resize blocks, unless it changes nothing."""
-        before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
-        if before is not None and before == after and None not in before:
-            return state
-        return self._lost(Why.OPERATOR, node, state)
-
-    def _average(self, node: Node, state: Dequantized) -> State:
-        """AveragePool blocks, unless it is 1x1 with stride 1."""
-        sizes = [*node.attributes.get("kernel_shape", [0]), *node.attributes.get("strides", [1])]
-        if all(s == 1 for s in sizes) and not any(node.attributes.get("pads", [])):
-            return state
-        return self._lost(Why.OPERATOR, node, state)
+    def _float(self, node: Node, state: Dequantized) -> State:
+        """It blocks, unless it changes nothing."""
+        nothing = self._keeps_shape(node)
+        if node.op == "AveragePool":
+            nothing = _is_single(node) and not any(node.attributes.get("pads", []))
+        elif node.op == "Einsum":  # with one input that is only reordered
+            terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
+            nothing = len(node.inputs) == 1 and len(terms) == 2 and sorted(terms[0]) == sorted(terms[1])
+            nothing = nothing and not state.axes
+        return state if nothing else self._lost(Why.OPERATOR, node, state)
 
     def _max_pool(self, node: Node, state: Dequantized) -> State:
         """A MaxPool just behind a DQ becomes an INT8 pool for the Q that reads it; other readers get a float one."""
-        attributes = node.attributes
-        if all(v == 1 for v in (*attributes.get("kernel_shape", [0]), *attributes.get("strides", [1]))):
+        if _is_single(node):
             return state
         maker = self.model.producer(node.input(0))
-        while maker is not None and (maker.op in ("Identity", "Dropout", "Cast") or self._does_nothing(maker)):
+        # A Tile, Expand or Resize to the size that its input has is removed before anything moves.
+        while maker is not None and (maker.op in ("Identity", "Dropout", "Cast") or (
+                maker.op in ("Tile", "Expand", "Resize") and self._keeps_shape(maker))):
             maker = self.model.producer(maker.input(0))
         if qdq.is_dq(maker) and self.sharing.reaches_quantizer(node.output):
             return self._lost(Why.POOL, node, state)
         return self._with_axes(node, state)
 
-    def _does_nothing(self, node: Node) -> bool:
-        """A Tile, Expand or Resize to the size that its input has: removed before anything moves."""
-        before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
-        return node.op in ("Tile", "Expand", "Resize") and before is not None and None not in before and before == after
-
-    def _einsum(self, node: Node, state: Dequantized) -> State:
-        """Einsum with one input is a Transpose when it only reorders."""
-        terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
-        if len(node.inputs) == 1 and len(terms) == 2 and sorted(terms[0]) == sorted(terms[1]) and not state.axes:
-            return state
-        return self._lost(Why.OPERATOR, node, state)
+    def _keeps_shape(self, node: Node) -> bool:
+        before = self.model.shape(node.input(0))
+        return before is not None and None not in before and before == self.model.shape(node.output)
 
     def _with_axes(self, node: Node, state: Dequantized) -> State:
         """Carries the axes of a varying scale to their new places; a scalar scale goes anywhere."""
         if not state.axes:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
-        axes = _moved_axes(self, node, state.axes, before, after)
-        return state.along(axes) if axes is not None else self._lost(Why.AXIS, node, state)
+        axes = None if before is None or after is None else _moved_axes(node, state.axes, before, after)
+        return self._lost(Why.AXIS, node, state) if axes is None else replace(state, axes=frozenset(axes))
+
+
+def _is_single(pool: Node) -> bool:
+    """Whether a pool is 1x1 with stride 1."""
+    return all(v == 1 for v in (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1])))
 
 
 def _moved_axes(
-    motion: Motion, node: Node, axes: frozenset[int], before: tuple[int | None, ...] | None,
-    after: tuple[int | None, ...] | None,
+    node: Node, axes: frozenset[int], before: tuple[int | None, ...], after: tuple[int | None, ...]
 ) -> set[int] | None:
-    if before is None or after is None:
-        return None
     if node.op == "Transpose":
         perm = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
         if not isinstance(perm, list) or sorted(map(str, perm)) != sorted(map(str, range(len(before)))):
@@ -375,9 +353,7 @@ def _moved_axes(
         return {perm.index(a) for a in axes}
     if node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
         return _reshaped_axes(axes, before, after)
-    if len(before) != len(after):
-        return None
-    return set(axes)
+    return set(axes) if len(before) == len(after) else None
 
 
 def _reshaped_axes(
@@ -386,8 +362,7 @@ def _reshaped_axes(
     """An axis survives a reshape when its size and the number of elements in front of it stay."""
     if None in before or None in after:
         return None
-    old = [d or 0 for d in before]
-    new = [d or 0 for d in after]
+    old, new = [d or 0 for d in before], [d or 0 for d in after]
     found: set[int] = set()
     for axis in axes:
         place = next((i for i, d in enumerate(new)

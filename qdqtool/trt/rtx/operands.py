@@ -6,8 +6,7 @@ Tensors computed from constants only are constants for the compiler.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -45,13 +44,9 @@ class Why(StrEnum):
 
 
 class IntegersLost(Refusal):
-    """Integers do not arrive at a convolution.
+    """Integers of ``dq`` do not arrive at a convolution: why, and the node there (None: the convolution itself).
 
-    Attributes:
-        why: Where they were lost.
-        at: The node there; None where it is the convolution itself.
-        dq: The DQ that they come from.
-        weights: Whether they are those of the weights.
+    ``weights`` says whether they are those of the weights.
     """
 
     why: Why
@@ -164,15 +159,8 @@ class Dequantized:
 
         A scale of 0.05 times 2 is not equal to a scale of 0.1.
         """
-        return (
-            self.scale == other.scale
-            and self.factor == other.factor
-            and self.inverted == other.inverted
-            and self.width == other.width
-        )
-
-    def along(self, axes: Iterable[int]) -> Dequantized:
-        return replace(self, axes=frozenset(axes))
+        mine, its = ((s.scale, s.factor, s.inverted, s.width) for s in (self, other))
+        return mine == its
 
 
 @dataclass(frozen=True)
@@ -263,25 +251,24 @@ def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) ->
     if left.pad is not None or right.pad is not None:
         return _lost(node, Why.PAD, left.pad or right.pad, left.dq)
     for state, position in ((left, 0), (right, 1)):
-        if not state.axes:
-            continue
-        shape = model.shape(node.input(position))
-        if shape is None:
-            return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
-        rank, known = len(shape), contraction(model, node)
-        if known is not None:
-            if state.axes - {known.operands[position].index(c) for c in known.free[position]}:
-                return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
-            continue
-        if node.op == "Gemm":
-            summed = int(bool(node.attributes.get("transA", 0))) ^ 1 if position == 0 else int(
-                bool(node.attributes.get("transB", 0)))
-        else:
-            summed = rank - 1 if position == 0 else max(rank - 2, 0)
-        allowed = {rank - 1, rank - 2} - {summed}
-        if state.axes - allowed:
+        if state.axes and state.axes - _free_axes(model, node, position):
             return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
     return None
+
+
+def _free_axes(model: Model, node: Node, position: int) -> set[int]:
+    """The axes of a product's operand along which its scale may vary."""
+    shape, known = model.shape(node.input(position)), contraction(model, node)
+    if shape is None:
+        return set()
+    if known is not None:
+        return {known.operands[position].index(c) for c in known.free[position]}
+    rank = len(shape)
+    if node.op == "Gemm":
+        summed = int(bool(node.attributes.get(("transA", "transB")[position], 0))) ^ (1 - position)
+    else:
+        summed = max(rank - 1 - position, 0)
+    return {rank - 1, rank - 2} - {summed}
 
 
 _SMALL = 4096  # elements; scales and shapes are no larger, and more is not worth computing here
@@ -302,27 +289,19 @@ class Constants:
         self._values: dict[str, npt.NDArray[Any] | None] = {}
         self._computing = constants.Constants(model)
         for node in model.ordered:
-            if node.op == "Constant":
-                self.plain.update(node.outputs)
-                self.with_quantizers.update(node.outputs)
-            elif node.op not in RANDOM and not node.captured:
-                inputs = [t for t in node.inputs if t]
-                known_shape = node.op in ("Shape", "Size") and self._fixed_shape(node.input(0))
-                if known_shape or (inputs and all(t in self.with_quantizers for t in inputs)):
-                    self.with_quantizers.update(o for o in node.outputs if o)
-                if qdq.is_qdq(node):
-                    continue
-                if known_shape or (inputs and all(t in self.plain for t in inputs)):
-                    self.plain.update(o for o in node.outputs if o)
-
-    def _fixed_shape(self, tensor: str) -> bool:
-        shape = self.model.shape(tensor)
-        return shape is not None and None not in shape
+            inputs = set(filter(None, node.inputs))
+            shape = model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
+            fixed = node.op == "Constant" or (shape is not None and None not in shape)
+            computed = bool(inputs) and node.op not in RANDOM and not node.captured
+            for found in (self.plain, self.with_quantizers):
+                passes = found is self.with_quantizers or not qdq.is_qdq(node)
+                if fixed or (computed and passes and inputs <= found):
+                    found.update(filter(None, node.outputs))
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Dimensions of a constant; None when not known."""
         shape = self.model.shape(tensor)
-        if shape is None or any(d is None for d in shape):
+        if shape is None or None in shape:
             value = self.value(tensor)
             return None if value is None else value.shape
         return tuple(d for d in shape if d is not None)
@@ -348,10 +327,9 @@ class Constants:
             return None
         if node.op in ("Shape", "Size"):
             dims = self.model.shape(node.input(0))
-            if dims is None or any(d is None for d in dims):
+            if dims is None or None in dims or node.op != "Shape" or node.attributes:
                 return None
-            whole = np.asarray(dims, dtype=np.int64)
-            return whole if node.op == "Shape" and not node.attributes else None
+            return np.asarray(dims, dtype=np.int64)
         values = [self.value(t) if t else None for t in node.inputs]
         if any(v is None for v, t in zip(values, node.inputs, strict=True) if t):
             return None

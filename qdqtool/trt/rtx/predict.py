@@ -11,18 +11,10 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
-from qdqtool.model.qdq import QuantParams, precision_of
+from qdqtool.model.qdq import precision_of
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
-from qdqtool.trt.faults import (
-    BiasQuantized,
-    IntegerOperator,
-    ScaleCount,
-    ScaleNotPositive,
-    ScaleRank,
-    StoredReadElsewhere,
-    ZeroPointCount,
-)
+from qdqtool.trt import faults
 from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.trt.rtx.motion import Motion
 from qdqtool.trt.rtx.operands import (
@@ -33,7 +25,6 @@ from qdqtool.trt.rtx.operands import (
     Constants,
     Dequantized,
     Fault,
-    Float,
     Form,
     IntegersLost,
     State,
@@ -65,12 +56,12 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
     known = target_named(target)
     prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target,
                             target_evidence=f"{known.evidence}: {known.proof}")
-    prediction.refusals = list(refusals(model, walk.constants, walk.types, walk.states, sm))
+    prediction.refusals = list(_refusals(walk, sm))
     for node in model.nodes:
         if node.op == "Conv":
-            prediction.refusals.extend(half_shape1(model, walk.types, walk.states, node))
+            prediction.refusals.extend(_half_shape1(walk, node))
         if is_multiplication(model, node):
-            outcome, refusal = _outcome(model, walk, node, sm)
+            outcome, refusal = _outcome(walk, node, sm)
             if not (outcome is not None and outcome.is_int8) and node.output not in view.varying:
                 continue  # computed from constants and shapes alone, while building
             if outcome is not None:
@@ -101,11 +92,11 @@ def _regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
 
 def status_of(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
     """What becomes of the build as a whole."""
-    faults = [r for r in prediction.refusals if ends_build(r)]
-    if not faults:
+    ended = [r for r in prediction.refusals if ends_build(r)]
+    if not ended:
         return "built"
     # The parser stops at the first fault; a crash needs a model that it took.
-    return "crashed" if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in faults) else "refused"
+    return "crashed" if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in ended) else "refused"
 
 
 class _Walk:
@@ -125,22 +116,16 @@ class _Walk:
                 self.states[node.output] = self._dequantized(node)
             elif not (qdq.is_q(node) or node.op == "Constant" or is_multiplication(self.model, node)):
                 state = self.motion.through(node, [self.state(t) for t in node.inputs])
-                for output in self._carrying(node):
-                    self.states[output] = state
+                # All outputs of a Split carry the data, the first of others (indices, masks come second).
+                carrying = node.outputs if node.op == "Split" else node.outputs[:1]
+                self.states.update(dict.fromkeys(filter(None, carrying), state))
 
     def state(self, tensor: str) -> State:
         return self.states.get(tensor, NOTHING)
 
-    def _carrying(self, node: Node) -> tuple[str, ...]:
-        """Outputs that carry the data: all of a Split, the first of others (indices, masks come second)."""
-        outputs = node.outputs if node.op == "Split" else node.outputs[:1]
-        return tuple(o for o in outputs if o)
-
     def _type(self, node: Node) -> None:
         """ONNX types where they are written, else that of the first float input: a DQ makes its scale's type."""
-        for output in node.outputs:
-            if not output:
-                continue
+        for output in filter(None, node.outputs):
             known = self.model.elem_type(output)
             if qdq.is_q(node):
                 kind = self.types.get(node.input(2), 0) or self.model.elem_type(node.input(2))
@@ -157,9 +142,7 @@ class _Walk:
 
     def _dequantized(self, node: Node) -> State:
         params = qdq.read_params(self.model, node)
-        shape = params.scale_shape if params.scale_shape is not None else self.constants.shape(node.input(1))
-        if shape is None:
-            shape = ()
+        shape = self.scale_shape(node) or ()
         if len(shape) <= 1 and math.prod(shape) == 1:
             kept = self.motion.sharing.merged(node)[-1]
             shape = self.constants.shape(kept.input(1)) or ()
@@ -176,6 +159,11 @@ class _Walk:
         width = WIDTH.get(self.types.get(node.output, 0), 32)
         return Dequantized(node, self._integer(node, params.precision), not shape, scale, width, width, axes=axes)
 
+    def scale_shape(self, node: Node) -> tuple[int, ...] | None:
+        """The dimensions of a quantizer's scale; None where they are not known."""
+        known = qdq.read_params(self.model, node).scale_shape
+        return known if known is not None else self.constants.shape(node.input(1))
+
     def _integer(self, node: Node, found: Precision) -> Precision:
         """uint8 is imported as int8, and so is a Q to int32; an unknown type is taken for int8."""
         known = precision_of(self.types.get(node.input(0), 0))
@@ -183,16 +171,14 @@ class _Walk:
         return Precision.INT8 if precision in (Precision.UINT8, Precision.INT32, Precision.UNKNOWN) else precision
 
 
-def _outcome(
-    model: Model, walk: _Walk, node: Node, sm: tuple[int, ...]
-) -> tuple[ConvOutcome | None, Refusal | None]:
+def _outcome(walk: _Walk, node: Node, sm: tuple[int, ...]) -> tuple[ConvOutcome | None, Refusal | None]:
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
     weights = walk.constants.with_quantizers
     constant = node.input(1) in weights or (node.op in ("MatMul", "Einsum") and node.input(0) in weights)
     touched = any(isinstance(s, Dequantized) or s.reason is not None for s in (left, right))
     if (node.op == "Einsum" or (node.op == "MatMul" and not constant)) and not touched:
         return None, None
-    verdict = judge(model, node, left, right)
+    verdict = judge(walk.model, node, left, right)
     if verdict == Precision.INT8 and 75 in sm:
         verdict = IntegersLost(COMPILER, node.name, Why.TURING, None)
     floating = precision_of(walk.types.get(node.input(0), 0))
@@ -204,7 +190,7 @@ def _outcome(
     by_channel = isinstance(right, Dequantized) and not right.scalar
     output = Precision.FP32 if multiplied and node.op == "Conv" and by_channel else floating
     if multiplied == Precision.INT8 and node.op in ("Gemm", "MatMul", "Einsum") and not _axes(left) | _axes(right):
-        output = Precision.INT8 if _writes_integers(model, walk, node) else output
+        output = Precision.INT8 if _writes_integers(walk, node) else output
     outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
                           [precision], output, evidence=Evidence.SEEN)
     return outcome, None if isinstance(verdict, Precision) else verdict
@@ -214,12 +200,12 @@ def _axes(state: State) -> frozenset[int]:
     return state.axes if isinstance(state, Dequantized) else frozenset()
 
 
-def _writes_integers(model: Model, walk: _Walk, node: Node) -> bool:
+def _writes_integers(walk: _Walk, node: Node) -> bool:
     """Whether an INT8 gemm without bias, with one scale on each side, takes the Q behind it into itself."""
     if node.input(2):
         return False
     tensor = node.output
-    while not model.is_output(tensor):
+    while not walk.model.is_output(tensor):
         readers = walk.motion.sharing.readers(tensor)
         if len(readers) != 1:
             return False
@@ -231,9 +217,6 @@ def _writes_integers(model: Model, walk: _Walk, node: Node) -> bool:
             return False
         tensor = reader.output
     return False
-
-
-__all__ = ["DEFAULT_SM", "Float", "predict_rtx", "status_of"]
 
 
 # What makes TensorRT-RTX refuse a model or crash on it; each rule was seen in a build --------------------------------
@@ -303,18 +286,9 @@ _TYPE_NAMES: dict[int, str] = {
 }
 
 
-def refusals(
-    model: Model, constants: Constants, types: dict[str, int], states: dict[str, State], sm: tuple[int, ...]
-) -> Iterator[Refusal]:
-    """Every reason for which no engine comes out, in graph order.
-
-    Args:
-        model: The model.
-        constants: Its constants.
-        types: ONNX element type of each tensor, as far as known.
-        states: Integers behind each float tensor.
-        sm: Compute capabilities of the build, 86 for SM86.
-    """
+def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
+    """Every reason for which no engine comes out, in graph order; ``sm`` is 86 for SM86."""
+    model = walk.model
     for tensor in model.initializers.values():
         yield from _constant(tensor.name, tensor.data_type)
     for name in model.inputs:
@@ -324,13 +298,13 @@ def refusals(
     for node in model.ordered:
         standard = node.domain in ("", "ai.onnx")
         for _, refused, form in _FORMS_OF.get(node.op, ()) if standard else ():
-            if refused(node, types.get(node.input(0), 0)):
+            if refused(node, walk.types.get(node.input(0), 0)):
                 yield _fault(node, Fault.OPERATOR, form, node.op)
         if qdq.is_qdq(node):
-            yield from _of_pair(model, constants, types, node)
+            yield from _of_pair(walk, node)
         elif node.op in UNSUPPORTED and standard:
             integers = node.op in qdq.INTEGER_OPERATORS
-            yield IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
+            yield faults.IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
                 node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
@@ -340,13 +314,13 @@ def refusals(
         elif node.op == "InstanceNormalization" and _one_value(model, node):
             yield _fault(node, Fault.ONE_VALUE)
         elif node.op in ("Conv", "ConvTranspose"):
-            yield from _convolution(types, states, node)
+            yield from _convolution(walk, node)
         elif node.op == "Constant":
             proto = model.constant_proto(node.output)
             if proto is not None:
                 yield from _constant(node.output, proto.data_type)
     for node, name in qdq.misread_constants(model):
-        yield StoredReadElsewhere(COMPILER, node.name, node.op, name)
+        yield faults.StoredReadElsewhere(COMPILER, node.name, node.op, name)
     yield from _hardware(model, sm)
 
 
@@ -369,39 +343,30 @@ def _axis(model: Model, node: Node) -> int:
     return node.integer("axis", 1 if model.opset >= 13 else 0)
 
 
-def _of_pair(model: Model, constants: Constants, types: dict[str, int], node: Node) -> list[Refusal]:
+def _of_pair(walk: _Walk, node: Node) -> list[Refusal]:
     """What is refused of a Q, or of a DQ and not of its Q in the same way."""
-    def refused(one: Node, name: str) -> list[Refusal]:
-        return list(_quantizer(model, constants, types, one, name))
-
-    found = refused(node, node.name)
-    q = model.producer(node.input(0)) if found and qdq.is_dq(node) else None
+    found = list(_quantizer(walk, node, node.name))
+    q = walk.model.producer(node.input(0)) if found and qdq.is_dq(node) else None
     if q is None or not qdq.is_q(q):
         return found
-    told = refused(q, q.name)
-    return [r for r, same in zip(found, refused(node, q.name), strict=True) if same not in told]
+    told = list(_quantizer(walk, q, q.name))
+    return [r for r, same in zip(found, _quantizer(walk, node, q.name), strict=True) if same not in told]
 
 
-def _quantizer(
-    model: Model, constants: Constants, types: dict[str, int], node: Node, name: str
-) -> Iterator[Refusal]:
+def _quantizer(walk: _Walk, node: Node, name: str) -> Iterator[Refusal]:
     """What is refused of a quantizer, told under a name."""
-    params = qdq.read_params(model, node)
-    source = types.get(node.input(0), 0)
+    source = walk.types.get(node.input(0), 0)
     if qdq.is_dq(node) and source == onnx.TensorProto.INT32:
-        yield BiasQuantized(COMPILER, name, "", Precision.INT32)
+        yield faults.BiasQuantized(COMPILER, name, "", Precision.INT32)
         return
-    if qdq.is_dq(node) and source == onnx.TensorProto.UINT8 and node.input(0) in model.inputs:
+    if qdq.is_dq(node) and source == onnx.TensorProto.UINT8 and node.input(0) in walk.model.inputs:
         yield CompilerFault(COMPILER, name, Fault.UINT8_INPUT)
-    shape = params.scale_shape if params.scale_shape is not None else constants.shape(node.input(1))
-    yield from _scale(model, constants, node, name, params, shape)
-    yield from _zero_point(constants, node, name, params, shape)
+    yield from _scale(walk, node, name)
+    yield from _zero_point(walk, node, name)
 
 
-def _scale(
-    model: Model, constants: Constants, node: Node, named: str, params: QuantParams, shape: tuple[int, ...] | None,
-) -> Iterator[Refusal]:
-    name = node.input(1)
+def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
+    model, constants, name = walk.model, walk.constants, node.input(1)
     if name not in constants.plain:
         if qdq.is_dq(node):
             maker = model.producer(node.input(0))
@@ -409,87 +374,76 @@ def _scale(
             fault = Fault.WEIGHTS_SCALE if source in constants.with_quantizers else Fault.SCALE
             yield CompilerFault(COMPILER, named, fault, (name,))
         return
-    scale = params.scale
+    shape, dims = walk.scale_shape(node), model.shape(node.input(0))
+    scale = qdq.read_params(model, node).scale
     if scale is None:
         value = constants.value(name)
         scale = None if value is None else value.astype(np.float64).reshape(-1)
     if shape is not None and 0 in shape:
-        yield ScaleCount(COMPILER, named, 0, _axis(model, node), model.shape(node.input(0)) or ())
+        yield faults.ScaleCount(COMPILER, named, 0, _axis(model, node), dims or ())
         return
     if scale is not None and not np.all(scale > 0):
         bad = ~(scale > 0)
         channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-        yield ScaleNotPositive(COMPILER, named, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
-    dims = model.shape(node.input(0))
+        yield faults.ScaleNotPositive(COMPILER, named, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
-    yield from _count(node, named, _axis(model, node), shape, dims)
-
-
-def _count(
-    node: Node, named: str, axis: int, shape: tuple[int, ...], dims: tuple[int | None, ...]
-) -> Iterator[Refusal]:
-    blocked = node.integer("block_size", 0)
+    axis = _axis(model, node)
     if len(shape) > 1:
-        if not blocked:
-            yield ScaleRank(COMPILER, named, shape, False)
+        if not node.integer("block_size", 0):
+            yield faults.ScaleRank(COMPILER, named, shape, False)
         elif axis % max(len(dims), 1) < len(dims) - 2:
             yield CompilerFault(COMPILER, named, Fault.BLOCKS, (str(axis),))
         return
-    if axis < 0:
-        axis += len(dims)
+    axis += len(dims) if axis < 0 else 0
     if not 0 <= axis < len(dims) or (dims[axis] is not None and shape[0] != dims[axis]):
-        yield ScaleCount(COMPILER, named, shape[0], axis, dims)
+        yield faults.ScaleCount(COMPILER, named, shape[0], axis, dims)
 
 
-def _zero_point(
-    constants: Constants, node: Node, named: str, params: QuantParams, scales: tuple[int, ...] | None
-) -> Iterator[Refusal]:
-    name = node.input(2)
+def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
+    constants, name = walk.constants, node.input(2)
     if not name:
         return
     if name not in constants.plain:
         yield CompilerFault(COMPILER, named, Fault.ZERO_POINT, (name,))
         return
-    shape = constants.shape(name)
+    shape, scales = constants.shape(name), walk.scale_shape(node)
     if shape is not None and scales is not None and math.prod(shape) != math.prod(scales):
-        yield ZeroPointCount(COMPILER, named, math.prod(scales), math.prod(shape))
+        yield faults.ZeroPointCount(COMPILER, named, math.prod(scales), math.prod(shape))
     value = constants.value(name)
     if value is not None and np.any(np.asarray(value).astype(np.float64) != 0):
         zeros = np.nan_to_num(np.asarray(value).astype(np.float64))
-        unsigned = params.precision == Precision.UINT8
+        unsigned = qdq.read_params(walk.model, node).precision == Precision.UINT8
         yield NonzeroZeroPoint(COMPILER, named, named, (int(zeros.min()), int(zeros.max())), unsigned)
 
 
-def _convolution(types: dict[str, int], states: dict[str, State], node: Node) -> Iterator[Refusal]:
-    data, weights = types.get(node.input(0), 0), types.get(node.input(1), 0)
+def _convolution(walk: _Walk, node: Node) -> Iterator[Refusal]:
+    data, weights = (walk.types.get(t, 0) for t in (node.input(0), node.input(1)))
     kind = "IConvolutionLayer" if node.op == "Conv" else "IDeconvolutionLayer"
     same = data == weights or {data, weights} == {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
     if data and weights and not same:
-        yield _fault(
-            node, Fault.FLOAT_TYPES, kind, str(_TYPE_NAMES.get(data, data)), str(_TYPE_NAMES.get(weights, weights))
-        )
+        yield _fault(node, Fault.FLOAT_TYPES, kind, *(str(_TYPE_NAMES.get(t, t)) for t in (data, weights)))
         return
     if data in _TYPE_NAMES and data not in WIDTH:
         yield _fault(node, Fault.INTEGERS, _TYPE_NAMES[data])
-    left, right = states.get(node.input(0)), states.get(node.input(1))
+    left, right = walk.state(node.input(0)), walk.state(node.input(1))
     if (node.op == "Conv" and isinstance(left, Dequantized) and isinstance(right, Dequantized)
             and left.precision == Precision.INT8 and right.precision == Precision.INT4 and left.scalar
             and not left.axes):
         yield _fault(node, Fault.INT4_WEIGHTS)
 
 
-def half_shape1(model: Model, types: dict[str, int], states: dict[str, State], node: Node) -> Iterator[Refusal]:
+def _half_shape1(walk: _Walk, node: Node) -> Iterator[Refusal]:
     """An INT8 Conv of float16 whose weights have one scale of shape [1]: the compiler fails on it.
 
     One scale for one output channel is fine, and so is float32.
     """
-    left, right = states.get(node.input(0)), states.get(node.input(1))
+    left, right = walk.state(node.input(0)), walk.state(node.input(1))
     if not isinstance(left, Dequantized) or not isinstance(right, Dequantized) or right.scalar or right.axes:
         return
-    shape = model.shape(node.input(1))
-    if types.get(node.input(0)) == onnx.TensorProto.FLOAT16 and shape is not None and shape[0] != 1:
-        if judge(model, node, left, right) == Precision.INT8:
+    shape = walk.model.shape(node.input(1))
+    if walk.types.get(node.input(0)) == onnx.TensorProto.FLOAT16 and shape is not None and shape[0] != 1:
+        if judge(walk.model, node, left, right) == Precision.INT8:
             yield _fault(node, Fault.HALF_SHAPE1, right.dq.name)
 
 

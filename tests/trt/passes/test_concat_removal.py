@@ -15,8 +15,7 @@ def test_resizes_and_places(g: Graph) -> None:
     out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
     found = step(g.model(out), ConcatRemoval)
     assert found.rows == [
-        ("Eliminating concatenation", "Concat"),
-        (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
+        ("Eliminating concatenation", "Concat"), (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
         ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
     ]
     g = Graph()

@@ -21,9 +21,7 @@ def test_weights_of_a_float_convolution(g: Graph, weights: str) -> None:
 def test_constants_and_activations(g: Graph) -> None:
     x = g.input(1, 8, 8, 8)
     stored = g.const("w", g.random.integers(-9, 9, (8, 8, 3, 3)).astype("int8"))
-    outputs = [
-        g.op("Conv", [x, g.dq(stored, f"dq{i}", [0.1] * 8, axis=0)], f"c{i}") for i in range(2)
-    ]
+    outputs = [g.op("Conv", [x, g.dq(stored, f"dq{i}", [0.1] * 8, axis=0)], f"c{i}") for i in range(2)]
     found = step(g.model(*outputs), ConstantFoldDanglingQDQ)
     assert not found.network.of_kind(LayerKind.DEQUANTIZE)
     assert {layer.inputs[1].producer.kind for layer in map(found.layer, ("c0", "c1")) if layer.inputs[1].producer} == {

@@ -34,8 +34,7 @@ def test_which_convolution_takes_a_residual(g: Graph) -> None:
     out = g.relu(g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"), "Relu_98")
     found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
     assert found.rows == [
-        ("Running", "down.weight + down.w.Q + down"),
-        ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
+        ("Running", "down.weight + down.w.Q + down"), ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
     ]
 
 

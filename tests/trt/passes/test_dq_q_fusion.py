@@ -24,8 +24,7 @@ def test_equal_scales_and_what_stays(g: Graph) -> None:
     g = Graph()
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a", 0.2)
     found = step(g.model(g.conv(x, "c")), DqQFusion)
-    assert found.rows == []
-    assert found.reasons == [("c.in.Q", "scales-differ")]
+    assert (found.rows, found.reasons) == ([], [("c.in.Q", "scales-differ")])
     g = Graph()
     x = g.pair(g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), "a")
     assert step(g.model(g.q(x, "out")), DqQFusion).rows == []

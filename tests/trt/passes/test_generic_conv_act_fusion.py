@@ -48,8 +48,7 @@ def test_silu_joined_with_a_residual_is_refused(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
     found = step(g.model(out), GenericConvActFusion)
-    assert found.rows == []
-    assert found.reasons == [("Conv", "activation-before-add")]
+    assert (found.rows, found.reasons) == ([], [("Conv", "activation-before-add")])
     (refusal,) = found.refusals
     assert isinstance(refusal, ActivationBeforeAdd)
     assert (refusal.add, refusal.activation) == ("Add", "act.m")

@@ -34,8 +34,7 @@ def test_scales_that_differ_or_are_equal() -> None:
     # layer2.1/relu_1 of yolo-resnet18-orin-trt8502: both stay
     g = two(0.2)
     found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
-    assert found.rows == []
-    assert found.reasons == [("a.Q", "scales-differ")]
+    assert (found.rows, found.reasons) == ([], [("a.Q", "scales-differ")])
     refusal = found.refusals[0]
     assert refusal.tensor == "s:0"
     assert refusal.quantizers == ("a.Q", "b.Q")
@@ -69,9 +68,7 @@ def test_clone_is_merged_into_the_original(g: Graph) -> None:
     SplitQAcrossPrecedingFanIn(target).run(first.network)
     events = HorizontalMergeQNodes(target).run(first.network).events
     assert [(e.kind, e.subject, e.object) for e in events] == [
-        ("Running", "cv1.Q", ""),
-        ("Eliminating", "cv2.Q_clone_1", "cv1.Q"),
-        ("Removing", "cv2.Q_clone_1", ""),
+        ("Running", "cv1.Q", ""), ("Eliminating", "cv2.Q_clone_1", "cv1.Q"), ("Removing", "cv2.Q_clone_1", ""),
     ]
 
 

@@ -14,10 +14,7 @@ from tests.trt.passes.step import step
 @pytest.mark.parametrize("bias", [False, True])
 def test_gemm_with_quantized_weights(g: Graph, bias: bool) -> None:
     found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8, bias=bias)), MatMulToConvTransform)
-    assert found.rows == [
-        ("Running", "Gemm_311"),
-        ("Convert layer type", "Gemm_311", "MATRIX_MULTIPLY to CONVOLUTION"),
-    ]
+    assert found.rows == [("Running", "Gemm_311"), ("Convert layer type", "Gemm_311", "MATRIX_MULTIPLY to CONVOLUTION")]
     gemm = found.layer("Gemm_311")
     assert gemm.kind == LayerKind.CONVOLUTION
     known = gemm.weights
@@ -25,9 +22,7 @@ def test_gemm_with_quantized_weights(g: Graph, bias: bool) -> None:
     assert (known.from_matmul, known.inside, known.group) == (True, False, 1)
     shuffles = [gemm.data.producer, gemm.inputs[1].producer, gemm.out.only_reader()]
     assert [s and s.name for s in shuffles] == [
-        "reshape_before_Gemm_311",
-        "transpose_before_Gemm_311",
-        "reshape_after_Gemm_311",
+        "reshape_before_Gemm_311", "transpose_before_Gemm_311", "reshape_after_Gemm_311",
     ]
 
 
@@ -105,11 +100,8 @@ def test_linear_layer_between_transposes(g: Graph) -> None:
     assert (outcome.precision, outcome.output, outcome.evidence) == (Precision.INT8, Precision.FLOAT, "documented")
     layers = [(x.type, x.name, [str(t.precision) for t in (*x.inputs, *x.outputs)]) for x in prediction.layers]
     assert layers[:6] == [
-        ("Conversion", "in.Q", ["FLOAT", "INT8"]),
-        ("Convolution", "w + wq.Q + MatMul_10", ["INT8", "FLOAT"]),
-        ("Pooling", "ReduceMax_15", ["FLOAT", "FLOAT"]),
-        ("Conversion", "next.in.Q_clone_0", ["FLOAT", "INT8"]),
-        ("Slice", "Tile_28", ["FLOAT", "FLOAT"]),
-        ("Conversion", "next.in.Q_clone_1", ["FLOAT", "INT8"]),
+        ("Conversion", "in.Q", ["FLOAT", "INT8"]), ("Convolution", "w + wq.Q + MatMul_10", ["INT8", "FLOAT"]),
+        ("Pooling", "ReduceMax_15", ["FLOAT", "FLOAT"]), ("Conversion", "next.in.Q_clone_0", ["FLOAT", "INT8"]),
+        ("Slice", "Tile_28", ["FLOAT", "FLOAT"]), ("Conversion", "next.in.Q_clone_1", ["FLOAT", "INT8"]),
     ]
     assert "relu" in outcome.fused

@@ -1,6 +1,5 @@
 """PadConvFusion: engine names of NVIDIA/TensorRT issue 2527, ``Pad_6 + W + QuantizeLinear_9 + Conv_13 + PWN(...)``."""
 
-import numpy as np
 import pytest
 
 from qdqtool.prediction import predict
@@ -10,23 +9,12 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
 
-def padded(g: Graph, x: str, mode: str = "constant", value: float | None = None) -> str:
-    inputs = [x, g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))]
-    if value is not None:
-        inputs.append(g.const("value", np.float32(value)))
-    return g.op("Pad", inputs, "Pad_6", mode=mode)
-
-
 def engine(quantized: str, mode: str = "constant", value: float | None = None) -> list[tuple[str, list[Precision]]]:
     """Names and input precisions of the convolution and, if it stays, the Pad."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    if quantized == "before":
-        x = padded(g, g.pair(x, "p"), mode, value)
-    elif quantized == "between":
-        x = g.pair(padded(g, x, mode, value), "p")
-    else:
-        x = padded(g, x, mode, value)
+    x = g.pad(g.pair(x, "p") if quantized == "before" else x, "Pad_6", mode, value)
+    x = g.pair(x, "p") if quantized == "between" else x
     g.op("LeakyRelu", g.conv(x, "Conv_13", scale=None, weights="qdq" if quantized else "float"), "act")
     layers = predict(g.model("act:0"), advice=False).layers
     kept = [layer for layer in layers if layer.type in ("Padding", "Convolution")]
@@ -44,15 +32,14 @@ def test_pair_in_front_of_the_pad(value: float | None) -> None:
 def test_pads_in_front_of_a_convolution(g: Graph) -> None:
     """NVIDIA/TensorRT issue 2592; a published ResNet engine runs such a Pad in INT8."""
     assert engine("between") == [
-        ("Pad_6", [Precision.INT8]),
-        ("Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
+        ("Pad_6", [Precision.INT8]), ("Conv_13.weight + Conv_13.w.Q + Conv_13 + PWN(act)", [Precision.INT8]),
     ]
     assert engine("") == [("Pad_6 + Conv_13 + PWN(act)", [Precision.FLOAT])]
     # A Q does not pass it
     names = engine("between", "constant", 1.0)
     assert names[0] == ("Pad_6", [Precision.FLOAT])
     assert names[1][1] == [Precision.INT8]
-    x = padded(g, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"))
+    x = g.pad(g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "p"), "Pad_6")
     found = step(g.model(g.conv(x, "c", scale=None)), PadConvFusion)
     assert found.rows == []
     assert evidence_of(found.layer("Pad_6 + c.weight + c.w.Q + c")) == Evidence.DOCUMENTED

@@ -62,10 +62,7 @@ def test_nesting_and_unknown_sizes(g: Graph) -> None:
     x = g.op("Neg", g.op("Exp", g.op("Abs", g.input(1, 8), "a"), "b"), "c")
     found = step(g.model(x), PointWiseFusion)
     assert found.rows == [
-        ("Running", "a"),
-        ("Fusing", "a", "b"),
-        ("Running", "PWN(a, b)"),
-        ("Fusing", "PWN(a, b)", "c"),
+        ("Running", "a"), ("Fusing", "a", "b"), ("Running", "PWN(a, b)"), ("Fusing", "PWN(a, b)", "c"),
     ]
     assert found.has("PWN(PWN(a, b), c)")
     g = Graph()
@@ -203,16 +200,12 @@ def test_which_sums_are_left_for_a_convolution(g: Graph, form: str, left: bool) 
     assert any(row[0] == "Fusing" and "add" in "".join(row[1:]) for row in rows) is not left
 
 
-@pytest.mark.parametrize(
-    ("operand", "joined"),
-    [("computed", ("a.m", "add")), ("itself", None), ("a product", None)],
-)
+@pytest.mark.parametrize(("operand", "joined"), [("computed", ("a.m", "add")), ("itself", None), ("a product", None)])
 def test_an_add_behind_an_activation_is_noted(g: Graph, operand: str, joined: tuple[str, str] | None) -> None:
     """The node in front of the Add and the Add, where it joins two computed tensors: findings name them."""
     x = g.op("Softmax", g.input(1, 8), "s")
     act = g.silu(x, "a")
-    other = {"computed": g.op("Softmax", x, "t"), "itself": act,
-             "a product": g.op("Softmax", x, "u")}[operand]
+    other = {"computed": g.op("Softmax", x, "t"), "itself": act, "a product": g.op("Softmax", x, "u")}[operand]
     out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
     found = step(g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion)
     layer = next(layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE)

@@ -9,13 +9,10 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 EXPECTED = [
-    ("Running", "Conv_34"),
-    ("Swapping", "Add_42 + Relu_43", "Next.Q"),
+    ("Running", "Conv_34"), ("Swapping", "Add_42 + Relu_43", "Next.Q"),
     ("QuantizeDoubleInputNodes: fusing", "Next.Q", "Conv_34"),
-    ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"),
-    ("Removing", "Next.Q"),
-    ("Removing", "Conv_34.in.DQ"),
-    ("Removing", "Conv_34.w.DQ"),
+    ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"), ("Removing", "Next.Q"),
+    ("Removing", "Conv_34.in.DQ"), ("Removing", "Conv_34.w.DQ"),
     ("ConstWeightsFusion: Fusing", "Conv_34.weight + Conv_34.w.Q", "Conv_34"),
     ("ConvEltwiseSumFusion: Fusing", "Conv_34.weight + Conv_34.w.Q + Conv_34", "Add_42 + Relu_43"),
     ("Removing", "skip.DQ"),

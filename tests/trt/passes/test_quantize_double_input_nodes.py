@@ -11,19 +11,10 @@ from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
-FLOAT_OUT = [
-    ("Running", "c"),
-    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
-    ("Removing", "c.in.DQ"),
-    ("Removing", "c.w.DQ"),
-]
+FLOAT_OUT = [("Running", "c"), ("fusing", "(c.in.DQ and c.w.DQ)", "c"), ("Removing", "c.in.DQ"), ("Removing", "c.w.DQ")]
 INT8_OUT = [
-    ("Running", "c"),
-    ("fusing", "p.Q", "c"),
-    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
-    ("Removing", "p.Q"),
-    ("Removing", "c.in.DQ"),
-    ("Removing", "c.w.DQ"),
+    ("Running", "c"), ("fusing", "p.Q", "c"), ("fusing", "(c.in.DQ and c.w.DQ)", "c"), ("Removing", "p.Q"),
+    ("Removing", "c.in.DQ"), ("Removing", "c.w.DQ"),
 ]
 
 
@@ -36,8 +27,7 @@ def conv(**options: object) -> tuple[Graph, str]:
 def test_output_in_float_and_with_a_q(weights: str) -> None:
     g, out = conv(weights=weights)
     found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
-    assert found.rows == FLOAT_OUT
-    assert found.reasons == [("c", "output-not-quantized")]
+    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-not-quantized")])
     assert [(r.node, r.op) for r in found.refusals[0].readers] == [("s", "Softmax")]
     assert found.layer("c").int8 and not found.layer("c").int8_out
     g, out = conv(weights=weights)
@@ -58,19 +48,16 @@ def test_readers_and_scales_that_keep_the_output_float() -> None:
     """yolo-resnet18-orin-trt8502: backbone/conv1, whose MaxPool an Add reads as well."""
     g, out = conv()
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")), QuantizeDoubleInputNodes)
-    assert found.rows == FLOAT_OUT
-    assert found.reasons == [("c", "output-many-consumers")]
+    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
     assert [r.node for r in found.refusals[0].readers if r.kind == "q"] == ["p.Q"]
     assert [r.node for r in found.refusals[0].readers if r.kind != "q"] == ["t"]
     g, out = conv()
     found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes)
-    assert found.rows == FLOAT_OUT
-    assert found.reasons == [("c", "output-many-consumers")]
+    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
     g, out = conv()
     outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
     found = step(g.model(*outputs), QuantizeDoubleInputNodes)
-    assert found.rows == FLOAT_OUT
-    assert found.reasons == [("c", "output-different-scales")]
+    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-different-scales")])
     assert [r.scale for r in found.refusals[0].readers] == [np.float32(0.1), np.float32(0.2)]
     assert evidence_of(found.layer("c")) == Evidence.ASSUMED
 
@@ -80,13 +67,8 @@ def test_shared_input_dq_is_removed_with_its_last_reader(g: Graph) -> None:
     outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
     found = step(g.model(*outputs), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "a"),
-        ("fusing", "(in.DQ and a.w.DQ)", "a"),
-        ("Removing", "a.w.DQ"),
-        ("Running", "b"),
-        ("fusing", "(in.DQ and b.w.DQ)", "b"),
-        ("Removing", "in.DQ"),
-        ("Removing", "b.w.DQ"),
+        ("Running", "a"), ("fusing", "(in.DQ and a.w.DQ)", "a"), ("Removing", "a.w.DQ"), ("Running", "b"),
+        ("fusing", "(in.DQ and b.w.DQ)", "b"), ("Removing", "in.DQ"), ("Removing", "b.w.DQ"),
     ]
 
 
@@ -125,8 +107,7 @@ def refused(case: str) -> tuple[Graph, str]:
 def test_refused(case: str) -> None:
     g, out = refused(case)
     found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
-    assert found.rows == []
-    assert found.reasons == [("c", case)]
+    assert (found.rows, found.reasons) == ([], [("c", case)])
 
 
 def fp8_weights(data: str) -> Graph:
@@ -218,12 +199,8 @@ def test_add_between_pairs(g: Graph) -> None:
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "Add"),
-        ("fusing", "p.Q", "Add"),
-        ("fusing", "(a.DQ and b.DQ)", "Add"),
-        ("Removing", "p.Q"),
-        ("Removing", "a.DQ"),
-        ("Removing", "b.DQ"),
+        ("Running", "Add"), ("fusing", "p.Q", "Add"), ("fusing", "(a.DQ and b.DQ)", "Add"), ("Removing", "p.Q"),
+        ("Removing", "a.DQ"), ("Removing", "b.DQ"),
     ]
     g = Graph()
     # TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output

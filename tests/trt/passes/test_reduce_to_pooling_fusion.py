@@ -14,8 +14,7 @@ from tests.trt.passes.step import step
 def test_global_pooling(g: Graph, op: str, pooling: str) -> None:
     found = step(g.model(g.op(op, g.input(1, 3, 4, 4), "GlobalAveragePool_300")), ReduceToPoolingFusion)
     assert found.rows == [
-        ("Running", "GlobalAveragePool_300"),
-        ("Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING"),
+        ("Running", "GlobalAveragePool_300"), ("Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING"),
     ]
     layer = found.layer("GlobalAveragePool_300")
     assert layer.kind == LayerKind.POOLING

@@ -45,15 +45,13 @@ def test_one_clone_for_each_input(g: Graph) -> None:
 def test_second_reader_is_refused(g: Graph) -> None:
     tensor = joined(g)
     found = step(g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")), SplitQAcrossPrecedingFanIn)
-    assert found.rows == []
-    assert found.reasons == [("Concat", "output-not-only-quantized")]
+    assert (found.rows, found.reasons) == ([], [("Concat", "output-not-only-quantized")])
     assert ("a", "Abs") in [(r.node, r.op) for r in found.refusals[0].readers]
     g = Graph()
     tensor = joined(g)
     outputs = [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
     found = step(g.model(*outputs), SplitQAcrossPrecedingFanIn)
-    assert found.rows == []
-    assert found.reasons == [("Concat", "output-not-only-quantized")]
+    assert (found.rows, found.reasons) == ([], [("Concat", "output-not-only-quantized")])
 
 
 @pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])

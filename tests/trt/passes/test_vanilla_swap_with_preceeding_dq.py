@@ -12,8 +12,7 @@ from tests.trt.passes.step import evidence_of, step
 def test_around_a_gemm(g: Graph) -> None:
     found = step(g.model(g.gemm(g.relu(g.input(1, 8), "r"), "Gemm_311", 8)), VanillaSwapWithPreceedingDQ)
     assert sorted(found.rows) == [
-        ("Running", "Gemm_311.in.DQ"),
-        ("Running", "Gemm_311.w.DQ"),
+        ("Running", "Gemm_311.in.DQ"), ("Running", "Gemm_311.w.DQ"),
         ("Swapping", "Gemm_311.in.DQ", "reshape_before_Gemm_311"),
         ("Swapping", "Gemm_311.w.DQ", "transpose_before_Gemm_311"),
     ]
@@ -26,10 +25,8 @@ def test_commuting_operators(g: Graph, op: str) -> None:
     """Documented: DQ moves forward over layers that commute with it."""
     x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
     made = {
-        "MaxPool": lambda: g.pool(x, "op"),
-        "Resize": lambda: g.resize(x, "op"),
-        "Slice": lambda: g.slice(x, "op", 0, 2),
-        "Reshape": lambda: g.reshape(x, "op", 1, 48),
+        "MaxPool": lambda: g.pool(x, "op"), "Resize": lambda: g.resize(x, "op"),
+        "Slice": lambda: g.slice(x, "op", 0, 2), "Reshape": lambda: g.reshape(x, "op", 1, 48),
     }[op]()
     found = step(g.model(g.op("Neg", made, "n")), VanillaSwapWithPreceedingDQ)
     assert found.rows == [("Running", "p.DQ"), ("Swapping", "p.DQ", "op")]
@@ -55,11 +52,9 @@ def test_several_readers_are_refused(g: Graph) -> None:
     left, right = g.ops("Split", [x], "Split", count=2, axis=1)
     outputs = [g.conv(left, "a", scale=None), g.conv(right, "b", scale=None)]
     found = step(g.model(*outputs), VanillaSwapWithPreceedingDQ)
-    assert found.rows == []
-    assert found.reasons == [("p.DQ", "many-consumers")]
+    assert (found.rows, found.reasons) == ([], [("p.DQ", "many-consumers")])
     assert {c.name: c.evidence for c in predict(g.model(*outputs), advice=False).convolutions} == {
-        "a": Evidence.ASSUMED,
-        "b": Evidence.ASSUMED,
+        "a": Evidence.ASSUMED, "b": Evidence.ASSUMED,
     }
 
 

@@ -231,8 +231,7 @@ def forms() -> Iterator[tuple[str, Make]]:
            for kind in ("INT16", "INT64", "UINT8", "UINT16", "UINT64", "BOOL", "DOUBLE")},
     }
     for name, step in steps.items():
-        yield f"form: {name}", lambda net, s=step: (
-            lambda x: (conv(net, net.qdq(x)), s(net, x)))(net.input(SHAPE))
+        yield f"form: {name}", lambda net, s=step: (lambda x: (conv(net, net.qdq(x)), s(net, x)))(net.input(SHAPE))
     for kind in ("INT16", "UINT16", "UINT32", "UINT64", "DOUBLE", "BOOL", "INT64"):
         yield f"form: a network input of {kind.lower()}", lambda net, k=kind: (
             conv(net, quantized(net)),
