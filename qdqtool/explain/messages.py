@@ -22,6 +22,7 @@ Words = tuple[str, str]
 """The message, and what to change; the second is empty where the code's general advice fits."""
 Wording = Callable[[Finding, Cause, Any], "Words | str"]
 F = TypeVar("F", bound=Callable[..., "Words | str"])
+R = TypeVar("R", bound=Refusal)
 
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
@@ -30,17 +31,21 @@ _ROOMS = {
 }
 
 
-def words(*kinds: type[Refusal]) -> Callable[[F], F]:
-    """Registers a function as that which words these classes."""
+def words(kind: type[Refusal]) -> Callable[[F], F]:
+    """Registers a function as that which words a class."""
 
     def register(function: F) -> F:
-        for kind in kinds:
-            if kind in _WORDINGS:
-                raise ValueError(f"{kind.__name__} is worded twice")
-            _WORDINGS[kind] = function
+        if kind in _WORDINGS:
+            raise ValueError(f"{kind.__name__} is worded twice")
+        _WORDINGS[kind] = function
         return function
 
     return register
+
+
+def says(kind: type[R], text: Callable[[R], Words | str]) -> None:
+    """Words a class by what its refusal holds alone."""
+    words(kind)(lambda finding, cause, refusal: text(refusal))
 
 
 def worded(finding: Finding, sizes: bool = True) -> Words:
@@ -113,15 +118,11 @@ def step_words(step: Step) -> str:
 
 
 def reader_names(readers: Sequence[Reader]) -> list[str]:
-    found = []
-    for reader in readers:
-        if reader.kind == ReaderKind.OUTPUT:
-            found.append("the network's output")
-        elif reader.kind == ReaderKind.Q:
-            found.append(reader.node)
-        else:
-            found.append(node_words(reader.node, reader.op))
-    return found
+    return [
+        "the network's output" if r.kind == ReaderKind.OUTPUT else
+        r.node if r.kind == ReaderKind.Q else node_words(r.node, r.op)
+        for r in readers
+    ]
 
 
 def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
@@ -228,6 +229,4 @@ _TEXTS: dict[GpuFact, str] = {
 }
 
 
-@words(GpuLacks)
-def _lacks(finding: Finding, cause: Cause, r: GpuLacks) -> str:
-    return _TEXTS[r.fact].format(*r.values, gpu=r.gpu, count=r.count, first=r.first)
+says(GpuLacks, lambda r: _TEXTS[r.fact].format(*r.values, gpu=r.gpu, count=r.count, first=r.first))
