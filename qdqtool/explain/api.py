@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from qdqtool.explain import inputs, outputs
+from collections.abc import Sequence
+
+from qdqtool.explain import outputs
 from qdqtool.explain.report import Diagnosis, Known, Report
+from qdqtool.trt import refusals as trt
 from qdqtool.trt.faults import TakenByMyelin
-from qdqtool.trt.refusals import ConcatScales, ResidualBothQuantized, Stays
-from qdqtool.types import Cause, Evidence, Prediction
+from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
+
+FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
+    trt.OutsideRules: ("FP8-OUTSIDE",),
+    trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    trt.FloatTypesDiffer: ("FLOAT-MIXED",),
+    trt.Deconvolution3D: ("CT3D-FLOAT",),
+    trt.ScaleComputed: ("SCALE-DYNAMIC",),
+    trt.ActivationPerChannel: ("ACT-PER-CHANNEL",),
+    trt.NonzeroZeroPoint: ("ZP-NONZERO",),
+    trt.WeightsAxis: ("W-AXIS", "CT-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST"),
+    trt.WeightsNotConstant: ("W-NONCONST", "WEIGHT-INDIRECT"),
+}
+"""What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks find it, under one
+of these codes, and the layer's refusal makes no finding of its own.
+"""
 
 
 def explain(prediction: Prediction, report: Report) -> None:
@@ -17,7 +34,7 @@ def explain(prediction: Prediction, report: Report) -> None:
         report: Where findings go; those of the lint are there already, so that others can refer to them.
     """
     known = Known(prediction, report)
-    for both in known.every(ResidualBothQuantized):
+    for both in known.every(trt.ResidualBothQuantized):
         outcome = known.outcomes.get(both.node)
         if outcome is not None and outcome.is_int8:
             known.add(Diagnosis("ADD-BOTH", both.add, Cause(both), both.elements, (both.node,)))
@@ -25,18 +42,33 @@ def explain(prediction: Prediction, report: Report) -> None:
         if outcome.int8_in_int8_out:
             continue
         refused = known.at(outcome.name)
-        fault = None if outcome.is_int8 else next((r for r in refused if type(r) in inputs.FAULTS), None)
+        fault = None if outcome.is_int8 else next((r for r in refused if type(r) in FAULTS), None)
         if fault is not None:
-            known.refer(outcome.name, inputs.FAULTS[type(fault)])
+            known.refer(outcome.name, FAULTS[type(fault)])
             continue
-        found = None if outcome.is_int8 else inputs.diagnose(known, refused)
+        found = None if outcome.is_int8 else _of_inputs(known, refused)
         found = found or outputs.diagnose(known, refused)
         if found is not None:
             known.add(found, (outcome.name,))
-    for stays in known.every(Stays):
+    for stays in known.every(trt.Stays):
         outputs.explain(known, stays)
-    for parts in known.every(ConcatScales):
-        known.add(outputs.of_concat(parts))
+    for parts in known.every(trt.ConcatScales):  # where no convolution pays for it
+        known.add(Diagnosis("CONCAT-SCALE", parts.node, Cause(parts), parts.elements))
+
+
+def _of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
+    """Why a convolution runs in float, from the refusal of the pass that would have quantized it; None where none."""
+    for r in refusals:
+        if isinstance(r, trt.InputNotDequantized):
+            code: FindingCode = "NOT-QUANTIZED" if not r.weights_quantized else "IN-BLOCKED" if r.dq else "IN-FLOAT"
+            shared = known.first(trt.ManyConsumers, r.dq) if code == "IN-BLOCKED" else None
+            return Diagnosis(code, r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
+        if isinstance(r, trt.InMyelin):
+            code = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else "NOT-QUANTIZED"
+            return Diagnosis(code, r.node, Cause(r), None, (r.node,))
+        if isinstance(r, trt.WeightsNotDequantized):
+            return Diagnosis("W-NO-DQ", r.node, Cause(r), r.elements, (r.node,))
+    return None
 
 
 def name_regions(prediction: Prediction, report: Report) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import qdqtool
 from qdqtool.explain import codes, compiler
-from qdqtool.explain.inputs import FAULTS
+from qdqtool.explain.api import FAULTS
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.trt.pipeline import cases

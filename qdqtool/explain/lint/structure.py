@@ -14,20 +14,8 @@ from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import ACTIVATIONS, CONVOLUTIONS, GATES, LayerKind, is_activation, of, rearranges
 from qdqtool.model.view import View, adds_computed, uses
-from qdqtool.trt.faults import (
-    CHECK,
-    BehindPad,
-    Channels,
-    DepthwiseAdd,
-    DepthwiseSilu,
-    FloatFlag,
-    FloatStays,
-    Grouped,
-    HeadQuantized,
-    InsideActivation,
-    JoinedBehindHead,
-    QuantizedStream,
-)
+from qdqtool.trt import faults
+from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding
@@ -62,7 +50,7 @@ def _streams(view: View, report: Report) -> None:
             continue
         pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
         if pairs:
-            report.add("RESIDUAL-STREAM", QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+            report.add("RESIDUAL-STREAM", faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
                        values=view.values(add.output))
 
 
@@ -100,13 +88,13 @@ def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[s
     gate = quantized_gate(view, [tensor]) if found is None else None
     if gate is not None:
         sigmoid, q = gate
-        found = InsideActivation(CHECK, q.name, conv.name, sigmoid.name, True, True)
+        found = faults.InsideActivation(CHECK, q.name, conv.name, sigmoid.name, True, True)
     if found is not None:
         report.add("SILU-INNER-Q" if found.silu else "ACT-INNER-Q", found, convolutions=[conv.name],
                    values=view.values(tensor))
 
 
-def _inner(view: View, conv: Node, q: Node) -> InsideActivation | None:
+def _inner(view: View, conv: Node, q: Node) -> faults.InsideActivation | None:
     """A Q right behind a convolution whose DQs feed nothing but an activation."""
     ends = [n for dq in view.model.readers(q.output) if qdq.is_dq(dq) for n in view.model.readers(dq.output)]
     gates = [n for n in ends if is_activation(n)]
@@ -114,7 +102,7 @@ def _inner(view: View, conv: Node, q: Node) -> InsideActivation | None:
     if not gates or not all(of(n).operation == "PROD" and _reads_gate(view, n, gates) for n in others):
         return None
     activation = next((n.name for n in ends if n.op in ACTIVATIONS), "")
-    return InsideActivation(CHECK, q.name, conv.name, activation, any(n.op == "Mul" for n in ends))
+    return faults.InsideActivation(CHECK, q.name, conv.name, activation, any(n.op == "Mul" for n in ends))
 
 
 def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
@@ -184,7 +172,7 @@ def _behind_pad(view: View, report: Report, conv: Node) -> None:
         return
     pad = view.model.producer(found[1].input(0))
     if pad is not None and pad.op == "Pad":
-        report.add("PAD-SPLIT", BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
+        report.add("PAD-SPLIT", faults.BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
 
 
 # Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------
@@ -266,7 +254,7 @@ def heads(view: View, report: Report, fused: Fused) -> None:
 def _heads(view: View, report: Report, quantized: set[int]) -> None:
     for index in sorted(coordinates_of(view) & quantized):
         conv = view.model.nodes[index]
-        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "coordinates"), convolutions=[conv.name])
+        report.add("HEAD-QUANT", faults.HeadQuantized(CHECK, conv.name, "coordinates"), convolutions=[conv.name])
     last = last_convolutions(view)
     if not last:
         return
@@ -277,20 +265,20 @@ def _heads(view: View, report: Report, quantized: set[int]) -> None:
             continue
         concat = _concat_above(view, q)
         if concat is not None:
-            report.add("HEAD-CONCAT", JoinedBehindHead(CHECK, q.name, concat.name))
+            report.add("HEAD-CONCAT", faults.JoinedBehindHead(CHECK, q.name, concat.name))
 
 
 def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> None:
     """Last convolutions: those of the boxes are worth a warning, those of the classes a note."""
     head = head_of(view)
     for conv in (n for n in view.weighted if n.index in head.dfl and n.index in quantized):
-        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "dfl"), convolutions=[conv.name])
+        report.add("HEAD-QUANT", faults.HeadQuantized(CHECK, conv.name, "dfl"), convolutions=[conv.name])
     for conv in (n for n in last if n.index in quantized):
         if head.dfl and conv.index not in head.boxes:
-            report.add("HEAD-SCORE", HeadQuantized(CHECK, conv.name, "class"), convolutions=[conv.name])
+            report.add("HEAD-SCORE", faults.HeadQuantized(CHECK, conv.name, "class"), convolutions=[conv.name])
         else:
             branch = "box" if head.dfl else "head"
-            report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+            report.add("HEAD-QUANT", faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
 
 
 def _concat_above(view: View, q: Node) -> Node | None:
@@ -318,11 +306,11 @@ def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> Non
     if depthwise:
         _depthwise(view, report, conv, _in_front_of_activation(view, conv, fused))
     elif groups > 1:
-        report.add("GROUP-SLOW", Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=concerned)
+        report.add("GROUP-SLOW", faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=concerned)
     small = any(c < 16 for c in ((inputs,) if not stem else ()) + (outputs,))
     odd = tuple(c for c in ((inputs,) if not stem else ()) + (outputs,) if c % 16)
     if small or odd:
-        found = Channels(CHECK, conv.name, inputs, outputs, odd)
+        found = faults.Channels(CHECK, conv.name, inputs, outputs, odd)
         report.add("CH-SMALL" if small else "CH-ALIGN", found, convolutions=concerned)
 
 
@@ -341,14 +329,14 @@ def _depthwise(view: View, report: Report, conv: Node, tensor: str) -> None:
     ops = {n.op for n in readers}
     if "Sigmoid" in ops and "Mul" in ops:
         last = conv.index not in view.feeds_weighted
-        report.add("DW-SILU", DepthwiseSilu(CHECK, conv.name, last), convolutions=[conv.name])
+        report.add("DW-SILU", faults.DepthwiseSilu(CHECK, conv.name, last), convolutions=[conv.name])
     if ops == {"Add"}:
-        report.add("DW-ADD", DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
+        report.add("DW-ADD", faults.DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
 
 
 def _float_types(view: View, report: Report) -> None:
     if not target_named(report.target).strongly_typed:
-        report.add("FLAG-FP16", FloatFlag(CHECK, ""))
+        report.add("FLAG-FP16", faults.FloatFlag(CHECK, ""))
         return
     weighted = [n for n in view.weighted if n.output in view.varying]
     types = {n.index: _computes_in(view, n) for n in weighted}
@@ -358,7 +346,7 @@ def _float_types(view: View, report: Report) -> None:
     float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
         products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
-        report.add("FLOAT-FP32", FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
+        report.add("FLOAT-FP32", faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
 
 
 def _computes_in(view: View, conv: Node) -> int:
