@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from qdqtool.explain import outputs
 from qdqtool.explain.report import Diagnosis, Known, Report
 from qdqtool.trt import refusals as trt
@@ -46,29 +44,14 @@ def explain(prediction: Prediction, report: Report) -> None:
         if fault is not None:
             known.refer(outcome.name, FAULTS[type(fault)])
             continue
-        found = None if outcome.is_int8 else _of_inputs(known, refused)
+        found = None if outcome.is_int8 else outputs.of_inputs(known, refused)
         found = found or outputs.diagnose(known, refused)
         if found is not None:
             known.add(found, (outcome.name,))
     for stays in known.every(trt.Stays):
         outputs.explain(known, stays)
-    for parts in known.every(trt.ConcatScales):  # where no convolution pays for it
-        known.add(Diagnosis("CONCAT-SCALE", parts.node, Cause(parts), parts.elements))
-
-
-def _of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
-    """Why a convolution runs in float, from the refusal of the pass that would have quantized it; None where none."""
-    for r in refusals:
-        if isinstance(r, trt.InputNotDequantized):
-            code: FindingCode = "NOT-QUANTIZED" if not r.weights_quantized else "IN-BLOCKED" if r.dq else "IN-FLOAT"
-            shared = known.first(trt.ManyConsumers, r.dq) if code == "IN-BLOCKED" else None
-            return Diagnosis(code, r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
-        if isinstance(r, trt.InMyelin):
-            code = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else "NOT-QUANTIZED"
-            return Diagnosis(code, r.node, Cause(r), None, (r.node,))
-        if isinstance(r, trt.WeightsNotDequantized):
-            return Diagnosis("W-NO-DQ", r.node, Cause(r), r.elements, (r.node,))
-    return None
+    for parts in known.every(trt.ConcatScales):
+        known.add(outputs.of_concat(parts))
 
 
 def name_regions(prediction: Prediction, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Why an INT8 convolution writes float, whose scales differ, and why a Q or DQ stays in the engine."""
+"""Why a convolution runs in float or writes it, whose scales differ, and why a Q or DQ stays in the engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,24 @@ from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Size, Stays, Step
 from qdqtool.trt.surroundings import differ
 from qdqtool.types import Cause, FindingCode, Precision, Refusal
+
+# Inputs --------------------------------------------------------------------------------------------------------------
+
+
+def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
+    """Why a convolution runs in float, from the refusal of the pass that would have quantized it; None where none."""
+    for r in refusals:
+        if isinstance(r, trt.InputNotDequantized):
+            code: FindingCode = "NOT-QUANTIZED" if not r.weights_quantized else "IN-BLOCKED" if r.dq else "IN-FLOAT"
+            shared = known.first(trt.ManyConsumers, r.dq) if code == "IN-BLOCKED" else None
+            return Diagnosis(code, r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
+        if isinstance(r, trt.InMyelin):
+            code = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else "NOT-QUANTIZED"
+            return Diagnosis(code, r.node, Cause(r), None, (r.node,))
+        if isinstance(r, trt.WeightsNotDequantized):
+            return Diagnosis("W-NO-DQ", r.node, Cause(r), r.elements, (r.node,))
+    return None
+
 
 # Scales that differ --------------------------------------------------------------------------------------------------
 
@@ -42,6 +60,11 @@ def of_readers(
         node = crossed.node if crossed is not None else r.origin.tensor
     parts = known.first(trt.ConcatScales, node) if code == "CONCAT-SCALE" else None
     return Diagnosis(code, node, Cause(r, () if parts is None else (parts,)), size, convolutions)
+
+
+def of_concat(parts: trt.ConcatScales) -> Diagnosis:
+    """A Concat whose parts have other scales than the Q behind it, where no convolution pays for it."""
+    return Diagnosis("CONCAT-SCALE", parts.node, Cause(parts), parts.elements)
 
 
 def with_own(r: Stays) -> list[Reader]:

@@ -51,7 +51,7 @@ def producers() -> dict[str, set[str]]:
     return {name: made for name, made in found.items() if made}
 
 
-OF_SIMULATION = {True: {"explain/compiler.py"}, False: {"explain/inputs.py", "explain/outputs.py"}}  # TensorRT-RTX's
+OF_SIMULATION = {True: {"explain/compiler.py"}, False: {"explain/outputs.py"}}  # TensorRT-RTX's
 
 
 @pytest.mark.parametrize("target", TARGETS)
