@@ -150,16 +150,8 @@ def render(
     prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False,
     time: TimeEstimate | None = None, way: Way | None = None,
 ) -> str:
-    """The whole answer.
-
-    Args:
-        prediction: What to show.
-        width: Columns.
-        everything: Show every convolution and every finding in full.
-        layers: List the engine's layers.
-        trace: List TensorRT's own log lines.
-        time: How long it takes on a GPU.
-        way: How it is to be built.
+    """The whole answer: ``everything`` shows every convolution and every finding in full, ``layers`` lists those of the
+    engine, ``trace`` TensorRT's own log lines; ``time`` is how long it takes on a GPU, ``way`` how it is to be built.
     """
     page = Page(width, everything)
     if time is not None:
@@ -260,17 +252,12 @@ _EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
 
 
 def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """The findings of each code."""
-    return [list(group) for _, group in itertools.groupby(_by_code(findings), key=lambda f: f.code)]
-
-
-def _by_code(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings with those of one code together, in the order in which each code first comes."""
-    first: dict[tuple[str, Severity], int] = {}
-    ordered = list(findings)
-    for position, finding in enumerate(ordered):
-        first.setdefault((finding.code, finding.severity), position)
-    return sorted(ordered, key=lambda f: first[f.code, f.severity])
+    """The findings of each code, in the order in which each code first comes."""
+    first: dict[tuple[str, Severity], list[Finding]] = {}
+    for finding in findings:
+        first.setdefault((finding.code, finding.severity), []).append(finding)
+    together = itertools.chain.from_iterable(first.values())
+    return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
 def _group(page: Page, same: list[Finding], products: set[str]) -> None:
@@ -335,6 +322,7 @@ def _amount(values: int) -> str:
         if values >= size:
             return f"{values / size:.1f}{unit} values"
     return f"{values} values"
+
 
 # The time -----------------------------------------------------------------------------------------------------------
 
