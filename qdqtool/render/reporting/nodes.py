@@ -23,7 +23,7 @@ from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.render.reporting import data
-from qdqtool.render.reporting.page import Spoken, message, plain, shown
+from qdqtool.render.reporting.page import Spoken, message, plain, rounded, shown
 from qdqtool.timing import gpus, twin
 from qdqtool.timing.estimate import TimeEstimate, estimate, gpu_findings, in_profile
 from qdqtool.timing.gpus import Gpu
@@ -145,8 +145,8 @@ class Collector:
         known = scale is not None and scale.size > 0 and bool(np.isfinite(scale).all())
         return data.Scale(
             where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision),
-            _number(scale.min()) if known and scale is not None else None,
-            _number(scale.max()) if known and scale is not None else None,
+            rounded(scale.min(), 6) if known and scale is not None else None,
+            rounded(scale.max(), 6) if known and scale is not None else None,
             int(scale.size) if scale is not None else 0, zeros if zero is None or zero.size else "0",
             self._stays(quantizer),
         )  # fmt: skip
@@ -353,10 +353,6 @@ def computes(layer: EngineLayer) -> Precision:
     """The data type of the layer's data input; of its output where it has none."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN
-
-
-def _number(value: float) -> float:
-    return float(f"{float(value):.6g}")
 
 
 # The model as it is looked at ---------------------------------------------------------------------------------------

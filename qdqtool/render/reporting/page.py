@@ -186,6 +186,11 @@ def percent(value: float) -> str:
     return "0 %" if value == 0 else "< 0.01 %" if value < 1e-4 else f"{100 * value:.3g} %"
 
 
+def rounded(value: Any, digits: int) -> float:
+    """A number with so many digits that count, for the data in the page."""
+    return float(f"{float(value):.{digits}g}")
+
+
 def sort_key(value: float | None) -> str:
     """What a table sorts by: the number in full, nothing where it is not known."""
     return "" if value is None or not math.isfinite(value) else repr(float(value))
