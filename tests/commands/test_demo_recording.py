@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from qdqtool.builders import child
-from qdqtool.cli import run
 from qdqtool.commands import demo_run as recording
 from qdqtool.commands.demo_run import RECORDING, verify_recorded
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
+from tests.commands.conftest import Cli
 from tests.tools.record_demo import quantized_demo
 
 
@@ -53,9 +53,8 @@ def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
 
 @pytest.mark.slow
 def test_the_default_demo_verifies_without_a_compiler(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "is_installed", lambda _package: False)
-    assert run(["demo", "-o", str(tmp_path), "--images", "2"]) == 0
-    text = capsys.readouterr().out
+    text = cli("demo", "-o", tmp_path, "--images", "2")
     assert "64 of 64 convolutions agree" in text and "recording of an earlier build" in text
