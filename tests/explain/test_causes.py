@@ -12,7 +12,7 @@ from qdqtool.prediction import advise, predict
 from qdqtool.trt.refusals import ConcatScales, OutputScale, ReaderKind, ReduceNotPooling, ResidualFloat, Step
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Severity
-from tests.explain.graphs import concat, float_types, outcome, split, transposed_3d
+from tests.explain.graphs import GRAPHS, concat, outcome, split, transposed_3d
 from tests.trt.builder import Graph
 
 
@@ -320,7 +320,7 @@ def test_a_3d_convtranspose_is_int8_in_the_one_pattern_that_nvidia_names(axes, a
 ])
 def test_data_and_weights_of_two_float_types(target, int8, severity):
     """A DQ writes the type of its scale; before 10 a float16 scale is told as such and no type is the model's."""
-    prediction, codes = outcome(float_types(), target)
+    prediction, codes = outcome(GRAPHS["float-types"](), target)
     assert prediction.convolution("c").is_int8 is int8
     found = codes.get("FLOAT-MIXED")
     assert (found.severity if found else None) == severity
