@@ -1,9 +1,11 @@
 """``qdqtool explain``."""
 
 
+import onnx
 import pytest
 
 from qdqtool.explain.codes import CODES
+from tests.explain.test_causes import residual
 
 
 @pytest.mark.parametrize("code", ["SKIP-FLOAT", "zp_nonzero", "CONCAT-SCALE"])
@@ -38,3 +40,18 @@ def test_error_text(cli, message):
 ])
 def test_unknown(cli, arguments, said):
     assert said in cli.refused("explain", *arguments)
+
+
+def test_ways_and_lines(tmp_path, cli):
+    model = tmp_path / "m.onnx"
+    onnx.save(residual("own"), model)
+    assert cli.json("predict", model, "--for", "onnxruntime")["for"]["way"] == "onnxruntime"
+    assert "To build it with DeepStream" in cli("predict", model, "--for", "deepstream")
+    assert "trt.Logger.VERBOSE" in cli("explain", "FLAG-FP16", "--for", "python")
+    assert cli("explain", "--for", "torch-tensorrt").startswith("With Torch-TensorRT")
+    cli.refused("predict", model, "--for", "make")
+    out = cli("explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28")
+    for part in ("A conversion that stays in the engine", "bevfusion-camera-orin-trt8502:870",
+                 "Rule: qdqtool/trt/passes/qdq_to_copy.py", "Test: tests/trt/passes/test_qdq_to_copy.py"):
+        assert part in out, part
+    assert all(len(line) <= 80 for line in out.splitlines())

@@ -1,7 +1,6 @@
 """The table of codes is complete, and says for every target where it comes from."""
 
 import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.codes import ALL_TARGETS
@@ -117,29 +115,6 @@ def test_the_flag_finding_speaks_the_words_of_the_way(way: str) -> None:
     prediction = qdqtool.predict(residual("own"), way=way)
     (flag,) = (f for f in prediction.findings if f.code == "FLAG-FP16")
     assert flag.way == way and {name for name, known in WAYS.items() if known.weak in flag.fix} == {way}
-
-
-def test_commands_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(tmp_path / "m.onnx")
-    onnx.save(residual("own"), model)
-    assert run(["predict", model, "--for", "onnxruntime", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["for"]["way"] == "onnxruntime"
-    assert run(["predict", model, "--for", "deepstream"]) == 0
-    assert "To build it with DeepStream" in capsys.readouterr().out
-    assert run(["explain", "FLAG-FP16", "--for", "python"]) == 0
-    assert "trt.Logger.VERBOSE" in capsys.readouterr().out
-    assert run(["explain", "--for", "torch-tensorrt"]) == 0
-    assert capsys.readouterr().out.startswith("With Torch-TensorRT")
-    assert run(["predict", model, "--for", "make"]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and len(told.err.splitlines()) == 1
-    assert run(["explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28"]) == 0
-    out = capsys.readouterr().out
-    assert "A conversion that stays in the engine" in out
-    assert "bevfusion-camera-orin-trt8502:870" in out
-    assert "Rule: qdqtool/trt/passes/qdq_to_copy.py" in out
-    assert "Test: tests/trt/passes/test_qdq_to_copy.py" in out
-    assert all(len(line) <= 80 for line in out.splitlines())
 
 
 # A line of a log leads to its pass, the cases behind it and their test.
