@@ -136,7 +136,6 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
         prediction: Its outcome.
         way: How the engine is built.
     """
-    from qdqtool.explain.lint.api import fused_in
     from qdqtool.explain.lint.api import run as lint
     from qdqtool.explain.report import Report
     from qdqtool.model.view import View
@@ -147,11 +146,11 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
         from qdqtool.explain.compiler import explain as explain_compiler
 
         explain_compiler(prediction, report, view)
-        lint(view, report, fused_in(prediction))
+        lint(view, report, prediction.convolutions)
     else:
         from qdqtool.explain.api import explain
 
-        lint(view, report, fused_in(prediction))
+        lint(view, report, prediction.convolutions)
         explain(prediction, report)
         if any(f.code == "SKIP-FLOAT" for f in report.findings):
             from qdqtool.explain.lint.structure import not_automatic

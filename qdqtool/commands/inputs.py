@@ -200,7 +200,8 @@ def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **bri
             for entry in taken:
                 known, value = entry.metadata, given.pop(entry.name)
                 if value is not None and value != ():
-                    values[entry.name] = not value if known["off"] else _WHOLE.get(known["kind"], _same)(value)
+                    read = _WHOLE.get(known["kind"])
+                    values[entry.name] = not value if known["off"] else read(value) if read is not None else value
             return function(**given, **{parameter: group(**values)})
 
         for entry in reversed(taken):
@@ -208,10 +209,6 @@ def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **bri
         return call
 
     return decorate
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _option(entry: Option, brief: str) -> Any:

@@ -60,8 +60,12 @@ def worded(finding: Finding, sizes: bool = True) -> Words:
     entry = codes.get(finding.code)
     message = fix = ""
     for cause in finding.causes:
-        refusal = cause.refusal if sizes else _without_size(cause.refusal)
-        found = _wording(type(refusal))(finding, cause, refusal)
+        refusal, kind = cause.refusal, type(cause.refusal)
+        if not sizes and hasattr(refusal, "elements"):
+            refusal = replaced(refusal, elements=None)
+        if kind not in _WORDINGS:
+            importlib.import_module(_ROOMS[kind.__module__])
+        found = _WORDINGS[kind](finding, cause, refusal)
         text, advice = (found, "") if isinstance(found, str) else found
         if not message:
             message, fix = text, advice or entry.fix
@@ -71,16 +75,6 @@ def worded(finding: Finding, sizes: bool = True) -> Words:
         elif text not in message:
             message += f" {text}"
     return message, fix
-
-
-def _wording(kind: type[Refusal]) -> Wording:
-    if kind not in _WORDINGS:
-        importlib.import_module(_ROOMS[kind.__module__])
-    return _WORDINGS[kind]
-
-
-def _without_size(refusal: Refusal) -> Refusal:
-    return replaced(refusal, elements=None) if hasattr(refusal, "elements") else refusal
 
 
 def number(value: float | None) -> str:

@@ -236,7 +236,9 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
     """The findings that explain a Q that stays, or else the refusal that does."""
     origin = stays.origin
     seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
-    scale = _beside(known, stays) if seen or origin.convolution or _shares(stays) else ()
+    # Other Qs on the tensor are worth a word also where no convolution makes it: of a sum, or of parts of a tensor.
+    cut = any(crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
+    scale = _beside(known, stays) if seen or origin.convolution or cut or origin.op in SUMS else ()
     if seen or scale:
         return tuple(dict.fromkeys((*seen, *scale))), None
     average = of_average(known, origin.node)
@@ -246,22 +248,11 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
     own = known.first(trt.OutputScale, origin.node)
     if own is not None:
         return (), own
-    if _blocks(stays.blocked):
-        return (), stays.blocked
+    blocked = stays.blocked  # that says why where it is an operator, or readers as float
+    read_elsewhere = isinstance(blocked, trt.ManyConsumers | trt.ConcatReadElsewhere) and floats_of(blocked.readers)
+    if read_elsewhere or isinstance(blocked, trt.NotCommuting):
+        return (), blocked
     return (known.see(origin.quantizer) if origin.quantizer else ()), None
-
-
-def _shares(stays: Stays) -> bool:
-    """Whether other Qs on the tensor are worth a word although no convolution makes it: a sum, or parts of a tensor."""
-    cut = any(crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
-    return cut or stays.origin.op in SUMS
-
-
-def _blocks(refusal: Refusal | None) -> bool:
-    """Whether what kept a Q from moving on says why: an operator, or readers as float."""
-    if isinstance(refusal, trt.ManyConsumers | trt.ConcatReadElsewhere):
-        return bool(floats_of(refusal.readers))
-    return isinstance(refusal, trt.NotCommuting)
 
 
 def _requantized(known: Known, stays: Stays) -> None:

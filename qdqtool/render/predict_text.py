@@ -337,7 +337,8 @@ def decision(time: TimeEstimate) -> list[str]:
     parts.append(f"{base.precision}: {ms(base.total_ms)}")
     parts += [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
     parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
-    sentences = [f"{'; '.join(parts)} ({_how(time)})."]
+    how = "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
+    sentences = [f"{'; '.join(parts)} ({how})."]
     if not time.gpu.has_int8:
         return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
     if gain is None:
@@ -360,11 +361,6 @@ def decision(time: TimeEstimate) -> list[str]:
 def _says_costs(time: TimeEstimate) -> bool:
     gain = time.gain_range
     return not time.is_float and gain is not None and gain.value < _MATTERS and time.gpu.has_int8
-
-
-def _how(time: TimeEstimate) -> str:
-    """Whether a measurement is in the times."""
-    return "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
 
 
 def _moving(time: TimeEstimate) -> str:

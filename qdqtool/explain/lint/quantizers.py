@@ -26,16 +26,13 @@ _E5M2 = onnx.TensorProto.FLOAT8E5M2
 def run(view: View, report: Report) -> None:
     """Adds the findings about quantizers."""
     for node in view.quantizers:
-        if _is_bias(view, node) or _repeats(view, node):
-            continue  # judged with its convolution, or with its Q
+        integers = qdq.is_dq(node) and view.model.elem_type(node.input(0)) == onnx.TensorProto.INT32
+        if (integers and view.is_weight(node)) or _repeats(view, node):
+            continue  # a bias is judged with its convolution, the others with their Q
         params = view.params(node)
         for code, found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
                             *_axis(view, node, params)):
             report.add(code, found, convolutions=view.convolutions_behind(node))
-
-
-def _is_bias(view: View, node: Node) -> bool:
-    return qdq.is_dq(node) and view.model.elem_type(node.input(0)) == onnx.TensorProto.INT32 and view.is_weight(node)
 
 
 def _repeats(view: View, node: Node) -> bool:
@@ -43,16 +40,11 @@ def _repeats(view: View, node: Node) -> bool:
     if not qdq.is_dq(node):
         return False
     q = view.model.producer(node.input(0))
-    if q is None or not qdq.is_q(q):
-        return False
-    if q.inputs[1:] == node.inputs[1:]:
-        return True
+    if q is None or not qdq.is_q(q) or q.inputs[1:] == node.inputs[1:]:
+        return q is not None and qdq.is_q(q)
     first, params = view.params(q), view.params(node)
-    return (
-        first.has_zero_point == params.has_zero_point
-        and first.scale_shape == params.scale_shape
-        and first.same_as(params) is True
-    )
+    alike = first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
+    return alike and first.same_as(params) is True
 
 
 def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
@@ -63,11 +55,12 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
         named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
         yield "QTYPE", faults.TypeUnknown(CHECK, name, named)
         return
-    values = params.zero_point
-    unsigned = params.precision == Precision.UINT8
+    values, unsigned = params.zero_point, params.precision == Precision.UINT8
+    maker = view.model.producer(node.input(0))
+    reads_q = maker is not None and qdq.is_q(maker)  # a DQ without zero point takes the type of what it reads
     if params.zero_points is not None and values is not None and values.size and not params.zero_points.zero:
         yield "ZP-NONZERO", NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
-    elif unsigned and not _reads_int8(view, node):
+    elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
         yield "ZP-UINT8", faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
     if not params.has_zero_point:
         yield "DQ-3-INPUTS", faults.ZeroPointMissing(CHECK, name, node.op)
@@ -79,12 +72,6 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
 
 def _summary(params: QuantParams) -> Scale:
     return None if params.scales is None else params.scales.summary
-
-
-def _reads_int8(view: View, node: Node) -> bool:
-    """A DQ without zero point takes the type of what it reads."""
-    maker = view.model.producer(node.input(0))
-    return qdq.is_dq(node) and not node.input(2) and maker is not None and qdq.is_q(maker)
 
 
 def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Found]:

@@ -298,7 +298,7 @@ def _reads_network_input(view: View, conv: Node) -> bool:
 def _depthwise(view: View, report: Report, conv: Node, tensor: str) -> None:
     readers = view.model.readers(tensor)
     ops = {n.op for n in readers}
-    if {"Sigmoid", "Mul"} <= ops:
+    if "Sigmoid" in ops and "Mul" in ops:
         found = faults.DepthwiseSilu(CHECK, conv.name, conv.index not in view.feeds_weighted)
         report.add("DW-SILU", found, convolutions=[conv.name])
     if ops == {"Add"}:

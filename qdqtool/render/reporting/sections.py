@@ -32,7 +32,6 @@ from qdqtool.verification.api import exit_code
 from qdqtool.verification.times import is_timed, measured_time
 
 if TYPE_CHECKING:
-    from calibration.cache import Statistics
     from calibration.statistics import TensorStatistics
     from qdqtool.buildlog.types import ProfileRow
 
@@ -131,7 +130,8 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     points = []
     for on_front, listed in ((True, front), (False, others)):
         for number, p in enumerate(listed):
-            x = _number(p["ms"] if timed and p.get("ms") is not None else p["cost"] if with_cost else _float_count(p))
+            x = (_number(p["ms"]) if timed and p.get("ms") is not None else _number(p["cost"]) if with_cost else
+                 _number(p.get("conversions", 0)) - _number(p.get("int8", 0)))
             is_chosen = on_front and chosen.get("index", -1) == p.get("index", number)
             points.append(data.Point(
                 shown(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120), x, _number(p["metric"]),
@@ -161,11 +161,6 @@ def _site(site: dict[str, Any]) -> list[str]:
         *(shown(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
         "" if loss is None else f"{loss:.4g}", "" if ms is None else f"{ms:.4g}", message(str(site.get("why", ""))),
     ]
-
-
-def _float_count(point: dict[str, Any]) -> float:
-    """Where no cost is given: conversions, and INT8 convolutions against the others."""
-    return _number(point.get("conversions", 0)) - _number(point.get("int8", 0))
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -230,13 +225,9 @@ def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[l
         chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
         served = collector.nodes_of([q.name])
         found[tensor] = _histogram(statistics[tensor], tensor, q.name, served[0] if served else -1, chosen)
-    return list(found.values()), _what_was_drawn(statistics, len(found), len({t for _, t in wanted}))
-
-
-def _what_was_drawn(statistics: Statistics, shown_: int, wanted: int) -> str:
-    missing = f"; {wanted - shown_} quantized tensors take their range from others of their scale group" if (
-        wanted > shown_) else ""
-    return f"{shown_} tensors over {statistics.images} images{missing}"
+    missing = len({t for _, t in wanted}) - len(found)
+    others = f"; {missing} quantized tensors take their range from others of their scale group" if missing > 0 else ""
+    return list(found.values()), f"{len(found)} tensors over {statistics.images} images{others}"
 
 
 def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None) -> data.Histogram:

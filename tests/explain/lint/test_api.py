@@ -4,16 +4,27 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.explain.lint.api import check
+from qdqtool.explain.lint.api import run
+from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import CHECK
+from qdqtool.trt.outcome import settled
 from qdqtool.trt.refusals import Step, WeightsNotConstant
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Severity
 from tests.explain.graphs import GRAPHS, ones, weighted
 from tests.insertion.test_placement import with_sparse_weights
 from tests.trt.builder import Graph
+
+
+def check(model, target):
+    """The findings of every check, without those of the simulation (which says what each convolution takes in)."""
+    report, chosen = Report(target), target_named(target)
+    run(View(model), report, () if chosen.is_rtx else settled(model, chosen).convolutions)
+    return report.findings
 
 
 def codes_of(proto, target="trt8.5"):
