@@ -141,15 +141,13 @@ class Collector:
     def _scale(self, where: str, quantizer: OnnxNode) -> data.Scale:
         params = self.subject.view.params(quantizer)
         scale, zero = params.scale, params.zero_point
-        zeros = "unknown" if zero is None else str(int(zero[0])) if zero.size and (zero == zero[0]).all() else "several"
-        known = scale is not None and scale.size > 0 and bool(np.isfinite(scale).all())
-        return data.Scale(
-            where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision),
-            rounded(scale.min(), 6) if known and scale is not None else None,
-            rounded(scale.max(), 6) if known and scale is not None else None,
-            int(scale.size) if scale is not None else 0, zeros if zero is None or zero.size else "0",
-            self._stays(quantizer),
-        )  # fmt: skip
+        zeros = "unknown" if zero is None else "0" if not zero.size else (
+            str(int(zero[0])) if (zero == zero[0]).all() else "several")
+        least = most = None
+        if scale is not None and scale.size and np.isfinite(scale).all():
+            least, most = rounded(scale.min(), 6), rounded(scale.max(), 6)
+        return data.Scale(where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision), least, most,
+                          0 if scale is None else int(scale.size), zeros, self._stays(quantizer))
 
     def _own(self, name: str) -> str:
         """The ONNX name behind a name that TensorRT may have given to a copy."""
@@ -255,15 +253,12 @@ class Collector:
                         self.model.nodes[place].layer = at
 
     def _case(self, name: str) -> int:
-        found = self._case_place.get(name)
-        if found is None:
-            found = self._case_place[name] = len(self.model.cases)
+        if name not in self._case_place:
+            self._case_place[name] = len(self.model.cases)
             case = cases().get(name)
-            self.model.cases.append(data.Case(
-                name, str(case.evidence) if case else "assumed", case.says if case else "",
-                list(case.builds) if case else [], case.source if case else "",
-            ))  # fmt: skip
-        return found
+            self.model.cases.append(data.Case(name, "assumed", "", [], "") if case is None else data.Case(
+                name, str(case.evidence), case.says, list(case.builds), case.source))
+        return self._case_place[name]
 
     # Findings, conversions, lines -----------------------------------------------------------------------------
 
@@ -292,14 +287,11 @@ class Collector:
             found.setdefault(finding.node, []).append(finding.id)
         for name in self.subject.prediction.conversion_nodes:
             layer = by_node.get(name, -1)
-            served = self.nodes_of([name])
-            known = self.subject.prediction.layers[layer] if layer >= 0 else None
             row = self.model.layers[layer] if layer >= 0 else None
+            tensor, from_ = row.inputs[0] if row and row.inputs else ("", "")
             self.model.conversions.append(data.Conversion(
-                shown(name), served[0] if served else -1, layer,
-                str(known.inputs[0].precision) if known and known.inputs else "",
-                str(known.outputs[0].precision) if known and known.outputs else "",
-                shown(known.inputs[0].tensor) if known and known.inputs else "",
+                shown(name), (self.nodes_of([name]) or [-1])[0], layer, from_,
+                row.outputs[0][1] if row and row.outputs else "", tensor,
                 sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
                 row.ms if row else None, row.measured if row else None,
             ))  # fmt: skip
