@@ -182,16 +182,12 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {"assume": _assumed, "arrays": _arrays
 # Classes as options -------------------------------------------------------------------------------------------------
 
 
-def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **briefs: str) -> _Decorator:
+def made_of(parameter: str, group: type, **briefs: str) -> _Decorator:
     """Gives a command the options that the fields of a class make, and calls it with an object of the class.
 
-    Args:
-        parameter: The command's parameter for the object.
-        group: The class.
-        without: Fields that the command has no option for.
-        briefs: Other texts for ``--help``.
+    ``briefs`` are other texts for ``--help``.
     """
-    taken = [f for f in options_of(group) if f.metadata["brief"] and f.name not in without]
+    taken = [f for f in options_of(group) if f.metadata["brief"]]
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)

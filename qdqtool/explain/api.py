@@ -25,11 +25,9 @@ of these codes, and the layer's refusal makes no finding of its own.
 
 
 def explain(prediction: Prediction, report: Report) -> None:
-    """Adds a finding for every float convolution, every float output and every conversion.
+    """Adds a finding for every float convolution, every float output and every conversion of a prediction.
 
-    Args:
-        prediction: Its convolutions and refusals are read; its findings are not.
-        report: Where findings go; those of the lint are there already, so that others can refer to them.
+    Findings of the lint are in the report already, so that others can refer to them.
     """
     known = Known(prediction, report)
     for both in known.every(trt.ResidualBothQuantized):

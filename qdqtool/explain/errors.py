@@ -347,10 +347,7 @@ def lookup(text: str) -> KnownError | None:
     """The entry for a warning or error of TensorRT, made for the node that it names.
 
     Where the words are in no entry and the text has the form of an error of TensorRT: what the form says, and that the
-    cause is not known. None for any other text.
-
-    Args:
-        text: The message or a part of it; only the first 4,000 characters are looked at.
+    cause is not known. None for any other text. Only the first 4,000 characters are looked at.
     """
     head = text[:_MAX_MESSAGE]
     found = next((known for pattern, known in _COMPILED if pattern.search(head)), None)

@@ -49,12 +49,7 @@ def says(kind: type[R], text: Callable[[R], Words | str]) -> None:
 
 
 def worded(finding: Finding, sizes: bool = True) -> Words:
-    """The message and the fix of a finding.
-
-    Args:
-        finding: The finding.
-        sizes: Whether dimensions of tensors are named, which a part of a model may have otherwise.
-    """
+    """The message and the fix; without ``sizes`` of tensors, which a part of a model may have otherwise."""
     from qdqtool.explain import codes
 
     entry = codes.get(finding.code)

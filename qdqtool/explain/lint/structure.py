@@ -26,10 +26,7 @@ Fused = Mapping[str, Sequence[str]]
 def run(view: View, report: Report, fused: Fused) -> None:
     """Adds findings about pairs inside activations and behind a Pad, around convolutions whose inputs are quantized.
 
-    Args:
-        view: The model.
-        report: Where findings go.
-        fused: The nodes that the layer of each convolution took in, as the simulation says.
+    ``fused`` are the nodes that the layer of each convolution took in, as the simulation says.
     """
     for conv in view.weighted:
         if is_quantized(view, conv):

@@ -173,6 +173,10 @@ class Collector:
                 found.update(dict.fromkeys(self._served(node)))
         return list(found)
 
+    def first_of(self, names: Iterable[str]) -> int:
+        """The first of them; -1 for none."""
+        return next(iter(self.nodes_of(names)), -1)
+
     def _served(self, quantizer: OnnxNode) -> list[int]:
         """The drawn nodes that read a Q or DQ; the one that makes what it reads where none does."""
         index = self.subject.model
@@ -203,16 +207,15 @@ class Collector:
                 if self.model.nodes[place].layer < 0:
                     self.model.nodes[place].layer = number
             work = subject.work[number] if subject.work else None
-            known = work is not None and work.kind not in ("unknown", "nothing")
+            work = None if work is None or work.kind in ("unknown", "nothing") else work
             self.model.layers.append(data.Layer(
                 name=shown(layer.name), title=self._title(layer, mine), type=layer.type,
                 kind=kind_of(layer), precision=str(computes(layer)),
                 inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
                 outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs], nodes=mine, findings=[],
-                at=self._main(mine) if mine else (self.nodes_of(layer.nodes) or [-1])[0],
-                macs=round(work.macs) if known and work is not None else None,
-                bytes=round(work.moved) if known and work is not None else None, ms=layer.ms,
-                measured=round(row.ms, 5) if row is not None else None,
+                at=self._main(mine) if mine else self.first_of(layer.nodes), ms=layer.ms,
+                macs=None if work is None else round(work.macs), bytes=None if work is None else round(work.moved),
+                measured=None if row is None else round(row.ms, 5),
             ))  # fmt: skip
 
         several = Counter(layer.title for layer in self.model.layers)
@@ -290,7 +293,7 @@ class Collector:
             row = self.model.layers[layer] if layer >= 0 else None
             tensor, from_ = row.inputs[0] if row and row.inputs else ("", "")
             self.model.conversions.append(data.Conversion(
-                shown(name), (self.nodes_of([name]) or [-1])[0], layer, from_,
+                shown(name), self.first_of([name]), layer, from_,
                 row.outputs[0][1] if row and row.outputs else "", tensor,
                 sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
                 row.ms if row else None, row.measured if row else None,

@@ -67,7 +67,7 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         f"{version}{shown(where, 120)} ({files or build.source})", verdict(result), exit_code(result, True) == 0,
         result.complete, [message(m) for m in build.missing], rows,
         [[str(m.kind), shown(m.name), "" if m.line is None else str(m.line), message(m.why)] for m in mismatches],
-        [(collector.nodes_of([m.name]) or [-1])[0] for m in mismatches], [message(n) for n in notes],
+        [collector.first_of([m.name]) for m in mismatches], [message(n) for n in notes],
     )  # fmt: skip
     if result.times is not None:
         found.measured_ms = result.times["built_ms"]
@@ -223,8 +223,7 @@ def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[l
             continue
         scale = view.params(q).scale
         chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
-        served = collector.nodes_of([q.name])
-        found[tensor] = _histogram(statistics[tensor], tensor, q.name, served[0] if served else -1, chosen)
+        found[tensor] = _histogram(statistics[tensor], tensor, q.name, collector.first_of([q.name]), chosen)
     missing = len({t for _, t in wanted}) - len(found)
     others = f"; {missing} quantized tensors take their range from others of their scale group" if missing > 0 else ""
     return list(found.values()), f"{len(found)} tensors over {statistics.images} images{others}"
