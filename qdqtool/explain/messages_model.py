@@ -18,6 +18,9 @@ says(lint.ZeroPointCount, lambda r: f"{r.node} has {r.scales} scales and {r.zero
 says(lint.ScaleHalf, lambda r: f"{r.node} has float16 scales ({scale_words(r.scale)}), all read as float32.")
 says(lint.ScaleRank, lambda r: (
     f"{r.node} has {'blocked ' if r.blocked else ''}scales of shape {list(r.shape)}; a scalar or a vector is wanted."))
+says(lint.ScaleCount, lambda r: (
+    f"{r.node} has {r.count} scales for axis {r.axis} of weights {list(r.shape)}"
+    f"{f', which is {r.shape[r.axis]} long' if -len(r.shape) <= r.axis < len(r.shape) else ''}."))
 says(lint.AxisOpset, lambda r: (
     f"{r.node} is per-channel in opset {r.opset}, "
     f"{'with an attribute axis that this opset does not have' if r.given else 'without an axis'}."))
@@ -30,12 +33,6 @@ def _not_positive(finding: Finding, cause: Cause, r: lint.ScaleNotPositive) -> s
         channels = ", ".join(map(str, r.channels)) + (" ..." if r.bad > len(r.channels) else "")
         where = f" in {r.bad} of {r.count} channels ({channels})"
     return f"{r.node} has scale {number(r.value)}{where}."
-
-
-@words(lint.ScaleCount)
-def _count(finding: Finding, cause: Cause, r: lint.ScaleCount) -> str:
-    length = f", which is {r.shape[r.axis]} long" if -len(r.shape) <= r.axis < len(r.shape) else ""
-    return f"{r.node} has {r.count} scales for axis {r.axis} of weights {list(r.shape)}{length}."
 
 
 # Weights and biases ---------------------------------------------------------------------------------------------
@@ -138,17 +135,10 @@ says(lint.InsideActivation, lambda r: (
 says(lint.BehindPad, lambda r: f"{r.quantizer} is between {r.pad} and {r.node}.")
 says(lint.JoinedBehindHead, lambda r: (
     f"{r.node} gives everything that {r.concat} joins behind the head one scale."))
-
-
-@words(lint.HeadQuantized)
-def _head(finding: Finding, cause: Cause, r: lint.HeadQuantized) -> str:
-    if r.branch == "coordinates":
-        return f"{r.node} makes or reads boxes, reference points or sampling offsets and is quantized."
-    what = "the DFL (the mean over a box side's bins)" if r.branch == "dfl" else (
-        f"the last convolution of a {r.branch} branch"
-    )
-    return f"{r.node} is {what} and is quantized."
-
+_HEADS = {"coordinates": "makes or reads boxes, reference points or sampling offsets",
+          "dfl": "is the DFL (the mean over a box side's bins)"}
+says(lint.HeadQuantized, lambda r: (
+    f"{r.node} {_HEADS.get(r.branch, f'is the last convolution of a {r.branch} branch')} and is quantized."))
 
 # Operators and shapes -------------------------------------------------------------------------------------------
 
@@ -164,6 +154,9 @@ says(lint.Convolution3D, lambda r: (
     f"{r.node} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."))
 says(lint.LargeKernel, lambda r: (
     f"{r.node} has a kernel of {'x'.join(map(str, r.kernel))}: builds with one of 32x32 failed on 8.6."))
+says(lint.FloatStays, lambda r: (
+    f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of "
+    f"{layers_counted(r.total - r.products, r.products)} read or write it and could be FP16, {r.first} first)."))
 says(lint.Grouped, lambda r: f"{r.node} has {r.groups} groups of {r.channels} channels.")
 says(lint.DepthwiseSilu, lambda r: (
     f"{r.node} is a depthwise convolution with SiLU{' at the end of the network' if r.last else ''}."))
@@ -208,15 +201,6 @@ def _constants_in_half(finding: Finding, cause: Cause, r: lint.ConstantsInHalf) 
     listed = ", ".join(f"{node} reads {number(value)}" for node, value in r.first)
     what = "cannot hold" if r.large or r.small else "holds with fewer digits"
     return f"constants that FP16 {what}: {', '.join(f'{count} {which}' for count, which in counts if count)}; {listed}."
-
-
-@words(lint.FloatStays)
-def _float_stays(finding: Finding, cause: Cause, r: lint.FloatStays) -> str:
-    layers = layers_counted(r.total - r.products, r.products)
-    return (
-        f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of {layers} read or write it and could "
-        f"be FP16, {r.first} first)."
-    )
 
 
 @words(lint.TakenByMyelin)

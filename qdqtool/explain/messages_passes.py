@@ -22,7 +22,7 @@ from qdqtool.explain.messages import (
     unified,
     words,
 )
-from qdqtool.explain.outputs import before_norm, crossed_by, crossing, left_float, shared_pool, with_own
+from qdqtool.explain.outputs import before_norm, behind_pool, crossed_by, crossing, left_float, shared_pool, with_own
 from qdqtool.model.operators import JOINS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import refusals as trt
@@ -71,6 +71,9 @@ says(trt.FloatTypesDiffer, lambda r: f"{r.node}: its data is {r.floats[0]}, its 
 says(trt.Deconvolution3D, lambda r: (
     f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are behind "
     "it."))
+says(trt.NonzeroZeroPoint, lambda r: (
+    f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(r.zero_points)))}; "
+    "TensorRT wants 0."))
 says(trt.WeightsShared, lambda r: (
     f"weights '{r.weight}' are shared by {names(r.convolutions)}; TensorRT folds them into one."))
 
@@ -80,13 +83,6 @@ def _per_channel(finding: Finding, cause: Cause, r: trt.ActivationPerChannel) ->
     count = r.scales.count if isinstance(r.scales, PerChannel) else int(r.scales is not None)
     scales = f"{count} scales, {scale_words(r.scales)}" if count else "one scale for each channel"
     return f"{r.dq} quantizes an activation per channel ({scales})."
-
-
-@words(trt.NonzeroZeroPoint)
-def _zero_point(finding: Finding, cause: Cause, r: trt.NonzeroZeroPoint) -> str:
-    least, greatest = r.zero_points
-    value = str(least) if least == greatest else f"{least} to {greatest}"
-    return f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {value}; TensorRT wants 0."
 
 
 @words(trt.WeightsAxis)
@@ -151,11 +147,10 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
     pool = shared_pool(r)
     if pool is not None:
-        behind = [Reader(q.kind, q.node, q.op, q.path[1:], q.scale) for q in quantized]
         return (
             f"{_writes(r)} because {pool.node} ({pool.op}) is read by {names(reader_names(quantized))} in INT8 and by "
             f"{names(reader_names(floats))} as float: no Q can move up past it.",
-            _skip_fix(add.node, f"the result of {pool.node}", behind) if add is not None else "",
+            _skip_fix(add.node, f"the result of {pool.node}", behind_pool(r)) if add is not None else "",
         )
     if add is not None:
         return (

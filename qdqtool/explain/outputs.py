@@ -131,17 +131,20 @@ def shared_pool(r: OutputManyConsumers) -> Step | None:
     return shared if known.kind in _POOLS or shared.op == "GlobalMaxPool" else None
 
 
+def behind_pool(r: OutputManyConsumers) -> list[Reader]:
+    """The Qs that read the result of that pooling, as seen from there."""
+    return [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
+
+
 def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     floats = floats_of(r.readers)
     add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
     pool = shared_pool(r)
     if pool is not None:
-        behind = [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
         return Diagnosis("POOL-MIXED", pool.node, Cause(r), r.elements, concerned,
-                         gains=add is not None and wanted(r.readers), automatic=known_scale(behind) is not None)
+                         gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
     if add is not None:
-        return Diagnosis("SKIP-FLOAT", add.node, Cause(r), r.elements, concerned, joined=True,
-                         gains=wanted(r.readers))
+        return Diagnosis("SKIP-FLOAT", add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
     node = floats[0].node if floats[0].kind != ReaderKind.OUTPUT else r.tensor
     return Diagnosis("OUT-MIXED", node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 
@@ -162,8 +165,7 @@ def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ..
         r.activation is not None and r.activation.op == "SiLU" and not by_design and not quantizers_of(r.readers)
         and not (concerned and before_norm(r))
     ):
-        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned,
-                         gains=wanted(r.readers))
+        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
     return Diagnosis("OUT-FLOAT", r.node, Cause(r), r.elements, concerned)
 
 

@@ -55,10 +55,11 @@ def _misread(view: View, report: Report) -> None:
 
 def _floats(view: View, report: Report, conv: Node) -> None:
     """Data and weights of different float types; a DQ makes the type of its scale."""
-    read = ((tensor, qdq.source_of_dq(view.model, tensor)) for tensor in (conv.input(0), conv.input(1)))
-    data, weights = (qdq.precision_of(
-        view.params(found[0]).scale_type if found is not None else view.model.elem_type(tensor))
-        for tensor, found in read)
+    def type_of(tensor: str) -> Precision:
+        found = qdq.source_of_dq(view.model, tensor)
+        return qdq.precision_of(view.model.elem_type(tensor) if found is None else view.params(found[0]).scale_type)
+
+    data, weights = type_of(conv.input(0)), type_of(conv.input(1))
     if data != weights and data.is_float and weights.is_float:
         found = refusals.FloatTypesDiffer(CHECK, conv.name, "", "", (data, weights))
         report.add("FLOAT-MIXED", found, convolutions=[conv.name])
