@@ -278,7 +278,7 @@ def _dequantize(known: Known, stays: Stays) -> None:
             found = diagnose(known, (add,))
         if found is not None:
             known.add(found, (reader.node,))
-    taker = known.sum_of(stays.node)
+    taker = known.sums.get(stays.node, "")
     if taker and known.see(taker):
         _stays(known, stays, known.see(taker), convolutions=known.concerned(taker))
         return

@@ -10,7 +10,7 @@ from qdqtool.base.text import counted, ending, layers_counted
 from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import Page
 from qdqtool.trt.refusals import OutsideRules
-from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
+from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity
 
 if TYPE_CHECKING:
     from qdqtool.explain.ways import Way
@@ -87,20 +87,19 @@ def _open(prediction: Prediction) -> list[Assumption]:
 
 def _ranges(prediction: Prediction, without: Sequence[ConvOutcome] = ()) -> dict[str, int | str | None]:
     """The summary, with ranges (``1 to 7``) where it depends on what is assumed; ``without`` are not counted."""
+
+    def counted_as(total: int, int8: int, inside: int, conversions: int | None) -> Json:
+        return {"int8": int8, "int8_to_int8": inside, "int8_to_float": int8 - inside, "float": total - int8,
+                "conversions": conversions}
+
     summary = prediction.summary()
-    cases = [summary]
-    for assumption in _open(prediction):
-        for c in assumption.alternatives.values():
-            cases.append({
-                "int8": c.int8, "int8_to_int8": c.int8_to_int8, "int8_to_float": c.int8 - c.int8_to_int8,
-                "float": summary["convolutions"] - c.int8, "conversions": c.conversions,
-            })
-    apart = {"convolutions": len(without), "int8": sum(c.is_int8 for c in without),
-             "int8_to_int8": sum(c.int8_in_int8_out for c in without)}
-    apart |= {"int8_to_float": apart["int8"] - apart["int8_to_int8"], "float": len(without) - apart["int8"]}
-    counts: dict[str, int | str | None] = {**summary, "convolutions": summary["convolutions"] - len(without)}
-    for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
-        values = {case[key] if case[key] is None else case[key] - apart.get(key, 0) for case in cases}
+    total = summary["convolutions"]
+    cases = [summary, *(counted_as(total, c.int8, c.int8_to_int8, c.conversions)
+                        for assumption in _open(prediction) for c in assumption.alternatives.values())]
+    apart = counted_as(len(without), sum(c.is_int8 for c in without), sum(c.int8_in_int8_out for c in without), 0)
+    counts: dict[str, int | str | None] = {**summary, "convolutions": total - len(without)}
+    for key, aside in apart.items():
+        values = {case[key] if case[key] is None else case[key] - aside for case in cases}
         if key == "conversions" and prediction.conversions_range is not None:
             values = set(prediction.conversions_range)
         counts[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()

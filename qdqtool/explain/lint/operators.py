@@ -7,7 +7,7 @@ import onnx
 
 from qdqtool.explain.lint.structure import is_quantized
 from qdqtool.explain.report import Report
-from qdqtool.model import operators, qdq
+from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
 from qdqtool.model.operators import LayerKind, of
@@ -34,14 +34,14 @@ def run(view: View, report: Report) -> None:
             report.add("QOPERATOR", faults.IntegerOperator(CHECK, node.name, node.op))
         elif precision := _other_type(view, node):
             outside[precision].append(node)
-        elif operators.of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
+        elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
             report.add("NORM-FLOAT", faults.NormalizationFloat(CHECK, node.name, node.op),
                        values=view.values(node.input(0)))
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
-        elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
+        elif of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
             _convolution(view, report, node)
     if outside:
         nodes = [n for same in outside.values() for n in same]
@@ -70,9 +70,8 @@ def _computes_integers(node: Node) -> bool:
 
 
 def _normalizes(node: Node) -> bool:
-    return operators.of(node).kind == LayerKind.SOFTMAX or (
-        node.op.endswith("Normalization") and node.op != "BatchNormalization"
-    )
+    named = node.op.endswith("Normalization") and node.op != "BatchNormalization"
+    return named or of(node).kind == LayerKind.SOFTMAX
 
 
 def _other_type(view: View, node: Node) -> str:
@@ -89,7 +88,7 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
     """Quantized convolutions of forms that users' builds did not take, or left float."""
     shape, stated, concerned = view.weight_shape(conv), conv.attributes.get("kernel_shape"), [conv.name]
     kernel = tuple(shape[2:]) if shape is not None else tuple(stated) if isinstance(stated, (list, tuple)) else ()
-    deconvolution = operators.of(conv).kind == LayerKind.DECONVOLUTION
+    deconvolution = of(conv).kind == LayerKind.DECONVOLUTION
     if len(kernel) == 3 and deconvolution:
         report.add("CT3D-FLOAT", Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
     elif len(kernel) == 3:
