@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from qdqtool.base.records import published
 from qdqtool.knowledge import paragraph, table
 from qdqtool.knowledge.tables import Case
 from qdqtool.trt import trace
@@ -65,16 +66,9 @@ class Rule:
     test: str
 
     def as_json(self) -> Json:
-        return {
-            "pass": self.pass_name, "does": self.does, "means": self.means, "file": self.file, "test": self.test,
-            "cases": [
-                {
-                    "case": name, "evidence": str(case.evidence), "says": case.says, "builds": list(case.builds),
-                    "source": case.source,
-                }
-                for name, case in self.cases.items()
-            ],
-        }
+        cases = [{"case": name} | published(case, "evidence", "says", "builds", "source")
+                 for name, case in self.cases.items()]
+        return {"pass": self.pass_name} | published(self, "does", "means", "file", "test") | {"cases": cases}
 
 
 @dataclass(frozen=True, slots=True)

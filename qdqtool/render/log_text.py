@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from qdqtool.base.records import published
 from qdqtool.base.text import as_text, counted, middle
 from qdqtool.buildlog.summary import IMPLICIT
 from qdqtool.explain.codes import ALL_TARGETS, Code
@@ -247,15 +248,10 @@ def code_text(entry: Code, width: int) -> str:
 
 def code_json(entry: Code) -> Json:
     """A code and all that is known about it."""
-    return {
-        "code": entry.code, "title": entry.title, "severity": str(entry.severity), "cause": entry.cause,
-        "tensorrt": entry.tensorrt, "log": entry.log, "fix": entry.fix, "automatic": entry.automatic,
-        "holds": [
-            {"targets": list(h.targets), "evidence": str(h.evidence), "source": h.source,
-             "severity": str(h.severity or entry.severity)}
-            for h in entry.holds
-        ],
-    }
+    holds = [published(h, "targets", "evidence", "source") | {"severity": str(h.severity or entry.severity)}
+             for h in entry.holds]
+    names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix", "automatic")
+    return published(entry, *names) | {"holds": holds}
 
 
 def list_text(entries: Iterable[Code], width: int) -> str:
