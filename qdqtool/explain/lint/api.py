@@ -10,7 +10,7 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome
 
 
-def run(view: View, report: Report, convolutions: Iterable[ConvOutcome] = ()) -> None:
+def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None:
     """Adds the findings of every check; what the layer of each convolution took in is that of its outcome.
 
     What TensorRT-RTX does with a model its own simulation says, so that the checks say nothing of that there.

@@ -167,14 +167,9 @@ def last_convolutions(view: View) -> list[Node]:
     last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
     if len(last) < 2:
         return []
-    finals = head_of(view).finals
+    finals = _float_network(view)[1].finals
     last = [n for n in last if n.index in finals]
     return last if len(last) >= 2 else []
-
-
-def head_of(view: View) -> Head:
-    """The head of a detector: its last convolutions, and for a YOLOv8-style one the DFL and what feeds it."""
-    return _float_network(view)[1]
 
 
 def coordinates_of(view: View) -> set[int]:
@@ -186,6 +181,7 @@ def coordinates_of(view: View) -> set[int]:
 
 
 def _float_network(view: View) -> tuple[Model, Head]:
+    """The network without quantizers, and its head: last convolutions, and with a DFL that and what feeds it."""
     known: dict[str, tuple[Model, Head]] = view.known.setdefault("head", {})
     if not known:
         model = _without_quantizers(view)
@@ -241,7 +237,7 @@ def _heads(view: View, report: Report, quantized: set[int]) -> None:
     last = last_convolutions(view)
     if not last:
         return
-    head = head_of(view)
+    _, head = _float_network(view)
     for conv in (n for n in view.weighted if n.index in head.dfl):
         add(conv, "dfl")
     for conv in last:  # those of the boxes are worth a warning, those of the classes a note

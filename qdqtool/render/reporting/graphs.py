@@ -160,8 +160,8 @@ class _Onnx:
                     known.marks = marks
         for name in self.index.outputs:
             tensor, node, marks = self._origin(name)
-            source = number.get(self.home[self.collector.place[node.index]]) if (
-                node is not None and node.index in self.collector.place) else None
+            made_at = self.collector.place.get(node.index) if node is not None else None
+            source = number.get(self.home[made_at]) if made_at is not None else None
             if source is not None:
                 edges[source, len(boxes), name] = data.Edge(
                     source, len(boxes), shown(tensor), "", "", marks, self.collector.shape(tensor))
