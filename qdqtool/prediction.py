@@ -128,13 +128,7 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
     """Everything worth reporting about a prediction: build failures first, then the widest cost first.
 
     Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
-
-    Args:
-        model: The model that was predicted.
-        prediction: Its outcome.
-        way: How the engine is built.
     """
-    from qdqtool.explain.lint.api import fused_in
     from qdqtool.explain.lint.api import run as lint
     from qdqtool.explain.report import Report
     from qdqtool.model.view import View
@@ -145,11 +139,11 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
         from qdqtool.explain.compiler import explain as explain_compiler
 
         explain_compiler(prediction, report, view)
-        lint(view, report, fused_in(prediction))
+        lint(view, report, prediction.convolutions)
     else:
         from qdqtool.explain.api import explain
 
-        lint(view, report, fused_in(prediction))
+        lint(view, report, prediction.convolutions)
         explain(prediction, report)
         if any(f.code == "SKIP-FLOAT" for f in report.findings):
             from qdqtool.explain.lint.structure import not_automatic
@@ -169,19 +163,12 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
     """Errors first; within a severity the code that costs most first, and in it the widest tensor first."""
-    total: dict[str, int] = defaultdict(int)
-    count: dict[str, int] = defaultdict(int)
-    first: dict[str, int] = {}
-    for position, finding in enumerate(findings):
-        total[finding.code] += finding.values or 0
-        count[finding.code] += 1
-        first.setdefault(finding.code, position)
-    return sorted(
-        findings,
-        key=lambda f: (
-            _ORDER.index(f.severity), -total[f.code], -count[f.code], first[f.code], -(f.values or 0)
-        ),
-    )
+    values: dict[str, list[int]] = defaultdict(list)
+    for finding in findings:
+        values[finding.code].append(finding.values or 0)
+    codes = sorted(values, key=lambda code: (-sum(values[code]), -len(values[code])))
+    place = {code: number for number, code in enumerate(codes)}
+    return sorted(findings, key=lambda f: (_ORDER.index(f.severity), place[f.code], -(f.values or 0)))
 
 
 def _number(findings: list[Finding], prediction: Prediction, model: Model) -> None:

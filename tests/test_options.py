@@ -6,42 +6,21 @@ import click
 import pytest
 
 import qdqtool
+from qdqtool import options
 from qdqtool.base.options import Images, choices_of, options_of, takes
 from qdqtool.cli import cli
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import extract
 from qdqtool.fixing.api import fix
-from qdqtool.options import (
-    Aim,
-    Assumed,
-    Beside,
-    Effort,
-    Fixes,
-    Gpu,
-    Kept,
-    Machine,
-    Measuring,
-    On,
-    OnBuilds,
-    Output,
-    Placing,
-    Powered,
-    Ranges,
-    Remainder,
-    Selection,
-    Shrinking,
-    Way,
-    Workers,
-)
 
 GROUPS = {
-    "insert": (qdqtool.insert, (Ranges, Images, Kept, On, Placing, Output, Workers, Measuring)),
-    "tune": (qdqtool.tune, (Aim, Powered, On, Ranges, Images, Placing, Remainder, Workers, Effort)),
-    "predict": (qdqtool.predict, (On, Assumed, Way)), "verify": (qdqtool.verify, (OnBuilds, Machine)),
-    "compare": (qdqtool.compare, (OnBuilds, Gpu)), "fix": (fix, (On, Fixes)),
-    "report": (qdqtool.report, (Beside, OnBuilds, Machine, Assumed)), "extract": (extract, (Selection, On, Shrinking)),
-}  # fmt: skip
-BY_PLACE = {("predict", On), ("fix", On), ("fix", Fixes)}
+    "insert": (qdqtool.insert, "Ranges Images Kept On Placing Output Workers Measuring"),
+    "tune": (qdqtool.tune, "Aim Powered On Ranges Images Placing Remainder Workers Effort"),
+    "predict": (qdqtool.predict, "On Assumed Way"), "verify": (qdqtool.verify, "OnBuilds Machine"),
+    "compare": (qdqtool.compare, "OnBuilds Gpu"), "fix": (fix, "On Fixes"),
+    "report": (qdqtool.report, "Beside OnBuilds Machine Assumed"), "extract": (extract, "Selection On Shrinking"),
+}
+BY_PLACE = {("predict", "On"), ("fix", "On"), ("fix", "Fixes")}
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -50,23 +29,24 @@ def test_every_field_is_a_parameter_an_option_and_documented(name: str) -> None:
     parameters = inspect.signature(function).parameters
     command = cli.get_command(click.Context(cli), name)
     assert command is not None and "{options}" not in (function.__doc__ or "")
-    options = {p.name: p for p in command.params}
-    for group in groups:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if (name, group) in BY_PLACE else inspect.Parameter.KEYWORD_ONLY
+    made_options = {p.name: p for p in command.params}
+    for word in groups.split():
+        group = Images if word == "Images" else getattr(options, word)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if (name, word) in BY_PLACE else inspect.Parameter.KEYWORD_ONLY
         for entry in options_of(group):
             known = entry.metadata
             assert parameters[entry.name].default == entry.default and parameters[entry.name].kind is kind
             assert f"\n        {entry.name}: " in (function.__doc__ or "") and known["doc"]
             if known["brief"]:
-                made = options[entry.name]
+                made = made_options[entry.name]
                 assert isinstance(made, click.Option) and made.help
                 assert made.opts[-1].removeprefix("--") == (known["name"] or entry.name).replace("_", "-")
                 if known["choices"] and isinstance(made.type, click.Choice):
                     assert tuple(made.type.choices) == choices_of(group, entry.name) and made.default == entry.default
 
 
-@takes(placing=Placing, ranges=Ranges)
-def example(first: int, *, placing: Placing, ranges: Ranges, last: str = "") -> tuple[object, ...]:
+@takes(placing=options.Placing, ranges=options.Ranges)
+def example(first: int, *, placing: options.Placing, ranges: options.Ranges, last: str = "") -> tuple[object, ...]:
     """An example.
 
     Args:
@@ -86,12 +66,12 @@ def test_keywords_become_fields() -> None:
         example(1, head="all")
     assert by_place(1) == (1, "trt10", (), "box")
     assert by_place(1, "trt8.5", 2, 3, head="none") == (1, "trt8.5", (2, 3), "none")
-    assert by_place(1, target="trt11") == by_place(1, on=On(target="trt11")) == (1, "trt11", (), "box")
-    assert by_place(1, placing=Placing(head="float"))[-1] == "float"
+    assert by_place(1, target="trt11") == by_place(1, on=options.On(target="trt11")) == (1, "trt11", (), "box")
+    assert by_place(1, placing=options.Placing(head="float"))[-1] == "float"
     assert [p.kind.name for p in inspect.signature(by_place).parameters.values()][:3] == [
         "POSITIONAL_OR_KEYWORD", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL"]
 
 
-@takes(on=On, placing=Placing)
-def by_place(first: int, on: On, *rest: int, placing: Placing) -> tuple[object, ...]:
+@takes(on=options.On, placing=options.Placing)
+def by_place(first: int, on: options.On, *rest: int, placing: options.Placing) -> tuple[object, ...]:
     return first, on.target, rest, placing.head

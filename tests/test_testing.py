@@ -1,43 +1,22 @@
 import re
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.prediction import predict
 from qdqtool.testing import assert_int8
+from tests.trt.builder import Graph
 
 
 def _network(quantized: tuple[bool, ...], skip: bool = False) -> onnx.ModelProto:
     """Conv and Relu in a row, "conv0", "conv1", ...; those quantized have Q/DQ on input and weights."""
-    nodes: list[onnx.NodeProto] = []
-    constants = [numpy_helper.from_array(np.float32(0.1), "scale"), numpy_helper.from_array(np.int8(0), "zero")]
-
-    def pair(tensor: str, name: str) -> str:
-        nodes.append(helper.make_node("QuantizeLinear", [tensor, "scale", "zero"], [f"{name}_q"], f"{name}/Q"))
-        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", "scale", "zero"], [f"{name}_dq"], f"{name}/DQ"))
-        return f"{name}_dq"
-
-    tensor = "x"
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
     for i, wanted in enumerate(quantized):
-        weight = np.random.default_rng(i).normal(size=(16, 16, 3, 3)).astype(np.float32)
-        constants.append(numpy_helper.from_array(weight, f"w{i}"))
-        inputs = [pair(tensor, f"in{i}"), pair(f"w{i}", f"weights{i}")] if wanted else [tensor, f"w{i}"]
-        nodes.append(helper.make_node("Conv", inputs, [f"c{i}"], f"conv{i}", pads=[1, 1, 1, 1]))
-        before, tensor = tensor, f"c{i}"
-        if skip:
-            nodes.append(helper.make_node("Add", [tensor, before], [f"a{i}"], f"add{i}"))
-            tensor = f"a{i}"
-        nodes.append(helper.make_node("Relu", [tensor], [f"r{i}"], f"relu{i}"))
-        tensor = f"r{i}"
-    shape = [1, 16, 8, 8]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, shape)], constants,
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        y = g.conv(x, f"conv{i}", 16, scale=0.1 if wanted else None, weights="tensor" if wanted else "float")
+        x = g.relu(g.add(y, x, f"add{i}") if skip else y, f"relu{i}")
+    return g.model(x)
 
 
 def test_what_may_be_float() -> None:
@@ -82,14 +61,9 @@ def test_a_pattern_that_matches_nothing_is_an_error(option: str) -> None:
         assert_int8(_network((True,)), **{option: "("})  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_required(tmp_path: object) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"], "relu")], "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-    )  # fmt: skip
+def test_what_cannot_be_required(g: Graph, tmp_path: object) -> None:
     with pytest.raises(AssertionError, match="has no Conv"):
-        assert_int8(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
+        assert_int8(g.model(g.relu(g.input(1), "relu")))
     assert_int8(_network((True, True)), "rtx1.7", require="conv")
     with pytest.raises(QdqtoolError, match="max_conversions"):
         assert_int8(_network((True, True)), "rtx1.7", max_conversions=1)

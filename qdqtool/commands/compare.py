@@ -14,8 +14,26 @@ from qdqtool.options import Gpu, OnBuilds
 if TYPE_CHECKING:
     from qdqtool.verification.comparing.result import Comparison
 
-_FAILING = ("lost-int8", "lost-int8-output", "conversions", "scales", "unmatched", "slower", "any")
 _SLOWER = 1.02
+
+
+def _count(*names: str) -> Callable[[Comparison], bool]:
+    def some(result: Comparison) -> bool:
+        summary = result.summary()
+        return any(summary[name] for name in names)
+
+    return some
+
+
+_CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
+    "lost-int8": (_count("lost_int8"), "convolutions lost INT8"),
+    "lost-int8-output": (_count("lost_int8_output"), "INT8 convolutions write float now"),
+    "conversions": (lambda result: (result.more_conversions or 0) > 0, "there are more conversions"),
+    "scales": (_count("scales", "weights_scales"), "scales differ"),
+    "unmatched": (_count("only_in_a", "only_in_b"), "convolutions are on one side only"),
+    "slower": (lambda result: (result.times_as_long or 0.0) > _SLOWER, "B takes longer"),
+    "any": (lambda result: bool(result.changed or result.more_conversions), "something differs"),
+}
 
 
 @click.command("compare", cls=inputs.Command)
@@ -28,7 +46,7 @@ _SLOWER = 1.02
 @inputs.made_of("on", OnBuilds)
 @inputs.made_of("machine", Gpu, gpu="Estimate the times of two models on a GPU (see qdqtool gpus).")
 @click.option("--all", "everything", is_flag=True, help="List every node and layer.")
-@click.option("--fail-on", multiple=True, type=click.Choice(_FAILING), help="Exit 1 where B is so against A.")
+@click.option("--fail-on", multiple=True, type=click.Choice(list(_CHECKS)), help="Exit 1 where B is so against A.")
 @click.option("--report", "page", type=click.Path(dir_okay=False), metavar="HTML",
               help="Write the report of two models as well: before and after.")
 @inputs.made_of("answer", inputs.Written)
@@ -65,15 +83,12 @@ def command(
         require()
         report(b, before=a, target=on.target, gpu=machine.gpu).save(page)
     answer.give(result.as_json, lambda width: render_comparison(result, width, everything=everything))
-    met = [name for name in dict.fromkeys(fail_on) if _CHECKS[name][0](result)]
-    for name in met:
-        print(f"qdqtool: --fail-on {name}: {_CHECKS[name][1]}", file=sys.stderr)
-    if met:
-        return 1
-    open_ = {name: why for name in dict.fromkeys(fail_on) if (why := _untold(name, result))}
-    for name, why in open_.items():
-        print(f"qdqtool: --fail-on {name} could not be checked: {why}", file=sys.stderr)
-    return 2 if open_ else 0
+    asked = dict.fromkeys(fail_on)
+    met = [f"{name}: {_CHECKS[name][1]}" for name in asked if _CHECKS[name][0](result)]
+    open_ = [f"{name} could not be checked: {why}" for name in asked if not met and (why := _untold(name, result))]
+    for line in met or open_:
+        print(f"qdqtool: --fail-on {line}", file=sys.stderr)
+    return 1 if met else 2 if open_ else 0
 
 
 def _untold(name: str, result: Comparison) -> str:
@@ -92,22 +107,3 @@ def _untold(name: str, result: Comparison) -> str:
     if name in ("lost-int8-output", "any") and len(kinds) == 2 and (open_ := result.open_outputs):
         return f"the types that {open_} INT8 convolutions write are not known on both sides"
     return ""
-
-
-def _count(*names: str) -> Callable[[Comparison], bool]:
-    def some(result: Comparison) -> bool:
-        summary = result.summary()
-        return any(summary[name] for name in names)
-
-    return some
-
-
-_CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
-    "lost-int8": (_count("lost_int8"), "convolutions lost INT8"),
-    "lost-int8-output": (_count("lost_int8_output"), "INT8 convolutions write float now"),
-    "conversions": (lambda result: (result.more_conversions or 0) > 0, "there are more conversions"),
-    "scales": (_count("scales", "weights_scales"), "scales differ"),
-    "unmatched": (_count("only_in_a", "only_in_b"), "convolutions are on one side only"),
-    "slower": (lambda result: (result.times_as_long or 0.0) > _SLOWER, "B takes longer"),
-    "any": (lambda result: bool(result.changed or result.more_conversions), "something differs"),
-}

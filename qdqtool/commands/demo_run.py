@@ -76,18 +76,7 @@ def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str =
 
 
 def yolov8(letter: str, size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu") -> onnx.ModelProto:
-    """Builds YOLOv8n, s, m, l or x; otherwise as :func:`yolov8n`.
-
-    Args:
-        letter: Of :data:`SIZES`.
-        size: As there.
-        classes: As there.
-        seed: As there.
-        activation: As there.
-
-    Raises:
-        ModelError: As there.
-    """
+    """Builds YOLOv8n, s, m, l or x, by the ``letter`` of :data:`SIZES`; otherwise as :func:`yolov8n`."""
     if size < 32 or size % 32:
         raise ModelError(f"demo model: size {size} is not a positive multiple of 32")
     if classes < 1:
@@ -120,9 +109,16 @@ class _Net:
         self.nodes.append(helper.make_node(op, list(inputs), made, name=name, **attributes))
         return made
 
+    def one(self, op: str, name: str, *inputs: str, **attributes: Any) -> str:
+        """The same of a node with one output."""
+        return self.node(op, name, inputs, **attributes)[0]
+
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
         self.initializers.append(numpy_helper.from_array(value, name))
         return name
+
+    def integers(self, name: str, *values: int) -> str:
+        return self.constant(name, np.array(values, np.int64))
 
     def conv2d(
         self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1, *, gain: float = 0.8,
@@ -145,58 +141,49 @@ class _Net:
         if parameter.startswith("model.22.cv"):  # /model.22/cv2.0/cv2.0.1/conv is model.22.cv2.0.1.conv
             head = parameter.split(".")
             parameter = ".".join([*head[:2], *head[4:]])
-        inputs = [tensor, self.constant(f"{parameter}.weight", weight.astype(np.float32)),
-                  self.constant(f"{parameter}.bias", offsets.astype(np.float32))]
-        pad = kernel // 2
-        return self.node(
-            "Conv", name, inputs, dilations=[1, 1], group=1, kernel_shape=[kernel, kernel],
-            pads=[pad] * 4, strides=[stride, stride],
-        )[0]  # fmt: skip
+        self.constant(f"{parameter}.weight", weight.astype(np.float32))
+        self.constant(f"{parameter}.bias", offsets.astype(np.float32))
+        return self.one("Conv", name, tensor, f"{parameter}.weight", f"{parameter}.bias", dilations=[1, 1], group=1,
+                        kernel_shape=[kernel, kernel], pads=[kernel // 2] * 4, strides=[stride, stride])
 
     def conv(self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1) -> str:
         """Ultralytics' Conv: convolution and activation."""
         raw = self.conv2d(f"{name}/conv/Conv", tensor, cin, cout, kernel, stride)
         if self.activation == "relu":
-            result = self.node("Relu", f"{name}/act/Relu", [raw])[0]
+            result = self.one("Relu", f"{name}/act/Relu", raw)
         else:
-            gate = self.node("Sigmoid", f"{name}/act/Sigmoid", [raw])[0]
-            result = self.node("Mul", f"{name}/act/Mul", [raw, gate])[0]
+            result = self.one("Mul", f"{name}/act/Mul", raw, self.one("Sigmoid", f"{name}/act/Sigmoid", raw))
         self.moments[result] = _SECOND_MOMENT[self.activation]
         return result
 
     def concat(self, name: str, tensors: Sequence[str], axis: int = 1) -> str:
-        return self.node("Concat", name, tensors, axis=axis)[0]
+        return self.one("Concat", name, *tensors, axis=axis)
 
     def c2f(self, name: str, tensor: str, cin: int, cout: int, repeats: int, shortcut: bool) -> str:
         """C2f: split, a chain of bottlenecks, and the Concat of all of it."""
         half = cout // 2
         joined = self.conv(f"{name}/cv1", tensor, cin, cout)
-        sizes = self.constant(f"{name}/Split_sizes", np.array([half, half], np.int64))
+        sizes = self.integers(f"{name}/Split_sizes", half, half)
         parts = self.node("Split", f"{name}/Split", [joined, sizes], 2, axis=1)
         for i in range(repeats):
             inner = self.conv(f"{name}/m.{i}/cv1", parts[-1], half, half, 3)
             inner = self.conv(f"{name}/m.{i}/cv2", inner, half, half, 3)
             if shortcut:
-                inner = self.node("Add", f"{name}/m.{i}/Add", [parts[-1], inner])[0]
+                inner = self.one("Add", f"{name}/m.{i}/Add", parts[-1], inner)
             parts.append(inner)
         return self.conv(f"{name}/cv2", self.concat(f"{name}/Concat", parts), half * (2 + repeats), cout)
 
     def sppf(self, name: str, tensor: str, channels: int) -> str:
         parts = [self.conv(f"{name}/cv1", tensor, channels, channels // 2)]
         for suffix in ("", "_1", "_2"):
-            pool = self.node(
-                "MaxPool", f"{name}/m{suffix}/MaxPool", [parts[-1]], kernel_shape=[5, 5], pads=[2] * 4,
-                strides=[1, 1], ceil_mode=0, dilations=[1, 1],
-            )  # fmt: skip
-            parts += pool
+            parts.append(self.one("MaxPool", f"{name}/m{suffix}/MaxPool", parts[-1], kernel_shape=[5, 5], pads=[2] * 4,
+                                  strides=[1, 1], ceil_mode=0, dilations=[1, 1]))
         return self.conv(f"{name}/cv2", self.concat(f"{name}/Concat", parts), channels * 2, channels)
 
     def upsample(self, name: str, tensor: str) -> str:
         scales = self.constant(f"{name}/scales", np.array([1, 1, 2, 2], np.float32))
-        return self.node(
-            "Resize", f"{name}/Resize", [tensor, "", scales], mode="nearest", nearest_mode="floor",
-            coordinate_transformation_mode="asymmetric",
-        )[0]  # fmt: skip
+        return self.one("Resize", f"{name}/Resize", tensor, "", scales, mode="nearest", nearest_mode="floor",
+                        coordinate_transformation_mode="asymmetric")
 
     def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
         anchors = sum((size // s) ** 2 for s in STRIDES)
@@ -256,44 +243,37 @@ def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: in
             branches.append(net.conv2d(f"{base}.2/Conv", x, width, out, gain=gain, bias=bias))
         suffix = f"_{i}" if i else ""
         joined = net.concat(f"{name}/Concat{suffix}", branches)
-        shape = net.constant(f"{name}/Reshape{suffix}_shape", np.array([1, box + classes, -1], np.int64))
-        flat.append(net.node("Reshape", f"{name}/Reshape{suffix}", [joined, shape], allowzero=0)[0])
+        shape = net.integers(f"{name}/Reshape{suffix}_shape", 1, box + classes, -1)
+        flat.append(net.one("Reshape", f"{name}/Reshape{suffix}", joined, shape, allowzero=0))
     joined = net.concat(f"{name}/Concat_3", flat, axis=2)
-    sizes = net.constant(f"{name}/Split_sizes", np.array([box, classes], np.int64))
+    sizes = net.integers(f"{name}/Split_sizes", box, classes)
     boxes, scores = net.node("Split", f"{name}/Split", [joined, sizes], 2, axis=1)
     distances = _dfl(net, f"{name}/dfl", boxes)
     centres, strides = _anchors(size)
     centre = net.constant(f"{name}/Constant_anchors", centres)
-    axis = net.constant(f"{name}/Constant_axis", np.array([1], np.int64))
-    bounds = [net.constant(f"{name}/Constant_{n}", np.array([n], np.int64)) for n in (0, 2, 4)]
-    lower = net.node("Slice", f"{name}/Slice", [distances, bounds[0], bounds[1], axis])[0]
-    upper = net.node("Slice", f"{name}/Slice_1", [distances, bounds[1], bounds[2], axis])[0]
-    low = net.node("Sub", f"{name}/Sub", [centre, lower])[0]
-    high = net.node("Add", f"{name}/Add", [centre, upper])[0]
-    total = net.node("Add", f"{name}/Add_1", [low, high])[0]
-    two = net.constant(f"{name}/Constant_two", np.array(2, np.float32))
-    middle = net.node("Div", f"{name}/Div", [total, two])[0]
-    extent = net.node("Sub", f"{name}/Sub_1", [high, low])[0]
-    cells = net.concat(f"{name}/Concat_4", [middle, extent])
-    stride = net.constant(f"{name}/Constant_strides", strides)
-    pixels = net.node("Mul", f"{name}/Mul", [cells, stride])[0]
-    probabilities = net.node("Sigmoid", f"{name}/Sigmoid", [scores])[0]
-    net.concat(f"{name}/Concat_5", [pixels, probabilities])
+    axis = net.integers(f"{name}/Constant_axis", 1)
+    bounds = [net.integers(f"{name}/Constant_{n}", n) for n in (0, 2, 4)]
+    lower = net.one("Slice", f"{name}/Slice", distances, bounds[0], bounds[1], axis)
+    upper = net.one("Slice", f"{name}/Slice_1", distances, bounds[1], bounds[2], axis)
+    low = net.one("Sub", f"{name}/Sub", centre, lower)
+    high = net.one("Add", f"{name}/Add", centre, upper)
+    total = net.one("Add", f"{name}/Add_1", low, high)
+    middle = net.one("Div", f"{name}/Div", total, net.constant(f"{name}/Constant_two", np.array(2, np.float32)))
+    cells = net.concat(f"{name}/Concat_4", [middle, net.one("Sub", f"{name}/Sub_1", high, low)])
+    pixels = net.one("Mul", f"{name}/Mul", cells, net.constant(f"{name}/Constant_strides", strides))
+    net.concat(f"{name}/Concat_5", [pixels, net.one("Sigmoid", f"{name}/Sigmoid", scores)])
 
 
 def _dfl(net: _Net, name: str, boxes: str) -> str:
     """Expected distance of each box side from its distribution over 16 bins: [1, 64, anchors] to [1, 4, anchors]."""
-    shape = net.constant(f"{name}/Reshape_shape", np.array([1, 4, REG_MAX, -1], np.int64))
-    bins = net.node("Reshape", f"{name}/Reshape", [boxes, shape], allowzero=0)[0]
-    moved = net.node("Transpose", f"{name}/Transpose", [bins], perm=[0, 2, 1, 3])[0]
-    chances = net.node("Softmax", f"{name}/Softmax", [moved], axis=1)[0]
+    shape = net.integers(f"{name}/Reshape_shape", 1, 4, REG_MAX, -1)
+    bins = net.one("Reshape", f"{name}/Reshape", boxes, shape, allowzero=0)
+    moved = net.one("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
+    chances = net.one("Softmax", f"{name}/Softmax", moved, axis=1)
     weight = net.constant("model.22.dfl.conv.weight", np.arange(REG_MAX, dtype=np.float32).reshape(1, REG_MAX, 1, 1))
-    mean = net.node(
-        "Conv", f"{name}/conv/Conv", [chances, weight], dilations=[1, 1], group=1, kernel_shape=[1, 1], pads=[0] * 4,
-        strides=[1, 1],
-    )[0]  # fmt: skip
-    shape = net.constant(f"{name}/Reshape_1_shape", np.array([1, 4, -1], np.int64))
-    return net.node("Reshape", f"{name}/Reshape_1", [mean, shape], allowzero=0)[0]
+    mean = net.one("Conv", f"{name}/conv/Conv", chances, weight, dilations=[1, 1], group=1, kernel_shape=[1, 1],
+                   pads=[0] * 4, strides=[1, 1])
+    return net.one("Reshape", f"{name}/Reshape_1", mean, net.integers(f"{name}/Reshape_1_shape", 1, 4, -1), allowzero=0)
 
 
 def _anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -338,16 +318,13 @@ def _background(rng: np.random.Generator, size: int) -> npt.NDArray[np.uint8]:
 
 
 def _shape(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> None:
-    fill = tuple(int(v) for v in rng.integers(0, 256, 3))
-    edge = tuple(int(v) for v in rng.integers(0, 256, 3))
+    fill, edge = (tuple(int(v) for v in rng.integers(0, 256, 3)) for _ in range(2))
     width, height = (float(v) for v in np.exp(rng.uniform(np.log(0.03), np.log(0.6), 2)) * size)
     left, top = (float(v) for v in rng.uniform(-0.1, 0.95, 2) * size)
     box = (left, top, left + width, top + height)
     kind = rng.integers(0, 4)
-    if kind == 0:
-        draw.rectangle(box, fill=fill, outline=edge, width=max(1, size // 160))
-    elif kind == 1:
-        draw.ellipse(box, fill=fill, outline=edge, width=max(1, size // 160))
+    if kind < 2:
+        (draw.ellipse if kind else draw.rectangle)(box, fill=fill, outline=edge, width=max(1, size // 160))
     elif kind == 2:
         draw.polygon([(left, top + height), (left + width / 2, top), (left + width, top + height)], fill=fill)
     else:
@@ -376,14 +353,7 @@ _GPU = "RTX 3060"  # that the page estimates times for
 
 
 def run(folder: Path, size: int, images: int, activation: str, target: Target) -> Iterator[str]:
-    """Runs the demo and yields what to print.
-
-    Args:
-        folder: Where to write; made when it is missing.
-        size: Side of the input in pixels, a multiple of 32.
-        images: Number of calibration images.
-        activation: ``silu`` or ``relu``.
-        target: Which TensorRT.
+    """Runs the demo in a folder, which is made when it is missing, and yields what to print.
 
     Raises:
         QdqtoolError: The folder cannot be made or written, or the size is wrong.
@@ -513,13 +483,7 @@ def structure(model: Model) -> str:
 
 
 def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
-    """Holds the prediction for a quantized demo model against the recorded build.
-
-    Args:
-        source: Path of the model.
-
-    Returns:
-        The verification; None when the recording is of another model than this one.
+    """Holds the prediction for a quantized demo model against the recorded build; None where that is of another.
 
     Raises:
         ModelError: The model cannot be read.
@@ -533,12 +497,10 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
     pairs = []
     for conv in prediction.convolutions:
         row = built.get(conv.name)
-        node = None if row is None else BuiltNode(
-            conv.index, conv.name, conv.op, Precision(row["precision"]), output=Precision(row["output"])
-        )  # fmt: skip
+        node = None if row is None else BuiltNode(conv.index, conv.name, conv.op, Precision(row["precision"]),
+                                                  output=Precision(row["output"]))
         pairs.append(Pair(conv, node))
-    result = of_pairs(prediction, pairs, BuildFacts(
-        BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True,
-    ))  # fmt: skip
+    facts = BuildFacts(BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True)
+    result = of_pairs(prediction, pairs, facts)
     result.notes.append("the build was made when this demo was written, not on this machine")
     return result

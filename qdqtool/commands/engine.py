@@ -33,23 +33,22 @@ def command(
     from qdqtool.base.files import claim
     from qdqtool.base.outputs import commit, write_visible
     from qdqtool.buildlog.costs import EngineReport, analyze
+    from qdqtool.buildlog.read import read_build
+    from qdqtool.timing.expected import add_expected, gpu_of
 
     for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
         claim(target, option)
 
     def report_of(paths: list[str]) -> EngineReport:
-        from qdqtool.buildlog.read import read_build
-        from qdqtool.buildlog.summary import rerun_commands
-
         build = read_build(*paths)
         if build.names_only:
+            from qdqtool.buildlog.summary import rerun_commands
+
             again = next(iter(rerun_commands(build).values()))
             raise BuildLogError(f"{', '.join(paths)}: layer names without precisions; build again with: {again}")
         if not build.layers:
             raise BuildLogError(f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log")
         costs = analyze(build)
-        from qdqtool.timing.expected import add_expected, gpu_of
-
         chosen = gpu_of(build, machine.gpu, machine.clock)
         if chosen is not None:
             add_expected(costs, chosen)

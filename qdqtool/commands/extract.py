@@ -45,7 +45,7 @@ def command(
     from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import read_verification
     from qdqtool.model.modelfile import load, save
-    from qdqtool.render.output import emit, terminal_width, to_json
+    from qdqtool.render.output import worded
 
     if verification is not None and report is None:
         raise click.UsageError("--verification is for --report; give that as well")
@@ -62,12 +62,8 @@ def command(
     save(result.proto, output, source=model)
     if report is not None and issue is not None:
         write_text(report, issue)
-    if answer.form == "json":
-        from qdqtool.render.output import worded
-
-        emit(to_json({**worded(result.as_json()), "output": output, "report": report}), None)
-    else:
-        emit(_text(result, output, report, terminal_width()), None)
+    answer.give(lambda: {**worded(result.as_json()), "output": output, "report": report},
+                lambda width: _text(result, output, report, width))
     return INTERRUPTED if result.interrupted else 0
 
 

@@ -182,16 +182,12 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {"assume": _assumed, "arrays": _arrays
 # Classes as options -------------------------------------------------------------------------------------------------
 
 
-def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **briefs: str) -> _Decorator:
+def made_of(parameter: str, group: type, **briefs: str) -> _Decorator:
     """Gives a command the options that the fields of a class make, and calls it with an object of the class.
 
-    Args:
-        parameter: The command's parameter for the object.
-        group: The class.
-        without: Fields that the command has no option for.
-        briefs: Other texts for ``--help``.
+    ``briefs`` are other texts for ``--help``.
     """
-    taken = [f for f in options_of(group) if f.metadata["brief"] and f.name not in without]
+    taken = [f for f in options_of(group) if f.metadata["brief"]]
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
@@ -200,7 +196,8 @@ def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **bri
             for entry in taken:
                 known, value = entry.metadata, given.pop(entry.name)
                 if value is not None and value != ():
-                    values[entry.name] = not value if known["off"] else _WHOLE.get(known["kind"], _same)(value)
+                    read = _WHOLE.get(known["kind"])
+                    values[entry.name] = not value if known["off"] else read(value) if read is not None else value
             return function(**given, **{parameter: group(**values)})
 
         for entry in reversed(taken):
@@ -208,10 +205,6 @@ def made_of(parameter: str, group: type, *, without: tuple[str, ...] = (), **bri
         return call
 
     return decorate
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _option(entry: Option, brief: str) -> Any:

@@ -63,7 +63,7 @@ def command(
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render
-    from qdqtool.render.output import emit, terminal_width, to_json, worded
+    from qdqtool.render.output import terminal_width, worded
 
     wanted = on.chosen()
     result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
@@ -72,21 +72,16 @@ def command(
     if write_table is not None:
         save_table(result, write_table)
     paying, time = _paying(result.model, machine, result.target, terminal_width()) if machine.gpu else ([], None)
-    if answer.form == "json":
-        emit(to_json(worded(result.as_json()) | ({"time": time} if time else {})), None)
-        return 0
-    text = "\n".join([render(result, terminal_width(), everything=everything), *paying])
-    emit(f"{text}\nwrote {path}\nnext: qdqtool predict {path} --target {wanted.given}{_build(wanted, path)}", None)
+    answer.give(lambda: worded(result.as_json()) | ({"time": time} if time else {}), lambda width: "\n".join([
+        render(result, width, everything=everything), *paying, f"wrote {path}", *_next(wanted, path, width)]))
     return 0
 
 
-def _build(target: Target, path: str) -> str:
-    if target.is_rtx:
-        return ""
-    from qdqtool.render.output import terminal_width
+def _next(target: Target, path: str, width: int) -> list[str]:
     from qdqtool.render.predict_text import to_build
 
-    return f"\n{to_build(target, path, terminal_width())}"
+    again = f"next: qdqtool predict {path} --target {target.given}"
+    return [again] if target.is_rtx else [again, to_build(target, path, width)]
 
 
 def _paying(model: onnx.ModelProto, machine: Gpu, target: str, width: int) -> tuple[list[str], dict[str, Any]]:

@@ -157,14 +157,12 @@ def command(
 
 def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
     """One line where the low end of the gain is below what is required, or the gain is not known."""
-    if least is None or time is None:
+    gain = time.gain_range if time is not None else None
+    if least is None or time is None or (gain is not None and gain.low >= least):
         return []
-    gain = time.gain_range
-    if gain is None:
-        return [f"--require-gain {least:g}: the model has no Q/DQ, or its gain is not known"]
-    if gain.low >= least:
-        return []
-    return [f"--require-gain {least:g}: {gain.low:.2f} to {gain.high:.2f} times as fast as {gain.precision}"]
+    return [f"--require-gain {least:g}: " + (
+        "the model has no Q/DQ, or its gain is not known" if gain is None else
+        f"{gain.low:.2f} to {gain.high:.2f} times as fast as {gain.precision}")]
 
 
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
@@ -195,16 +193,10 @@ def _code(text: str) -> str:
 
 def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
     """One line for each pattern that matches a convolution which is not INT8."""
-    lines = []
-    for pattern in patterns:
-        matching = [c for c in prediction.convolutions if pattern.search(c.name)]
-        missed = [c.name for c in matching if not c.is_int8]
-        if missed:
-            lines.append(
-                f"--require '{pattern.pattern}' is not met: {len(missed)} of {len(matching)} convolutions are not "
-                f"INT8 ({_some(missed)})"
-            )
-    return lines
+    found = ((p.pattern, [c for c in prediction.convolutions if p.search(c.name)]) for p in patterns)
+    return [f"--require '{pattern}' is not met: {len(missed)} of {len(matching)} convolutions are not INT8 "
+            f"({_some(missed)})"
+            for pattern, matching in found if (missed := [c.name for c in matching if not c.is_int8])]
 
 
 def _matched(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:

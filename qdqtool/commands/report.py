@@ -32,7 +32,6 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.render.output import emit, to_json
     from qdqtool.render.reporting.api import report
     from qdqtool.render.reporting.page import require
 
@@ -46,10 +45,8 @@ def command(
     beside = replaced(beside, before=beside.before or (others[0] if others else None))
     made = report(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
     made.save(place)
-    if answer.form == "json":
-        emit(to_json(made.as_json()), None)
-    else:
-        size = made.as_json()["bytes"]
-        emit(f"{made.page.model.verdict}\nwrote {place} ({size / 1e6:.1f} MB): open it in a browser", None)
+    told = made.as_json()
+    answer.give(lambda: told, lambda _: (
+        f"{made.page.model.verdict}\nwrote {place} ({told['bytes'] / 1e6:.1f} MB): open it in a browser"))
     return 0
 

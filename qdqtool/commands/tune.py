@@ -58,7 +58,7 @@ def command(
         claim(written, option)
     from qdqtool.base.text import as_line
     from qdqtool.render.insertion_text import render_tuning
-    from qdqtool.render.output import as_options, emit, terminal_width, to_json, worded
+    from qdqtool.render.output import as_options, worded
     from qdqtool.tuning.api import tune
 
     with contextlib.redirect_stdout(sys.stderr):  # a metric of the user's may print, and stdout is the answer's
@@ -70,12 +70,10 @@ def command(
     result.save(path)
     if result_file is not None:
         result.save_result(result_file)
-    if answer.form == "json":
-        emit(to_json(worded(result.as_json())), None)
-    else:
-        notes = [f"wrote {path}"]
-        if kept is not None:
-            notes.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
-        emit(render_tuning(result, terminal_width(), everything=everything) + "\n" + "\n".join(notes), None)
+    notes = [f"wrote {path}"]
+    if kept is not None:
+        notes.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
+    answer.give(lambda: worded(result.as_json()),
+                lambda width: "\n".join([render_tuning(result, width, everything=everything), *notes]))
     return 0 if result.reached else 1
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from qdqtool.explain import inputs, outputs
+from qdqtool.explain import outputs
 from qdqtool.explain.report import Diagnosis, Known, Report
+from qdqtool.trt import refusals as trt
 from qdqtool.trt.faults import TakenByMyelin
-from qdqtool.trt.refusals import ConcatScales, ResidualBothQuantized, Stays
-from qdqtool.types import Cause, Evidence, Prediction
+from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
+
+FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
+    trt.OutsideRules: ("FP8-OUTSIDE",),
+    trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    trt.FloatTypesDiffer: ("FLOAT-MIXED",),
+    trt.Deconvolution3D: ("CT3D-FLOAT",),
+    trt.ScaleComputed: ("SCALE-DYNAMIC",),
+    trt.ActivationPerChannel: ("ACT-PER-CHANNEL",),
+    trt.NonzeroZeroPoint: ("ZP-NONZERO",),
+    trt.WeightsAxis: ("W-AXIS", "CT-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST"),
+    trt.WeightsNotConstant: ("W-NONCONST", "WEIGHT-INDIRECT"),
+}
+"""What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks find it, under one
+of these codes, and the layer's refusal makes no finding of its own.
+"""
 
 
 def explain(prediction: Prediction, report: Report) -> None:
-    """Adds a finding for every float convolution, every float output and every conversion.
+    """Adds a finding for every float convolution, every float output and every conversion of a prediction.
 
-    Args:
-        prediction: Its convolutions and refusals are read; its findings are not.
-        report: Where findings go; those of the lint are there already, so that others can refer to them.
+    Findings of the lint are in the report already, so that others can refer to them.
     """
     known = Known(prediction, report)
-    for both in known.every(ResidualBothQuantized):
+    for both in known.every(trt.ResidualBothQuantized):
         outcome = known.outcomes.get(both.node)
         if outcome is not None and outcome.is_int8:
             known.add(Diagnosis("ADD-BOTH", both.add, Cause(both), both.elements, (both.node,)))
@@ -25,17 +38,17 @@ def explain(prediction: Prediction, report: Report) -> None:
         if outcome.int8_in_int8_out:
             continue
         refused = known.at(outcome.name)
-        fault = None if outcome.is_int8 else next((r for r in refused if type(r) in inputs.FAULTS), None)
+        fault = None if outcome.is_int8 else next((r for r in refused if type(r) in FAULTS), None)
         if fault is not None:
-            known.refer(outcome.name, inputs.FAULTS[type(fault)])
+            known.refer(outcome.name, FAULTS[type(fault)])
             continue
-        found = None if outcome.is_int8 else inputs.diagnose(known, refused)
+        found = None if outcome.is_int8 else outputs.of_inputs(known, refused)
         found = found or outputs.diagnose(known, refused)
         if found is not None:
             known.add(found, (outcome.name,))
-    for stays in known.every(Stays):
+    for stays in known.every(trt.Stays):
         outputs.explain(known, stays)
-    for parts in known.every(ConcatScales):
+    for parts in known.every(trt.ConcatScales):
         known.add(outputs.of_concat(parts))
 
 

@@ -48,13 +48,7 @@ def code_of(r: Refusal) -> FindingCode:
 
 
 def explain(prediction: Prediction, report: Report, view: View) -> None:
-    """Adds a finding for every refusal of a prediction for TensorRT-RTX; what is wrong with a pair is told once.
-
-    Args:
-        prediction: Its convolutions and refusals are read; its findings are not.
-        report: Where findings go.
-        view: The model, which says what reads a pair.
-    """
+    """Adds a finding for every refusal of a prediction for TensorRT-RTX; what is wrong with a pair is told once."""
     convolutions = {c.name for c in prediction.convolutions}
     for r in prediction.refusals:
         code = code_of(r)

@@ -13,15 +13,10 @@ from dataclasses import dataclass, replace
 
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parts
-from qdqtool.knowledge import entry, table
+from qdqtool.knowledge import entry, paragraph, table
 from qdqtool.types import Json
 
-__all__ = ["ERROR", "HARMLESS", "KNOWN", "WARNING", "KnownError", "annotate", "lookup"]
-
-
-HARMLESS = "harmless"
-WARNING = "warning"
-ERROR = "error"
+HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +67,6 @@ _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\
 _MAX_TEXT = 20_000
 
 @dataclass(frozen=True, slots=True)
-class _Code:
-    """What ``Error Code N`` means."""
-
-    number: int
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """A part of TensorRT.
 
@@ -118,7 +105,7 @@ class NodeKind:
 
 
 _FORMS = table("error_forms")
-_CODES = {c.number: c.meaning for c in (entry(_Code, given, "code") for given in _FORMS["code"])}
+_CODES = {given["number"]: paragraph(given["meaning"]) for given in _FORMS["code"]}
 _PARTS = tuple(entry(_Part, given, "part") for given in _FORMS["part"])
 _PARSER = _PARTS[0]
 KINDS = {k.id: k for k in (entry(NodeKind, given, given.get("id", "node")) for given in _FORMS["node"])}
@@ -161,19 +148,13 @@ class ErrorLine:
 def parse_error(text: str) -> ErrorLine:
     """Takes an error text apart."""
     text = text[:_MAX_TEXT]
-    file = function = ""
-    line: int | None = None
-    place = _PLACE.search(text)
+    place, path, named = _PLACE.search(text), _PATH.search(text), _FUNCTION.search(text)
+    file, line = (path[1], int(path[2] or path[3])) if path else ("", None)
+    function = named[named.lastindex or 0] if named else ""
     if place:
         file, function, line = place[1], place[2].rsplit("::", 1)[-1], int(place[3])
-    else:
-        path = _PATH.search(text)
-        if path:
-            file, line = path[1], int(path[2] or path[3])
-        named = _FUNCTION.search(text)
-        function = next((g for g in named.groups() if g), "") if named else ""
     code = _CODE.search(text) or _BARE_CODE.search(text)
-    number = int(next(g for g in code.groups() if g)) if code else None
+    number = int(code[code.lastindex or 0]) if code else None
     assertion = _OLD_ASSERTION.search(text) or _ASSERTION.search(text)
     condition = assertion[1].strip().rstrip(".") if assertion else ""
     status = _STATUS.search(text)
@@ -185,6 +166,12 @@ def parse_error(text: str) -> ErrorLine:
     said = _SAID.search(text)
     return ErrorLine(file, function, line, number, condition, part, about, refused,
                      said[1].strip().rstrip(".") if said else "")
+
+
+_ABOUT = {  # by words of a condition or a function, the first that fits
+    ("scale",): "It is about scales: their number, or that there is one at all.",
+    ("axis", "dims", "shape"): "It is about shapes or axes.", ("memory", "alloc"): "It is about memory.",
+}
 
 
 def from_shape(text: str) -> KnownError | None:
@@ -205,9 +192,8 @@ def from_shape(text: str) -> KnownError | None:
         inside = f", function {found.function}" if found.function else ""
         owner = f", belongs to {found.part}" if found.part else ""
         parts.append(f"{found.file}{inside}{owner}. {found.about}".rstrip())
-    hint = _scales(found)
-    if hint:
-        parts.append(hint)
+    said = f"{found.condition} {found.function}".lower()
+    parts += [about for words, about in _ABOUT.items() if any(word in said for word in words)][:1]
     first = (
         "Read the lines above: they name the node. "
         if found.part in ("", "the builder") else "The lines above name the node or layer. "
@@ -229,28 +215,15 @@ def _marked(text: str) -> KnownError | None:
         said = message.decode(errors="replace").strip()
         if level not in ("W", "E") or not said or not (log.is_marked(cleaned) or _PROVIDER.match(cleaned)):
             continue
-        error = level == "E"
-        name = "An error" if error else "A warning"
+        severity, name, fix = (ERROR, "An error", _steps(ErrorLine())) if level == "E" else (
+            WARNING, "A warning", "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that "
+            "changes nothing there can stay.")
         return KnownError(
-            f"unknown-{'error' if error else 'warning'}", f"{name} of TensorRT that is not in our table", "",
-            ERROR if error else WARNING, f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",
-            _steps(ErrorLine()) if error else
-            "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that changes nothing there "
-            "can stay.",
-            "the line's prefix", unknown=f"What it means. Search NVIDIA's issues for '{said[:80]}'.",
-        )  # fmt: skip
+            f"unknown-{severity}", f"{name} of TensorRT that is not in our table", "", severity,
+            f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.", fix, "the line's prefix",
+            unknown=f"What it means. Search NVIDIA's issues for '{said[:80]}'.",
+        )
     return None
-
-
-def _scales(found: ErrorLine) -> str:
-    words = f"{found.condition} {found.function}".lower()
-    if "scale" in words:
-        return "It is about scales: their number, or that there is one at all."
-    if "axis" in words or "dims" in words or "shape" in words:
-        return "It is about shapes or axes."
-    if "memory" in words or "alloc" in words:
-        return "It is about memory."
-    return ""
 
 
 def _steps(found: ErrorLine) -> str:
@@ -383,10 +356,7 @@ def lookup(text: str) -> KnownError | None:
     """The entry for a warning or error of TensorRT, made for the node that it names.
 
     Where the words are in no entry and the text has the form of an error of TensorRT: what the form says, and that the
-    cause is not known. None for any other text.
-
-    Args:
-        text: The message or a part of it; only the first 4,000 characters are looked at.
+    cause is not known. None for any other text. Only the first 4,000 characters are looked at.
     """
     head = text[:_MAX_MESSAGE]
     found = next((known for pattern, known in _COMPILED if pattern.search(head)), None)
@@ -399,10 +369,6 @@ def annotate(facts: Json) -> Json:
     """Adds what is known of each message to the facts of a build (:func:`qdqtool.buildlog.summary.summarize`)."""
     for message in facts["messages"]:
         known = lookup(message["text"])
-        message |= {
-            "known": known.id if known else None,
-            "severity": known.severity if known else None,
-            "cause": known.cause if known else None,
-            "fix": known.fix if known else None,
-        }
+        message["known"] = known.id if known else None
+        message |= {name: getattr(known, name, None) for name in ("severity", "cause", "fix")}
     return facts

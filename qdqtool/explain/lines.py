@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from qdqtool.base.records import published
 from qdqtool.knowledge import paragraph, table
 from qdqtool.knowledge.tables import Case
 from qdqtool.trt import trace
@@ -64,16 +66,9 @@ class Rule:
     test: str
 
     def as_json(self) -> Json:
-        return {
-            "pass": self.pass_name, "does": self.does, "means": self.means, "file": self.file, "test": self.test,
-            "cases": [
-                {
-                    "case": name, "evidence": str(case.evidence), "says": case.says, "builds": list(case.builds),
-                    "source": case.source,
-                }
-                for name, case in self.cases.items()
-            ],
-        }
+        cases = [{"case": name} | published(case, "evidence", "says", "builds", "source")
+                 for name, case in self.cases.items()]
+        return {"pass": self.pass_name} | published(self, "does", "means", "file", "test") | {"cases": cases}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,9 @@ def explain_line(text: str) -> LineAnswer | None:
     """
     line = text.strip("\r\n")
     named = line.strip()
-    if named.partition("/")[0] in {kind.__name__ for kind in passes()} or named in cases():
-        return _named(named)
+    known = {kind.__name__: kind for kind in passes()}
+    if named.partition("/")[0] in known or named in cases():
+        return _named(named, known)
     prefix = _PREFIX.match(line)
     line = line[prefix.end():] if prefix else line
     heading = _heading(line)
@@ -117,9 +113,9 @@ def explain_line(text: str) -> LineAnswer | None:
     event = trace.parse(line)
     if event is None:
         return None
-    known = {kind.__name__: kind for kind in passes()}
     named = event.pass_name
-    owners = (named,) if named else _owners(event)
+    decided = [name for word, name in _TYPES.items() if event.kind == trace.SWAP_TYPE and word in event.object][:1]
+    owners = (named,) if named else decided or _OWNERS.get(event.kind, ())
     rules = tuple(_fitting(_rule(known[name]), event) for name in owners if name in known)
     note = ""
     if not rules:
@@ -143,9 +139,8 @@ def _fitting(rule: Rule, event: Event) -> Rule:
     return replace(rule, cases=dict(sorted(rule.cases.items(), key=mentions)))
 
 
-def _named(name: str) -> LineAnswer:
+def _named(name: str, known: Mapping[str, type[Pass]]) -> LineAnswer:
     owner = name.partition("/")[0]
-    known = {kind.__name__: kind for kind in passes()}
     if owner in known:
         rule = _rule(known[owner])
         own = {i: c for i, c in rule.cases.items() if i == name}
@@ -164,14 +159,6 @@ def _heading(line: str) -> LineAnswer | None:
         return LineAnswer(line, None, (), note, int(counted[2]))
     note = next((meaning for begins, meaning in HEADINGS.items() if line.startswith(begins)), "")
     return LineAnswer(line, None, (), note) if note else None
-
-
-def _owners(event: Event) -> tuple[str, ...]:
-    owners = _OWNERS.get(event.kind, ())
-    if event.kind == trace.SWAP_TYPE:
-        decided = next((name for word, name in _TYPES.items() if word in event.object), None)
-        return (decided,) if decided else owners
-    return owners
 
 
 def _rule(kind: type[Pass]) -> Rule:

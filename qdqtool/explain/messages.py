@@ -22,6 +22,7 @@ Words = tuple[str, str]
 """The message, and what to change; the second is empty where the code's general advice fits."""
 Wording = Callable[[Finding, Cause, Any], "Words | str"]
 F = TypeVar("F", bound=Callable[..., "Words | str"])
+R = TypeVar("R", bound=Refusal)
 
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
@@ -30,33 +31,36 @@ _ROOMS = {
 }
 
 
-def words(*kinds: type[Refusal]) -> Callable[[F], F]:
-    """Registers a function as that which words these classes."""
+def words(kind: type[Refusal]) -> Callable[[F], F]:
+    """Registers a function as that which words a class."""
 
     def register(function: F) -> F:
-        for kind in kinds:
-            if kind in _WORDINGS:
-                raise ValueError(f"{kind.__name__} is worded twice")
-            _WORDINGS[kind] = function
+        if kind in _WORDINGS:
+            raise ValueError(f"{kind.__name__} is worded twice")
+        _WORDINGS[kind] = function
         return function
 
     return register
 
 
-def worded(finding: Finding, sizes: bool = True) -> Words:
-    """The message and the fix of a finding.
+def says(kind: type[R], text: Callable[[R], Words | str]) -> None:
+    """Words a class by what its refusal holds alone."""
+    words(kind)(lambda finding, cause, refusal: text(refusal))
 
-    Args:
-        finding: The finding.
-        sizes: Whether dimensions of tensors are named, which a part of a model may have otherwise.
-    """
+
+def worded(finding: Finding, sizes: bool = True) -> Words:
+    """The message and the fix; without ``sizes`` of tensors, which a part of a model may have otherwise."""
     from qdqtool.explain import codes
 
     entry = codes.get(finding.code)
     message = fix = ""
     for cause in finding.causes:
-        refusal = cause.refusal if sizes else _without_size(cause.refusal)
-        found = _wording(type(refusal))(finding, cause, refusal)
+        refusal, kind = cause.refusal, type(cause.refusal)
+        if not sizes and hasattr(refusal, "elements"):
+            refusal = replaced(refusal, elements=None)
+        if kind not in _WORDINGS:
+            importlib.import_module(_ROOMS[kind.__module__])
+        found = _WORDINGS[kind](finding, cause, refusal)
         text, advice = (found, "") if isinstance(found, str) else found
         if not message:
             message, fix = text, advice or entry.fix
@@ -66,16 +70,6 @@ def worded(finding: Finding, sizes: bool = True) -> Words:
         elif text not in message:
             message += f" {text}"
     return message, fix
-
-
-def _wording(kind: type[Refusal]) -> Wording:
-    if kind not in _WORDINGS:
-        importlib.import_module(_ROOMS[kind.__module__])
-    return _WORDINGS[kind]
-
-
-def _without_size(refusal: Refusal) -> Refusal:
-    return replaced(refusal, elements=None) if hasattr(refusal, "elements") else refusal
 
 
 def number(value: float | None) -> str:
@@ -113,15 +107,11 @@ def step_words(step: Step) -> str:
 
 
 def reader_names(readers: Sequence[Reader]) -> list[str]:
-    found = []
-    for reader in readers:
-        if reader.kind == ReaderKind.OUTPUT:
-            found.append("the network's output")
-        elif reader.kind == ReaderKind.Q:
-            found.append(reader.node)
-        else:
-            found.append(node_words(reader.node, reader.op))
-    return found
+    return [
+        "the network's output" if r.kind == ReaderKind.OUTPUT else
+        r.node if r.kind == ReaderKind.Q else node_words(r.node, r.op)
+        for r in readers
+    ]
 
 
 def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
@@ -228,6 +218,4 @@ _TEXTS: dict[GpuFact, str] = {
 }
 
 
-@words(GpuLacks)
-def _lacks(finding: Finding, cause: Cause, r: GpuLacks) -> str:
-    return _TEXTS[r.fact].format(*r.values, gpu=r.gpu, count=r.count, first=r.first)
+says(GpuLacks, lambda r: _TEXTS[r.fact].format(*r.values, gpu=r.gpu, count=r.count, first=r.first))

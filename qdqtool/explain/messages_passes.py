@@ -15,13 +15,14 @@ from qdqtool.explain.messages import (
     quantizers_of,
     reader_names,
     readers_words,
+    says,
     scale_words,
     size_words,
     step_words,
     unified,
     words,
 )
-from qdqtool.explain.outputs import before_norm, crossed_by, crossing, left_float, shared_pool, with_own
+from qdqtool.explain.outputs import before_norm, behind_pool, crossed_by, crossing, left_float, shared_pool, with_own
 from qdqtool.model.operators import JOINS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import refusals as trt
@@ -57,35 +58,24 @@ def _not_dequantized(finding: Finding, cause: Cause, r: trt.InputNotDequantized)
     )
 
 
-@words(trt.WeightsNotDequantized)
-def _weights_not_dequantized(finding: Finding, cause: Cause, r: trt.WeightsNotDequantized) -> str:
-    by = f" ({r.dq})" if r.dq else ""
-    return f"{r.node}: its input is quantized{by}, its weights '{r.weight}' are not, so it runs in float."
-
-
-@words(trt.WeightsNotConstant)
-def _weights_not_constant(finding: Finding, cause: Cause, r: trt.WeightsNotConstant) -> str:
-    how = "stored as a sparse tensor (store them in full)" if r.sparse else "computed at run time"
-    return f"{r.node}: its weights '{r.weight}' are {how}, so it runs in float."
-
-
-@words(trt.ScaleComputed)
-def _scale_computed(finding: Finding, cause: Cause, r: trt.ScaleComputed) -> str:
-    tensor = f" '{r.tensor}'" if r.tensor else ""
-    return f"{r.quantizer} takes its scale{tensor} from the running network."
-
-
-@words(trt.FloatTypesDiffer)
-def _floats(finding: Finding, cause: Cause, r: trt.FloatTypesDiffer) -> str:
-    return f"{r.node}: its data is {r.floats[0]}, its weights are {r.floats[1]}."
-
-
-@words(trt.Deconvolution3D)
-def _three_dimensions(finding: Finding, cause: Cause, r: trt.Deconvolution3D) -> str:
-    return (
-        f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are "
-        "behind it."
-    )
+says(trt.WeightsNotDequantized, lambda r: (
+    f"{r.node}: its input is quantized{f' ({r.dq})' if r.dq else ''}, its weights '{r.weight}' are not, so it runs in "
+    "float."))
+says(trt.WeightsNotConstant, lambda r: (
+    f"{r.node}: its weights '{r.weight}' are "
+    f"{'stored as a sparse tensor (store them in full)' if r.sparse else 'computed at run time'}, so it runs in "
+    "float."))
+says(trt.ScaleComputed, lambda r: (
+    f"{r.quantizer} takes its scale " + (f"'{r.tensor}' " if r.tensor else "") + "from the running network."))
+says(trt.FloatTypesDiffer, lambda r: f"{r.node}: its data is {r.floats[0]}, its weights are {r.floats[1]}.")
+says(trt.Deconvolution3D, lambda r: (
+    f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are behind "
+    "it."))
+says(trt.NonzeroZeroPoint, lambda r: (
+    f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(r.zero_points)))}; "
+    "TensorRT wants 0."))
+says(trt.WeightsShared, lambda r: (
+    f"weights '{r.weight}' are shared by {names(r.convolutions)}; TensorRT folds them into one."))
 
 
 @words(trt.ActivationPerChannel)
@@ -93,13 +83,6 @@ def _per_channel(finding: Finding, cause: Cause, r: trt.ActivationPerChannel) ->
     count = r.scales.count if isinstance(r.scales, PerChannel) else int(r.scales is not None)
     scales = f"{count} scales, {scale_words(r.scales)}" if count else "one scale for each channel"
     return f"{r.dq} quantizes an activation per channel ({scales})."
-
-
-@words(trt.NonzeroZeroPoint)
-def _zero_point(finding: Finding, cause: Cause, r: trt.NonzeroZeroPoint) -> str:
-    least, greatest = r.zero_points
-    value = str(least) if least == greatest else f"{least} to {greatest}"
-    return f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {value}; TensorRT wants 0."
 
 
 @words(trt.WeightsAxis)
@@ -116,11 +99,6 @@ def _axis(finding: Finding, cause: Cause, r: trt.WeightsAxis) -> Words | str:
         f"{r.node}: {r.dq} works along axis {r.axis}{written} of the weights{shape}; the output channels are axis "
         f"{r.expected}."
     )
-
-
-@words(trt.WeightsShared)
-def _shared(finding: Finding, cause: Cause, r: trt.WeightsShared) -> str:
-    return f"weights '{r.weight}' are shared by {names(r.convolutions)}; TensorRT folds them into one."
 
 
 @words(trt.InMyelin)
@@ -144,31 +122,17 @@ def _writes(refusal: Any) -> str:
     return f"{refusal.node} writes float{size_words(refusal.elements)}"
 
 
-@words(trt.BatchNormNotConstant)
-def _batch_norm(finding: Finding, cause: Cause, r: trt.BatchNormNotConstant) -> str:
-    return (
-        f"{r.node} writes float because {r.batchnorm} behind it has parameters that are not plain constants and stays "
-        "a layer of its own."
-    )
-
-
-@words(trt.ConvTransposeBatchNorm)
-def _transposed(finding: Finding, cause: Cause, r: trt.ConvTransposeBatchNorm) -> Words:
-    return (
-        f"{r.node}: {r.batchnorm} behind it is not folded, so its output stays float{size_words(r.elements)}.",
-        f"Fold {r.batchnorm} into the weights of {r.node} before quantizing.",
-    )
-
-
-@words(trt.OutputScale)
-def _scale(finding: Finding, cause: Cause, r: trt.OutputScale) -> Words:
-    why = f"the scale of {r.quantizer} behind it is computed at run time" if r.computed else (
-        f"{r.quantizer} behind it has one scale for each channel"
-    )
-    return (
-        f"{r.node} writes float: {why}.",
-        f"Give {r.quantizer} one scale for the whole tensor, known when the engine is built.",
-    )
+says(trt.BatchNormNotConstant, lambda r: (
+    f"{r.node} writes float because {r.batchnorm} behind it has parameters that are not plain constants and stays a "
+    "layer of its own."))
+says(trt.ConvTransposeBatchNorm, lambda r: (
+    f"{r.node}: {r.batchnorm} behind it is not folded, so its output stays float{size_words(r.elements)}.",
+    f"Fold {r.batchnorm} into the weights of {r.node} before quantizing."))
+says(trt.OutputScale, lambda r: (
+    f"{r.node} writes float: " + (
+        f"the scale of {r.quantizer} behind it is computed at run time." if r.computed else
+        f"{r.quantizer} behind it has one scale for each channel."),
+    f"Give {r.quantizer} one scale for the whole tensor, known when the engine is built."))
 
 
 @words(trt.OutputDifferentScales)
@@ -183,11 +147,10 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
     pool = shared_pool(r)
     if pool is not None:
-        behind = [Reader(q.kind, q.node, q.op, q.path[1:], q.scale) for q in quantized]
         return (
             f"{_writes(r)} because {pool.node} ({pool.op}) is read by {names(reader_names(quantized))} in INT8 and by "
             f"{names(reader_names(floats))} as float: no Q can move up past it.",
-            _skip_fix(add.node, f"the result of {pool.node}", behind) if add is not None else "",
+            _skip_fix(add.node, f"the result of {pool.node}", behind_pool(r)) if add is not None else "",
         )
     if add is not None:
         return (
@@ -257,14 +220,10 @@ def _skip_fix(add: str, what: str, quantizers: Sequence[Reader]) -> str:
     )
 
 
-@words(trt.ResidualBothQuantized)
-def _both_quantized(finding: Finding, cause: Cause, r: trt.ResidualBothQuantized) -> Words:
-    scales = " and ".join(scale_words(s) for s in r.scales)
-    return (
-        f"{r.add} has Q/DQ on both inputs (scales {scales}): {r.node} takes {r.quantizer}, so the Add is a layer of "
-        "its own.",
-        f"Remove {r.quantizer} and its DequantizeLinear.",
-    )
+says(trt.ResidualBothQuantized, lambda r: (
+    f"{r.add} has Q/DQ on both inputs (scales {' and '.join(map(scale_words, r.scales))}): {r.node} takes "
+    f"{r.quantizer}, so the Add is a layer of its own.",
+    f"Remove {r.quantizer} and its DequantizeLinear."))
 
 
 @words(trt.AddOutputNotQuantized)
@@ -291,13 +250,9 @@ def _activation(finding: Finding, cause: Cause, r: trt.ActivationBeforeAdd) -> s
     return f"{_writes(r)}: {r.activation} is between it and {r.add}{other}."
 
 
-@words(trt.ActivationJoined)
-def _joined(finding: Finding, cause: Cause, r: trt.ActivationJoined) -> str:
-    others = names(origin_words(o) for o in r.others)
-    return (
-        f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads {others} as well "
-        "and is not taken into a convolution."
-    )
+says(trt.ActivationJoined, lambda r: (
+    f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads "
+    f"{names(map(origin_words, r.others))} as well and is not taken into a convolution."))
 
 
 # Averages -------------------------------------------------------------------------------------------------------
@@ -315,9 +270,7 @@ def _reduction(r: trt.ReduceNotPooling) -> str:
     )
 
 
-@words(trt.ReduceNotPooling)
-def _reduce(finding: Finding, cause: Cause, r: trt.ReduceNotPooling) -> Words:
-    return _reduction(r), _REDUCTION
+says(trt.ReduceNotPooling, lambda r: (_reduction(r), _REDUCTION))
 
 
 @words(trt.PoolingOneSide)
@@ -332,10 +285,7 @@ def _one_side(finding: Finding, cause: Cause, r: trt.PoolingOneSide) -> str:
 # Scales ---------------------------------------------------------------------------------------------------------
 
 
-@words(trt.ConcatScales)
-def _concat(finding: Finding, cause: Cause, r: trt.ConcatScales) -> Words:
-    return _parts(r, "each part with another scale is converted", ())
-
+says(trt.ConcatScales, lambda r: _parts(r, "each part with another scale is converted", ()))
 
 _PARTS = 12  # named in a sentence
 

@@ -1,4 +1,4 @@
-"""Why an INT8 convolution writes float, whose scales differ, and why a Q or DQ stays in the engine."""
+"""Why a convolution runs in float or writes it, whose scales differ, and why a Q or DQ stays in the engine."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from qdqtool.base.records import replaced
 from qdqtool.explain.messages import floats_of, known_scale, quantizers_of
 from qdqtool.explain.report import Diagnosis, Known, See
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, SUMS, LayerKind
-from qdqtool.trt.refusals import (
-    ActivationBeforeAdd,
-    ActivationJoined,
-    AddOutputNotQuantized,
-    BatchNormNotConstant,
-    ConcatReadElsewhere,
-    ConcatScales,
-    ConvTransposeBatchNorm,
-    ManyConsumers,
-    NotCommuting,
-    OutputDifferentScales,
-    OutputManyConsumers,
-    OutputNotQuantized,
-    OutputScale,
-    PoolingOneSide,
-    Reader,
-    ReaderKind,
-    ReduceNotPooling,
-    ResidualFloat,
-    Size,
-    Stays,
-    Step,
-)
+from qdqtool.trt import refusals as trt
+from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Size, Stays, Step
 from qdqtool.trt.surroundings import differ
 from qdqtool.types import Cause, FindingCode, Precision, Refusal
+
+# Inputs --------------------------------------------------------------------------------------------------------------
+
+
+def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
+    """Why a convolution runs in float, from the refusal of the pass that would have quantized it; None where none."""
+    for r in refusals:
+        if isinstance(r, trt.InputNotDequantized):
+            code: FindingCode = "NOT-QUANTIZED" if not r.weights_quantized else "IN-BLOCKED" if r.dq else "IN-FLOAT"
+            shared = known.first(trt.ManyConsumers, r.dq) if code == "IN-BLOCKED" else None
+            return Diagnosis(code, r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
+        if isinstance(r, trt.InMyelin):
+            code = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else "NOT-QUANTIZED"
+            return Diagnosis(code, r.node, Cause(r), None, (r.node,))
+        if isinstance(r, trt.WeightsNotDequantized):
+            return Diagnosis("W-NO-DQ", r.node, Cause(r), r.elements, (r.node,))
+    return None
+
 
 # Scales that differ --------------------------------------------------------------------------------------------------
 
@@ -56,24 +53,16 @@ def crossed_by(readers: Sequence[Reader]) -> tuple[FindingCode, Step | None]:
 def of_readers(
     known: Known, r: Refusal, readers: Sequence[Reader], size: Size | None, convolutions: tuple[str, ...],
 ) -> Diagnosis:
-    """The diagnosis of different scales of a tensor's Qs.
-
-    Args:
-        known: All refusals; those of a Concat say what scales its parts have.
-        r: The refusal that has the readers.
-        readers: Everything that reads the tensor.
-        size: Of the tensor.
-        convolutions: Those concerned.
-    """
+    """The diagnosis of different scales of a tensor's Qs; a Concat's refusal says what scales its parts have."""
     code, crossed = crossed_by(readers)
     node = crossed.node if crossed is not None else str(getattr(r, "tensor", r.node))
     if isinstance(r, Stays) and not r.requantizes:
         node = crossed.node if crossed is not None else r.origin.tensor
-    parts = known.first(ConcatScales, node) if code == "CONCAT-SCALE" else None
+    parts = known.first(trt.ConcatScales, node) if code == "CONCAT-SCALE" else None
     return Diagnosis(code, node, Cause(r, () if parts is None else (parts,)), size, convolutions)
 
 
-def of_concat(parts: ConcatScales) -> Diagnosis:
+def of_concat(parts: trt.ConcatScales) -> Diagnosis:
     """A Concat whose parts have other scales than the Q behind it, where no convolution pays for it."""
     return Diagnosis("CONCAT-SCALE", parts.node, Cause(parts), parts.elements)
 
@@ -88,16 +77,16 @@ def with_own(r: Stays) -> list[Reader]:
 
 
 OUTPUT: dict[type[Refusal], FindingCode] = {
-    BatchNormNotConstant: "BN-UNFOLDED",
-    ConvTransposeBatchNorm: "CT-BN",
-    ResidualFloat: "SKIP-FLOAT",
-    AddOutputNotQuantized: "ADD-OUT-FLOAT",
-    ActivationBeforeAdd: "ADD-ACT",
-    ActivationJoined: "OUT-FLOAT",
-    OutputScale: "OUT-FLOAT",
+    trt.BatchNormNotConstant: "BN-UNFOLDED",
+    trt.ConvTransposeBatchNorm: "CT-BN",
+    trt.ResidualFloat: "SKIP-FLOAT",
+    trt.AddOutputNotQuantized: "ADD-OUT-FLOAT",
+    trt.ActivationBeforeAdd: "ADD-ACT",
+    trt.ActivationJoined: "OUT-FLOAT",
+    trt.OutputScale: "OUT-FLOAT",
 }
 """What keeps a layer's own fusions apart (BatchNormalization, Add, activation): the first decides; its code."""
-_READ = (OutputDifferentScales, OutputManyConsumers, OutputNotQuantized)  # decided by the readers, after them
+_READ = (trt.OutputDifferentScales, OutputManyConsumers, OutputNotQuantized)  # decided by the readers, after them
 _POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
 
 
@@ -107,7 +96,7 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     if r is None:
         return None
     concerned = known.concerned(r.node)
-    if isinstance(r, OutputDifferentScales):
+    if isinstance(r, trt.OutputDifferentScales):
         return of_readers(known, r, r.readers, r.elements, concerned)
     if isinstance(r, OutputManyConsumers):
         return _many(r, concerned)
@@ -115,13 +104,13 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
         return _not_quantized(known, r, concerned)
     code, node, size = OUTPUT[type(r)], r.node, getattr(r, "elements", None)
     fused, gains = False, True
-    if isinstance(r, BatchNormNotConstant):
+    if isinstance(r, trt.BatchNormNotConstant):
         node = r.batchnorm
-    elif isinstance(r, ResidualFloat):
+    elif isinstance(r, trt.ResidualFloat):
         outcome = known.outcomes.get(r.node)
         node, fused = r.add, outcome is not None and r.add in outcome.fused
         gains = wanted(r.readers)  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
-    elif isinstance(r, AddOutputNotQuantized | ActivationBeforeAdd):
+    elif isinstance(r, trt.AddOutputNotQuantized | trt.ActivationBeforeAdd):
         node, gains = r.add, wanted(r.readers)
     return Diagnosis(code, node, Cause(r, fused=fused), size, concerned, code == "SKIP-FLOAT", gains=gains)
 
@@ -137,8 +126,14 @@ def shared_pool(r: OutputManyConsumers) -> Step | None:
     if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.readers):
         return None
     known = OPERATORS.get(shared.op)
-    is_pool = known is not None and known.passage is not None
-    return shared if is_pool and known is not None and (known.kind in _POOLS or shared.op == "GlobalMaxPool") else None
+    if known is None or known.passage is None:
+        return None
+    return shared if known.kind in _POOLS or shared.op == "GlobalMaxPool" else None
+
+
+def behind_pool(r: OutputManyConsumers) -> list[Reader]:
+    """The Qs that read the result of that pooling, as seen from there."""
+    return [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
 
 
 def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
@@ -146,12 +141,10 @@ def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
     pool = shared_pool(r)
     if pool is not None:
-        behind = [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
         return Diagnosis("POOL-MIXED", pool.node, Cause(r), r.elements, concerned,
-                         gains=add is not None and wanted(r.readers), automatic=known_scale(behind) is not None)
+                         gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
     if add is not None:
-        return Diagnosis("SKIP-FLOAT", add.node, Cause(r), r.elements, concerned, joined=True,
-                         gains=wanted(r.readers))
+        return Diagnosis("SKIP-FLOAT", add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
     node = floats[0].node if floats[0].kind != ReaderKind.OUTPUT else r.tensor
     return Diagnosis("OUT-MIXED", node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 
@@ -159,21 +152,20 @@ def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
 def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ...]) -> Diagnosis:
     average = r.readers[0] if len(r.readers) == 1 and r.readers[0].op in AVERAGES else None
     if average is not None:
-        found = known.first(ReduceNotPooling, average.node) or known.first(PoolingOneSide, average.node)
+        found = known.first(trt.ReduceNotPooling, average.node) or known.first(trt.PoolingOneSide, average.node)
         also = () if found is None else (found,)
         # With none behind it, the pooling's result is converted back.
-        gains = isinstance(found, ReduceNotPooling) or (
-            isinstance(found, PoolingOneSide) and bool(quantizers_of(found.readers))
+        gains = isinstance(found, trt.ReduceNotPooling) or (
+            isinstance(found, trt.PoolingOneSide) and bool(quantizers_of(found.readers))
         )
-        size = found.elements if isinstance(found, ReduceNotPooling) else r.elements
+        size = found.elements if isinstance(found, trt.ReduceNotPooling) else r.elements
         return Diagnosis("POOL-FLOAT", average.node, Cause(r, also), size, concerned, gains=gains)
     by_design = left_float(r)
     if (
         r.activation is not None and r.activation.op == "SiLU" and not by_design and not quantizers_of(r.readers)
         and not (concerned and before_norm(r))
     ):
-        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned,
-                         gains=wanted(r.readers))
+        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
     return Diagnosis("OUT-FLOAT", r.node, Cause(r), r.elements, concerned)
 
 
@@ -189,11 +181,11 @@ def before_norm(r: OutputNotQuantized) -> bool:
 
 def of_average(known: Known, node: str) -> Diagnosis | None:
     """An average that runs in float, and why; None for another node."""
-    r = known.first(PoolingOneSide, node) or known.first(ReduceNotPooling, node)
+    r = known.first(trt.PoolingOneSide, node) or known.first(trt.ReduceNotPooling, node)
     if r is None:
         return None
     return Diagnosis("POOL-FLOAT", r.node, Cause(r), r.elements,
-                     gains=isinstance(r, ReduceNotPooling) or r.quantized_input)
+                     gains=isinstance(r, trt.ReduceNotPooling) or r.quantized_input)
 
 
 # Conversions ---------------------------------------------------------------------------------------------------------
@@ -246,39 +238,30 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
     """The findings that explain a Q that stays, or else the refusal that does."""
     origin = stays.origin
     seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
-    scale = _beside(known, stays) if seen or origin.convolution or _shares(stays) else ()
+    # Other Qs on the tensor are worth a word also where no convolution makes it: of a sum, or of parts of a tensor.
+    cut = any(crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
+    scale = _beside(known, stays) if seen or origin.convolution or cut or origin.op in SUMS else ()
     if seen or scale:
         return tuple(dict.fromkeys((*seen, *scale))), None
     average = of_average(known, origin.node)
     if average is not None:
         known.add(average, (average.node,))
         return known.see(average.node), average.cause.refusal
-    own = known.first(OutputScale, origin.node)
+    own = known.first(trt.OutputScale, origin.node)
     if own is not None:
         return (), own
-    if _blocks(stays.blocked):
-        return (), stays.blocked
+    blocked = stays.blocked  # that says why where it is an operator, or readers as float
+    read_elsewhere = isinstance(blocked, trt.ManyConsumers | trt.ConcatReadElsewhere) and floats_of(blocked.readers)
+    if read_elsewhere or isinstance(blocked, trt.NotCommuting):
+        return (), blocked
     return (known.see(origin.quantizer) if origin.quantizer else ()), None
-
-
-def _shares(stays: Stays) -> bool:
-    """Whether other Qs on the tensor are worth a word although no convolution makes it: a sum, or parts of a tensor."""
-    cut = any(crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
-    return cut or stays.origin.op in SUMS
-
-
-def _blocks(refusal: Refusal | None) -> bool:
-    """Whether what kept a Q from moving on says why: an operator, or readers as float."""
-    if isinstance(refusal, ManyConsumers | ConcatReadElsewhere):
-        return bool(floats_of(refusal.readers))
-    return isinstance(refusal, NotCommuting)
 
 
 def _requantized(known: Known, stays: Stays) -> None:
     code, crossed = crossing(stays.passed)
     if code == "SIBLING-SCALE" or crossed is None:
         found = Diagnosis("DOUBLE-QDQ", stays.node, Cause(stays), stays.elements)
-    elif code == "CONCAT-SCALE" and (known.first(ConcatScales, crossed.node) or differ(with_own(stays))):
+    elif code == "CONCAT-SCALE" and (known.first(trt.ConcatScales, crossed.node) or differ(with_own(stays))):
         found = of_readers(known, stays, with_own(stays), stays.elements, ())
     else:
         found = Diagnosis(code, crossed.node, Cause(stays), stays.elements)
@@ -290,12 +273,12 @@ def _dequantize(known: Known, stays: Stays) -> None:
     inner = known.see(stays.pair) if stays.pair else ()
     for reader in stays.behind:
         found = of_average(known, reader.node)
-        add = known.first(AddOutputNotQuantized, reader.node)
+        add = known.first(trt.AddOutputNotQuantized, reader.node)
         if found is None and add is not None:
             found = diagnose(known, (add,))
         if found is not None:
             known.add(found, (reader.node,))
-    taker = known.sum_of(stays.node)
+    taker = known.sums.get(stays.node, "")
     if taker and known.see(taker):
         _stays(known, stays, known.see(taker), convolutions=known.concerned(taker))
         return

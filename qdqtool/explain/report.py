@@ -238,18 +238,19 @@ class Known:
     Attributes:
         report: Where findings go.
         outcomes: Convolutions by name.
+        sums: By the DQ that makes its residual, the first convolution that could take a sum in whose result no Q reads.
     """
 
     def __init__(self, prediction: Prediction, report: Report) -> None:
         self.report = report
         self.outcomes: dict[str, ConvOutcome] = {c.name: c for c in prediction.convolutions}
-        self._found: dict[str, See] = {}  # the finding made for a refused node
+        self._found: dict[str, See] = {}  # the first finding that explains a refused node
         self._by_node: dict[str, list[Refusal]] = defaultdict(list)
         for refusal in prediction.refusals:
             self._by_node[refusal.node].append(refusal)
-        self._sums: dict[str, str] = {}
+        self.sums: dict[str, str] = {}
         for sum_ in self.every(AddOutputNotQuantized):
-            self._sums.setdefault(sum_.residual.node, sum_.node)
+            self.sums.setdefault(sum_.residual.node, sum_.node)
 
     def at(self, node: str) -> list[Refusal]:
         """The refusals of a node, in the order of the passes."""
@@ -262,14 +263,6 @@ class Known:
     def every(self, kind: type[R]) -> Iterator[R]:
         """All refusals of a class."""
         return (r for found in self._by_node.values() for r in found if isinstance(r, kind))
-
-    def sum_of(self, dq: str) -> str:
-        """The first convolution that could take a sum in, whose result no Q reads, with a DQ's tensor as its residual.
-
-        Returns:
-            Its node; empty where there is none.
-        """
-        return self._sums.get(dq, "")
 
     def concerned(self, node: str) -> tuple[str, ...]:
         """The node, where it is a convolution of the prediction."""
@@ -288,19 +281,15 @@ class Known:
         if found.code in ("CONVERSION", "INPUT-CONVERSION"):
             return holds  # what stays explains nothing else
         for node in (*about, found.node):
-            self.explain(node, (found.code, found.node))
+            self._found.setdefault(node, (found.code, found.node))
         return holds
 
     def refer(self, convolution: str, codes: tuple[FindingCode, ...]) -> None:
         """Notes that the first finding of one of these codes about a convolution explains it."""
-        for code in codes:
-            place = self.report.place(code, convolution)
-            if place is not None:
-                return self.explain(convolution, (code, place))
-
-    def explain(self, node: str, by: See) -> None:
-        """Notes that a finding explains a node, unless another does."""
-        self._found.setdefault(node, by)
+        places = ((code, self.report.place(code, convolution)) for code in codes)
+        found = next(((code, place) for code, place in places if place is not None), None)
+        if found is not None:
+            self._found.setdefault(convolution, found)
 
     def see(self, node: str) -> tuple[See, ...]:
         """The finding that explains a node; empty for a node that none explains."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -57,9 +56,8 @@ def sarif(checked: Iterable[Checked]) -> Json:
 def _run(one: Checked) -> Json:
     findings = one.prediction.findings if one.prediction else []
     rules = [_rule(code, one.target) for code in dict.fromkeys(str(f.code) for f in findings)]
-    own, title = (_REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met")
-    if one.prediction is None:
-        own, title = (_UNUSABLE, "The model cannot be predicted")
+    own, title = (_UNUSABLE, "The model cannot be predicted") if one.prediction is None else (
+        _REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met")
     if one.unmet:
         rules.append({"id": own, "shortDescription": {"text": title}, "defaultConfiguration": {"level": "error"}})
     place = {rule["id"]: index for index, rule in enumerate(rules)}
@@ -94,9 +92,9 @@ def _rule(code: str, target: str) -> Json:
 
 
 def _result(path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str) -> Json:
-    location: Json = {
-        "physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": {"startLine": 1}},
-    }
+    pure = PurePath(path)  # a relative reference, or a file URI of an absolute path
+    uri = ("file://" if pure.is_absolute() else "") + quote(pure.as_posix().encode(errors="surrogateescape"))
+    location: Json = {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}
     if node:
         location["logicalLocations"] = [{"fullyQualifiedName": node, "kind": "element"}]
     identity = hashlib.sha256(f"{rule}\0{node or message}".encode(errors="surrogatepass")).hexdigest()
@@ -104,13 +102,6 @@ def _result(path: str, rules: dict[str, int], rule: str, level: str, message: st
         "ruleId": rule, "ruleIndex": rules[rule], "level": level, "message": {"text": message},
         "locations": [location], "partialFingerprints": {"qdqtoolPlace/v1": identity},
     }
-
-
-def _uri(path: str) -> str:
-    """A relative reference, or a file URI of an absolute path."""
-    pure = PurePath(path)
-    text = quote(pure.as_posix().encode(errors="surrogateescape"))
-    return f"file://{text}" if pure.is_absolute() else text
 
 
 def markdown(checked: Iterable[Checked]) -> str:
@@ -132,19 +123,18 @@ def _section(one: Checked) -> list[str]:
     findings = one.prediction.findings
     if not findings:
         return [*lines, "No findings.", ""]
-    counts = Counter(f.code for f in findings)
-    first: dict[str, Finding] = {}
+    same: dict[str, list[Finding]] = {}
     for finding in findings:
-        first.setdefault(finding.code, finding)
+        same.setdefault(finding.code, []).append(finding)
     lines += ["| | code | places | first of them | what to change |", "|---|---|---|---|---|"]
-    for code, finding in list(first.items())[:_ROWS]:
-        cells = (finding.severity.word, code, str(counts[finding.code]), finding.message, finding.fix)
+    for code, (first, *more) in list(same.items())[:_ROWS]:
+        cells = (first.severity.word, code, str(1 + len(more)), first.message, first.fix)
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     floats = [c.name for c in one.prediction.convolutions if not c.is_int8]
     if floats:
-        more = [f"* and {len(floats) - _ROWS} more"] if len(floats) > _ROWS else []
-        names = [f"* {_cell(name)}" for name in floats[:_ROWS]]
-        lines += ["", f"<details><summary>Not INT8 ({len(floats)})</summary>", "", *names, *more, "", "</details>"]
+        names = [*map(_cell, floats[:_ROWS]), *([f"and {len(floats) - _ROWS} more"] if len(floats) > _ROWS else [])]
+        lines += ["", f"<details><summary>Not INT8 ({len(floats)})</summary>", "", *(f"* {name}" for name in names), "",
+                  "</details>"]
     return [*lines, ""]
 
 

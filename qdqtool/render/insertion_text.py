@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending
@@ -130,12 +130,9 @@ def _losses(page: Page, insertion: Insertion) -> None:
     if losses.tensors[0].gain < _WORTH:
         page.fill(f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, "    ")
     else:  # the option that leaves the worst one float; as one line, to be pasted
-        page.line(f"    the first one float: --exclude {shlex.quote(_pattern(losses.tensors[0].readers))}")
-
-
-def _pattern(nodes: Sequence[str]) -> str:
-    names = [re.escape(name).replace(r"\-", "-") for name in nodes]
-    return f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
+        names = [re.escape(name).replace(r"\-", "-") for name in losses.tensors[0].readers]
+        pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
+        page.line(f"    the first one float: --exclude {shlex.quote(pattern)}")
 
 
 def _more_conversions(more: int) -> str:
@@ -246,7 +243,10 @@ def _sites(page: Page, tuning: Tuning) -> None:
     page.heading("Where INT8 costs most: the part of the outputs' standard deviation that goes when this alone is "
                  "float, and what that costs")
     for site in page.shown(measured, _SITES):
-        page.fill(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {_price(site, tuning)}; {site.choice}", 4, "  - ")
+        change = site.as_json(tuning.base)
+        price = f"{change['int8']:+d} INT8, {_more_conversions(change['conversions'])}"
+        price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
+        page.fill(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {price}; {site.choice}", 4, "  - ")
     for site in tuning.sites if page.everything else ():
         if site.loss is None:
             page.fill(f"{site.site} ({_kind(site)}): {site.choice}; {site.why}", 4, "  - ")
@@ -257,12 +257,6 @@ def _sites(page: Page, tuning: Tuning) -> None:
 
 def _kind(site: SiteResult) -> str:
     return site.kind if len(site.nodes) == 1 else f"{site.kind} of {len(site.nodes)} nodes"
-
-
-def _price(site: SiteResult, tuning: Tuning) -> str:
-    change = site.as_json(tuning.base)
-    text = f"{change['int8']:+d} INT8, {_more_conversions(change['conversions'])}"
-    return text if change["ms"] is None else f"{text}, {change['ms']:+.3f} ms"
 
 
 # fix ----------------------------------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import functools
+import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from qdqtool.base.records import published
 from qdqtool.base.text import as_text, counted, middle
 from qdqtool.buildlog.summary import IMPLICIT
 from qdqtool.explain.codes import ALL_TARGETS, Code
@@ -21,29 +23,18 @@ _MANY = 12
 
 
 def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
-    """The page.
-
-    Args:
-        facts: What ``summarize`` gives.
-        width: Columns.
-        everything: List every conversion, reformat and merge instead of the first dozen.
-    """
+    """The page of what ``summarize`` gives; ``everything`` lists every conversion, reformat and merge."""
     page = Page(width, everything)
     _head(page, facts)
-    for write in (_problems, _layers, _passes, _conversions, _reformats, _merged, _tuning, _memory, _performance,
-                  _profile, _rest):
-        with _block(page):
-            write(page, facts)
+    for write in (_problems, _layers, _passes,
+                  functools.partial(_edges, title="Conversions at run time", which="conversions"),
+                  functools.partial(_edges, title="Reformats (layout only)", which="reformats"),
+                  _merged, _tuning, _memory, _performance, _profile, _rest):
+        before = len(page.lines)
+        write(page, facts)
+        if len(page.lines) > before:
+            page.lines.insert(before, "")
     return str(page)
-
-
-@contextmanager
-def _block(page: Page) -> Iterator[None]:
-    """An empty line in front of what is written, where anything is."""
-    before = len(page.lines)
-    yield
-    if len(page.lines) > before:
-        page.lines.insert(before, "")
 
 
 def _fact(page: Page, label: str, text: str) -> None:
@@ -53,12 +44,8 @@ def _fact(page: Page, label: str, text: str) -> None:
 def _head(page: Page, facts: Json) -> None:
     build, gpu, model = facts["build"], facts["gpu"], facts["model"]
     passed = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
-    details = ", ".join(
-        text for text in (
-            f"compute capability {gpu['Compute Capability']}" if "Compute Capability" in gpu else "",
-            f"{gpu['SMs']} SMs" if "SMs" in gpu else "", gpu.get("Device Global Memory", ""),
-        ) if text
-    )
+    known = (("compute capability {}", "Compute Capability"), ("{} SMs", "SMs"), ("{}", "Device Global Memory"))
+    details = ", ".join(text.format(gpu[name]) for text, name in known if gpu.get(name))
     device = f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
     page.fill(f"{facts['title']}{device}{passed}")
     if facts["precision"]:
@@ -88,12 +75,8 @@ def _problems(page: Page, facts: Json) -> None:
 
 
 def _layers(page: Page, facts: Json) -> None:
-    steps: list[str] = []
-    before = None
-    for milestone in facts["milestones"]:
-        if milestone["layers"] != before:
-            steps.append(f"{milestone['layers']} ({milestone['what'].removeprefix('After ').lower()})")
-            before = milestone["layers"]
+    steps = [f"{layers} ({next(same)['what'].removeprefix('After ').lower()})" for layers, same in
+             itertools.groupby(facts["milestones"], key=lambda milestone: milestone["layers"])]
     if steps:
         _fact(page, "Layers", " -> ".join(steps))
     if facts["placement"].get("DLA"):
@@ -120,15 +103,8 @@ def _passes(page: Page, facts: Json) -> None:
         page.fill(done, wide + 10, f"  {row['pass'] or '(no pass)':<{wide}} {row['running'] or '':>5}  ")
 
 
-def _conversions(page: Page, facts: Json) -> None:
-    _edges(page, "Conversions at run time", facts["conversions"])
-
-
-def _reformats(page: Page, facts: Json) -> None:
-    _edges(page, "Reformats (layout only)", facts["reformats"])
-
-
-def _edges(page: Page, title: str, rows: list[Json]) -> None:
+def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
+    rows = facts[which]
     if not rows:
         return
     page.line(f"{title}: {len(rows)}")
@@ -183,13 +159,13 @@ def _times(row: Json) -> str:
 
 
 def _memory(page: Page, facts: Json) -> None:
-    rows = [(label, facts["memory"][key], unit) for label, key, unit in (
-        ("activations", "activation", "bytes"), ("device, persistent", "device_persistent", "bytes"),
-        ("scratch", "scratch", "bytes"), ("host, persistent", "host_persistent", "bytes"),
-        ("weights", "weights", "bytes"), ("engine", "engine_mib", "MiB"), ("peak, GPU", "peak_gpu_mib", "MiB"),
-        ("peak, CPU", "peak_cpu_mib", "MiB"),
-    )]
-    lines = [f"  {label:<20}{value:>17,} {unit}" for label, value, unit in rows if value is not None]
+    rows = {
+        "activation": "activations", "device_persistent": "device, persistent", "scratch": "scratch",
+        "host_persistent": "host, persistent", "weights": "weights", "engine_mib": "engine",
+        "peak_gpu_mib": "peak, GPU", "peak_cpu_mib": "peak, CPU",
+    }
+    lines = [f"  {label:<20}{facts['memory'][key]:>17,} {'MiB' if key.endswith('_mib') else 'bytes'}"
+             for key, label in rows.items() if facts["memory"][key] is not None]
     page.line(*(["Memory", *lines] if lines else []))
 
 
@@ -272,15 +248,10 @@ def code_text(entry: Code, width: int) -> str:
 
 def code_json(entry: Code) -> Json:
     """A code and all that is known about it."""
-    return {
-        "code": entry.code, "title": entry.title, "severity": str(entry.severity), "cause": entry.cause,
-        "tensorrt": entry.tensorrt, "log": entry.log, "fix": entry.fix, "automatic": entry.automatic,
-        "holds": [
-            {"targets": list(h.targets), "evidence": str(h.evidence), "source": h.source,
-             "severity": str(h.severity or entry.severity)}
-            for h in entry.holds
-        ],
-    }
+    holds = [published(h, "targets", "evidence", "source") | {"severity": str(h.severity or entry.severity)}
+             for h in entry.holds]
+    names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix", "automatic")
+    return published(entry, *names) | {"holds": holds}
 
 
 def list_text(entries: Iterable[Code], width: int) -> str:

@@ -88,11 +88,7 @@ def terminal_width() -> int:
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:
     """Lines of a paragraph, indented, its parameters as options; names are never cut in two.
 
-    Args:
-        text: One paragraph.
-        indent: Spaces in front of each line.
-        width: Columns.
-        first: What is in front of the first line instead of spaces.
+    ``first`` is in front of the first line instead of spaces.
     """
     pad = " " * indent
     return textwrap.wrap(

@@ -10,7 +10,7 @@ from qdqtool.base.text import counted, ending, layers_counted
 from qdqtool.explain.report import obstacles, title_of
 from qdqtool.render.output import Page
 from qdqtool.trt.refusals import OutsideRules
-from qdqtool.types import ConvOutcome, EngineLayer, Finding, Precision, Prediction, Severity
+from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity
 
 if TYPE_CHECKING:
     from qdqtool.explain.ways import Way
@@ -87,20 +87,19 @@ def _open(prediction: Prediction) -> list[Assumption]:
 
 def _ranges(prediction: Prediction, without: Sequence[ConvOutcome] = ()) -> dict[str, int | str | None]:
     """The summary, with ranges (``1 to 7``) where it depends on what is assumed; ``without`` are not counted."""
+
+    def counted_as(total: int, int8: int, inside: int, conversions: int | None) -> Json:
+        return {"int8": int8, "int8_to_int8": inside, "int8_to_float": int8 - inside, "float": total - int8,
+                "conversions": conversions}
+
     summary = prediction.summary()
-    cases = [summary]
-    for assumption in _open(prediction):
-        for c in assumption.alternatives.values():
-            cases.append({
-                "int8": c.int8, "int8_to_int8": c.int8_to_int8, "int8_to_float": c.int8 - c.int8_to_int8,
-                "float": summary["convolutions"] - c.int8, "conversions": c.conversions,
-            })
-    apart = {"convolutions": len(without), "int8": sum(c.is_int8 for c in without),
-             "int8_to_int8": sum(c.int8_in_int8_out for c in without)}
-    apart |= {"int8_to_float": apart["int8"] - apart["int8_to_int8"], "float": len(without) - apart["int8"]}
-    counts: dict[str, int | str | None] = {**summary, "convolutions": summary["convolutions"] - len(without)}
-    for key in ("int8", "int8_to_int8", "int8_to_float", "float", "conversions"):
-        values = {case[key] if case[key] is None else case[key] - apart.get(key, 0) for case in cases}
+    total = summary["convolutions"]
+    cases = [summary, *(counted_as(total, c.int8, c.int8_to_int8, c.conversions)
+                        for assumption in _open(prediction) for c in assumption.alternatives.values())]
+    apart = counted_as(len(without), sum(c.is_int8 for c in without), sum(c.int8_in_int8_out for c in without), 0)
+    counts: dict[str, int | str | None] = {**summary, "convolutions": total - len(without)}
+    for key, aside in apart.items():
+        values = {case[key] if case[key] is None else case[key] - aside for case in cases}
         if key == "conversions" and prediction.conversions_range is not None:
             values = set(prediction.conversions_range)
         counts[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()
@@ -150,16 +149,8 @@ def render(
     prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False,
     time: TimeEstimate | None = None, way: Way | None = None,
 ) -> str:
-    """The whole answer.
-
-    Args:
-        prediction: What to show.
-        width: Columns.
-        everything: Show every convolution and every finding in full.
-        layers: List the engine's layers.
-        trace: List TensorRT's own log lines.
-        time: How long it takes on a GPU.
-        way: How it is to be built.
+    """The whole answer: ``everything`` shows every convolution and every finding in full, ``layers`` lists those of the
+    engine, ``trace`` TensorRT's own log lines; ``time`` is how long it takes on a GPU, ``way`` how it is to be built.
     """
     page = Page(width, everything)
     if time is not None:
@@ -260,17 +251,12 @@ _EVERYWHERE = ("FLAG-FP16", "HEAD-SCORE")
 
 
 def _grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """The findings of each code."""
-    return [list(group) for _, group in itertools.groupby(_by_code(findings), key=lambda f: f.code)]
-
-
-def _by_code(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings with those of one code together, in the order in which each code first comes."""
-    first: dict[tuple[str, Severity], int] = {}
-    ordered = list(findings)
-    for position, finding in enumerate(ordered):
-        first.setdefault((finding.code, finding.severity), position)
-    return sorted(ordered, key=lambda f: first[f.code, f.severity])
+    """The findings of each code, in the order in which each code first comes."""
+    first: dict[tuple[str, Severity], list[Finding]] = {}
+    for finding in findings:
+        first.setdefault((finding.code, finding.severity), []).append(finding)
+    together = itertools.chain.from_iterable(first.values())
+    return [list(group) for _, group in itertools.groupby(together, key=lambda f: f.code)]
 
 
 def _group(page: Page, same: list[Finding], products: set[str]) -> None:
@@ -336,6 +322,7 @@ def _amount(values: int) -> str:
             return f"{values / size:.1f}{unit} values"
     return f"{values} values"
 
+
 # The time -----------------------------------------------------------------------------------------------------------
 
 
@@ -349,7 +336,8 @@ def decision(time: TimeEstimate) -> list[str]:
     parts.append(f"{base.precision}: {ms(base.total_ms)}")
     parts += [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
     parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
-    sentences = [f"{'; '.join(parts)} ({_how(time)})."]
+    how = "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
+    sentences = [f"{'; '.join(parts)} ({how})."]
     if not time.gpu.has_int8:
         return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
     if gain is None:
@@ -372,11 +360,6 @@ def decision(time: TimeEstimate) -> list[str]:
 def _says_costs(time: TimeEstimate) -> bool:
     gain = time.gain_range
     return not time.is_float and gain is not None and gain.value < _MATTERS and time.gpu.has_int8
-
-
-def _how(time: TimeEstimate) -> str:
-    """Whether a measurement is in the times."""
-    return "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
 
 
 def _moving(time: TimeEstimate) -> str:

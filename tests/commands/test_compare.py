@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.cli import run
+from tests.commands.conftest import Cli
 from tests.tables import cases
 from tests.verification.comparing.networks import float_network, network
 from tests.verification.comparing.test_changes import listing
@@ -20,31 +21,28 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_answers(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", str(models / "good.onnx"), str(models / "bad.onnx"), "--target", "trt8.5"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_answers(models: Path, cli: Cli) -> None:
+    lines = cli("compare", models / "good.onnx", models / "bad.onnx", "--target", "trt8.5").splitlines()
     assert lines[0].startswith("2 convolutions lost INT8: the Q/DQ of their weights are gone")
     assert max(map(len, lines)) <= 80
     assert any("b0.a" in line for line in lines) and any("b2.a" in line for line in lines)
     (models / "other").mkdir()
     (models / "other" / "good.onnx").write_bytes((models / "bad.onnx").read_bytes())
-    assert run(["compare", str(models / "good.onnx"), str(models / "other" / "good.onnx")]) == 0
-    assert "other/good.onnx" in capsys.readouterr().out.replace("\n   ", "")
-    arguments = ["compare", str(models / "good.onnx"), str(models / "good.onnx"), "--gpu", "T4"]
-    assert run([*arguments, *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower"))]) == 0
+    named = cli("compare", models / "good.onnx", models / "other" / "good.onnx")
+    assert "other/good.onnx" in named.replace("\n   ", "")
+    cli("compare", models / "good.onnx", models / "good.onnx", "--gpu", "T4",
+        *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower")))
     page = models / "page.html"
-    arguments = ["compare", str(models / "float.onnx"), str(models / "good.onnx"), "--report", str(page)]
-    assert run(arguments) == 0 and "float.onnx" in page.read_text()
+    cli("compare", models / "float.onnx", models / "good.onnx", "--report", page)
+    assert "float.onnx" in page.read_text()
 
 
 @pytest.mark.parametrize(("condition", "code"), [
     ("lost-int8", 1), ("conversions", 1), ("any", 1), ("scales", 0), ("unmatched", 0), ("slower", 2),
 ])
-def test_fail_on(models: Path, capsys: pytest.CaptureFixture[str], condition: str, code: int) -> None:
-    arguments = ["compare", str(models / "good.onnx"), str(models / "bad.onnx"), "--target", "trt8.5"]
-    assert run([*arguments, "--fail-on", condition]) == code
-    error = capsys.readouterr().err
-    assert (f"--fail-on {condition}" in error) == bool(code)
+def test_fail_on(models: Path, cli: Cli, condition: str, code: int) -> None:
+    cli("compare", models / "good.onnx", models / "bad.onnx", "--target", "trt8.5", "--fail-on", condition, code=code)
+    assert (f"--fail-on {condition}" in cli.err) == bool(code)
 
 
 @pytest.mark.parametrize(("a", "b", "conditions"), [
@@ -70,11 +68,9 @@ def test_what_cannot_be_checked_is_no_success(
 
 @pytest.mark.parametrize(*cases("commands/compare-bad-input-is-one-line"))
 def test_bad_input_is_one_line(
-    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    models: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(models)
     before = (models / "good.onnx").read_bytes()
-    assert run(["compare", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and said in captured.err and captured.err.count("\n") == 1
+    assert said in cli.refused("compare", *arguments)
     assert (models / "good.onnx").read_bytes() == before

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.cli import run
 from tests.buildlog import samples
 from tests.buildlog.test_engine import CONV, FP16, FP32, INT8, layer, tensor
+from tests.commands.conftest import Cli
 
 
 @pytest.fixture
@@ -24,17 +24,15 @@ def engine(tmp_path: Path) -> Path:
     return path
 
 
-def test_tables_and_json(engine: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["engine", str(engine), "--profile", str(engine.with_name("profile.json"))]) == 0
-    text = capsys.readouterr().out
+def test_tables_and_json(engine: Path, cli: Cli, tmp_path: Path) -> None:
+    text = cli("engine", engine, "--profile", engine.with_name("profile.json"))
     rows = [line for line in text.splitlines() if line.endswith(("  conv", "  q0"))]
     assert rows[0].split() == ["1", "1.5000", "75.0%", "115.6", "1,278.0", "90.5", "conv"]
     assert rows[1].split()[:3] == ["0", "0.5000", "25.0%"]
     assert "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16" in " ".join(text.split())
     assert "in the profile and not in the listing: other" in text
     assert "2 layers, 2.0000 ms" in text
-    assert run(["engine", str(engine), "--format", "json", "--sort", "bytes"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = cli.json("engine", engine, "--sort", "bytes")
     assert data["schema"] == "qdqtool/engine/1"
     assert [row["name"] for row in data["layers"]] == ["q0", "conv"]
     assert data["layers"][0]["bytes"] == 2 * 64 * 56 * 56 * 5
@@ -42,29 +40,25 @@ def test_tables_and_json(engine: Path, capsys: pytest.CaptureFixture[str], tmp_p
     assert data["total_ms"] is None
     log = tmp_path / "build.log"
     log.write_text(samples.trtexec_log())
-    assert run(["engine", str(log)]) == 0
-    assert "TensorRT 8.5.2 on Orin: 3 layers, 0.0625 ms" in capsys.readouterr().out
+    assert "TensorRT 8.5.2 on Orin: 3 layers, 0.0625 ms" in cli("engine", log)
     output = engine.with_name("engine.dot")
-    assert run(["engine", str(engine), "--dot", str(output)]) == 0
-    assert "2 layers drawn" in capsys.readouterr().out
+    assert "2 layers drawn" in cli("engine", engine, "--dot", output)
     assert output.read_text().startswith("digraph engine")
 
 
-def test_compare(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare(engine: Path, tmp_path: Path, cli: Cli) -> None:
     other = tmp_path / "fp16.json"
     fields = {**CONV, "Inputs": [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]}
     other.write_text(json.dumps({"Layers": [fields], "Bindings": []}))
     times = tmp_path / "times.json"
     times.write_text(json.dumps([{"count": 1}, {"name": "conv", "timeMs": 3.0, "averageMs": 3.0, "percentage": 100.0}]))
-    profile = str(engine.with_name("profile.json"))
-    arguments = ["engine", str(other), "--profile", str(times), "--compare", str(engine), "--compare", profile]
-    assert run(arguments) == 0
-    text = capsys.readouterr().out
+    profile = engine.with_name("profile.json")
+    arguments = ["engine", other, "--profile", times, "--compare", engine, "--compare", profile]
+    text = cli(*arguments)
     assert "B is 1.0000 ms (33.3%) faster" in text
     assert "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16" in text
     assert "-    0.5000   +0.5000  B FP32 -> INT8" in text
-    assert run([*arguments, "--format", "json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = cli.json(*arguments)
     assert [pair["change_ms"] for pair in data["pairs"]] == [-1.5, 0.5]
 
 
@@ -74,10 +68,7 @@ def test_compare(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     ('{"Layers": [' + '{"Name": "a", "x": ' * 50_000, "nested too deeply"),
     ('{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000, "nested too deeply"),
 ])
-def test_bad_input(content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(content: str, words: str, tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)
-    assert run(["engine", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert words in cli.refused("engine", path)

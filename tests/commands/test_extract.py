@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.message import EncodeError
 
 import qdqtool
-from qdqtool.cli import run
+from tests.commands.conftest import Cli
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.tables import cases
 
@@ -20,27 +20,23 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_small_model_a_line_and_a_report(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_model_a_line_and_a_report(model: str, tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "s.onnx"
-    assert run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(out)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(cli("extract", model, "--finding", "SKIP-FLOAT", "-o", out).split())
     small = onnx.load(out)
     count = len(residual().graph.node)
     assert said.startswith(f"kept {len(small.graph.node)} of {count} nodes: what SKIP-FLOAT at b1.sum depends on")
     assert "the same as in the whole: the finding SKIP-FLOAT with the same fix, the prediction of b1.c1" in said
-    assert run(["predict", str(out), "--fail-on", "SKIP-FLOAT"]) == 1
-    capsys.readouterr()
-    assert run(["extract", model, "--node", "b1.c1", "-o", str(tmp_path / "s.onnx"), "--format", "json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    cli("predict", out, "--fail-on", "SKIP-FLOAT", code=1)
+    data = cli.json("extract", model, "--node", "b1.c1", "-o", tmp_path / "s.onnx")
     assert data["schema"] == "qdqtool/extraction/1" and data["nodes"] < data["nodes_of_whole"]
     assert [c["name"] for c in data["convolutions"]] == ["b1.c1"]
     assert data["inputs"] == [v.name for v in onnx.load(tmp_path / "s.onnx").graph.input]
     (tmp_path / "v.json").write_text(json.dumps(verification("b1.c1")))
     report = tmp_path / "r.md"
-    code = run(["extract", model, "--finding", "SKIP-FLOAT", "-o", str(tmp_path / "s.onnx"), "--report", str(report),
-                "--verification", str(tmp_path / "v.json")])
+    cli("extract", model, "--finding", "SKIP-FLOAT", "-o", out, "--report", report, "--verification",
+        tmp_path / "v.json")
     text = report.read_text()
-    assert code == 0
     assert "qdqtool extract model.onnx --finding SKIP-FLOAT -o extract.onnx" in text
     assert "**SKIP-FLOAT** (warning" in text and "| `b1.c1` (Conv) | INT8 |" in text
     assert "| convolution | `b1.c1` | precision INT8; layer" in text and "| precision FP16 |" in text
@@ -58,18 +54,12 @@ def verification(name: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_a_private_report_holds_nothing_of_the_original(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_private_report_holds_nothing_of_the_original(tmp_path: Path, cli: Cli) -> None:
     path, out, report = tmp_path / f"{SECRET}.onnx", tmp_path / "p.onnx", tmp_path / "r.md"
     onnx.save(secretive(), path)
     (tmp_path / "v.json").write_text(json.dumps(verification(f"{SECRET}/b1.c1")))
-    code = run([
-        "extract", str(path), "--node", f"{SECRET}/b1.c1", "--private", "-o", str(out), "--report", str(report),
-        "--verification", str(tmp_path / "v.json"), "--format", "json",
-    ])  # fmt: skip
-    assert code == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = cli.json("extract", path, "--node", f"{SECRET}/b1.c1", "--private", "-o", out, "--report", report,
+                     "--verification", tmp_path / "v.json")
     assert SECRET not in report.read_text() and SECRET.encode() not in out.read_bytes()
     assert SECRET not in json.dumps({k: v for k, v in shown.items() if k not in ("output", "report")})
     assert "| precision INT8 | precision FP16 |" in report.read_text()
@@ -77,24 +67,21 @@ def test_a_private_report_holds_nothing_of_the_original(
 
 @pytest.mark.parametrize(*cases("commands/extract-bad-input-is-one-line"))
 def test_bad_input_is_one_line_and_leaves_nothing(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    model: str, tmp_path: Path, cli: Cli, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "j").write_text("{}")
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    assert run(["extract", model, *(a.format(m=model, d=tmp_path) for a in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert said in cli.refused("extract", model, *(a.format(m=model, d=tmp_path) for a in arguments))
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_a_part_above_2_gb_is_told_as_such(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr("onnx.ModelProto.SerializeToString", _too_large)
     monkeypatch.setattr("qdqtool.model.modelfile.byte_size", lambda proto: 2**31)
     monkeypatch.setattr("qdqtool.model.modelfile._save_external", lambda proto, path, at_once: None)
-    assert run(["extract", model, "--node", "b1.c1", "-o", str(tmp_path / "s.onnx")]) == 0
-    assert "(over 2 GB)" in capsys.readouterr().out
+    assert "(over 2 GB)" in cli("extract", model, "--node", "b1.c1", "-o", tmp_path / "s.onnx")
 
 
 def _too_large(*_: object, **__: object) -> bytes:

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +6,8 @@ import onnx
 import pytest
 from PIL import Image
 
-from qdqtool.cli import run
 from qdqtool.commands.demo_run import write_images, yolov8n
+from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check
 from tests.tables import cases
 
@@ -26,37 +25,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The error that was printed: one line, no traceback."""
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    lines = [row for row in captured.err.splitlines() if row]  # click ends the ^C of a terminal with an empty line
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("qdqtool: ")
-    return lines[0]
-
-
-def test_text_and_everything(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_text_and_everything(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images")]) == 0
+    text = cli("insert", folder / "m.onnx", "--calib", folder / "images")
     check(onnx.load(folder / "m_qdq.onnx"))
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    text = captured.out
-    assert "quantized 61 activations (focus 61) and the weights of 60 nodes" in text
-    assert "Left float (4 nodes)" in text
-    assert "/model.22/dfl/conv/Conv" in text
-    assert "only 6 calibration images" in text
-    assert "64 convolutions: 60 INT8 (54 to INT8, 6 to float), 4" in text
-    assert "conversion at /model.0/conv/_input_quantizer/QuantizeLinear" in text
-    assert f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10" in text
-    wide = [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]
-    assert not wide
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
-    assert run([*args, "--method", "max", "--all", "--target", "trt10"]) == 0
-    text = capsys.readouterr().out
+    assert cli.err == ""
+    for part in (
+        "quantized 61 activations (focus 61) and the weights of 60 nodes", "Left float (4 nodes)",
+        "/model.22/dfl/conv/Conv", "only 6 calibration images", "64 convolutions: 60 INT8 (54 to INT8, 6 to float), 4",
+        "conversion at /model.0/conv/_input_quantizer/QuantizeLinear",
+        f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10",
+    ):
+        assert part in text, part
+    assert not [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]
+    text = cli("insert", folder / "m.onnx", "--calib", folder / "images", "-o", tmp_path / "q.onnx", "--method", "max",
+               "--all", "--target", "trt10")
     scales = text.split("Activation scales\n")[1].split("\n\n")[0].splitlines()
     assert len(scales) == 61
     assert all(float(row.split()[0]) > 0 and row.split()[1] == "max" for row in scales)
@@ -65,44 +48,39 @@ def test_text_and_everything(
 
 
 @pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
-def test_the_next_command_names_the_target_as_it_was_given(
-    folder: Path, capsys: pytest.CaptureFixture[str], target: str
-) -> None:
-    assert run(["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "--target", target, "--losses",
-                "0", "--no-predict", "--method", "max", "--max-images", "1"]) == 0
-    assert capsys.readouterr().out.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
+def test_the_next_command_names_the_target_as_it_was_given(folder: Path, cli: Cli, target: str) -> None:
+    text = cli("insert", folder / "small.onnx", "--calib", folder / "images", "--target", target, "--losses", "0",
+               "--no-predict", "--method", "max", "--max-images", "1")
+    assert text.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
 
 
-def test_options_reach_the_library(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_options_reach_the_library(folder: Path, cli: Cli, tmp_path: Path) -> None:
     out, table = tmp_path / "q.onnx", tmp_path / "t.table"
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(out), "--format", "json"]
+    args = ["insert", folder / "m.onnx", "--calib", folder / "images", "-o", out]
     more = [
         "--method-for", "^images$=max", "--exclude", r"/model\.0/", "--head", "none", "--residual", "none",
         "--weights", "int8", "--target", "trt10", "--high-precision", "fp16", "--write-table", str(table), "--bgr",
         "--mean", "0.1,0.2,0.3", "--std", "0.5", "--max-images", "4", "--resize", "stretch", "--no-predict",
     ]  # fmt: skip
-    assert run([*args, *more]) == 2  # the first convolution was excluded, so that 'images' is not quantized
-    assert "--method-for ^images$=max: matches no quantized tensor" in line(capsys)
+    # The first convolution was excluded, so that 'images' is not quantized
+    assert "--method-for ^images$=max: matches no quantized tensor" in cli.refused(*args, *more)
     assert not out.exists()
     more[3] = r"/model\.1/"
-    assert run([*args, *more]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = cli.json(*args, *more)
     assert data["calibration"]["images"] == 4
     assert data["prediction"] is None
     assert data["target"] == "trt10"
     assert {q["tensor"]: q["method"] for q in data["quantized"]}["images"] == "max"
     assert data["skipped"][0]["reason"].startswith("excluded by --exclude")
     assert table.read_text().startswith("TRT-")
-    types = {t.data_type for t in onnx.load(out).graph.initializer}
-    assert onnx.TensorProto.INT8 in types
-    assert onnx.TensorProto.FLOAT16 in types
-    assert run(["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "--gpu", "Orin"]) == 2
-    assert "is the name of 8 GPUs" in line(capsys)
+    assert {onnx.TensorProto.INT8, onnx.TensorProto.FLOAT16} <= {t.data_type for t in onnx.load(out).graph.initializer}
+    assert "is the name of 8 GPUs" in cli.refused(
+        "insert", folder / "m.onnx", "--calib", folder / "images", "--gpu", "Orin")
 
 
 @pytest.mark.parametrize(*cases("commands/insert-errors-are-one-line-and"))
 def test_errors_are_one_line_and_leave_nothing(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str,
+    folder: Path, tmp_path: Path, cli: Cli, args: list[str], words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -118,38 +96,34 @@ def test_errors_are_one_line_and_leave_nothing(
     full = [places.get(a, a) for a in args]
     if "-o" not in full and "m.onnx" in full[0]:
         full += ["-o", str(tmp_path / "q.onnx")]
-    assert run(["insert", *full]) == 2
-    assert words in line(capsys)
+    assert words in cli.refused("insert", *full)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["broken", "empty", "text.onnx"]
     assert (folder / "m.onnx").read_bytes() == before
 
 
-def test_broken_images_and_readers(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_images_and_readers(folder: Path, tmp_path: Path, cli: Cli) -> None:
     for i in range(3):
         Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(tmp_path / f"{i}.png")
     (tmp_path / "bad.png").write_bytes(b"not a png")
-    args = ["insert", str(folder / "small.onnx"), "--calib", str(tmp_path), "-o", str(tmp_path / "q.onnx")]
-    assert run([*args, "--method", "max", "--no-predict"]) == 0
-    assert "1 of 4 images could not be read and were skipped" in " ".join(capsys.readouterr().out.split())
-    args = ["insert", str(folder / "m.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "r.onnx")]
+    text = cli("insert", folder / "small.onnx", "--calib", tmp_path, "-o", tmp_path / "q.onnx", "--method", "max",
+               "--no-predict")
+    assert "1 of 4 images could not be read and were skipped" in " ".join(text.split())
+    args = ["insert", folder / "m.onnx", "--calib", folder / "images", "-o", tmp_path / "r.onnx"]
     for option in ("--write-table", "--calib-cache"):
-        assert run([*args, option, str(tmp_path / "." / "r.onnx")]) == 2
-        assert f"{option} {tmp_path / 'r.onnx'}: is what -o names" in line(capsys)
-    assert run([*args, "--calib-cache", str(folder / "m.onnx")]) == 2
-    assert "is one of the files read" in line(capsys)
+        assert f"{option} {tmp_path / 'r.onnx'}: is what -o names" in cli.refused(*args, option, tmp_path / "r.onnx")
+    assert "is one of the files read" in cli.refused(*args, "--calib-cache", folder / "m.onnx")
     assert not (tmp_path / "r.onnx").exists()
 
 
 def test_an_interrupt_ends_with_130_and_leaves_nothing(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("qdqtool.base.files.os.replace", interrupted)
-    args = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
-    assert run([*args, "--method", "max"]) == 130
-    assert "interrupted" in line(capsys)
+    args = ["insert", folder / "small.onnx", "--calib", folder / "images", "-o", tmp_path / "q.onnx"]
+    assert "interrupted" in cli.refused(*args, "--method", "max", code=130)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,14 +138,13 @@ def test_a_reader_that_stops_is_no_answer(folder: Path, tmp_path: Path) -> None:
     assert error == b""
 
 
-def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_gpu_says_whether_the_result_pays(folder: Path, cli: Cli, tmp_path: Path) -> None:
     """A small picture on a large GPU gains less than 1.02 where the estimate says so, and then names what costs."""
-    common = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
-    assert run([*common, "--gpu", "RTX 4090", "--losses", "0"]) == 0
-    text = capsys.readouterr().out
+    common = ["insert", folder / "small.onnx", "--calib", folder / "images", "-o", tmp_path / "q.onnx", "--gpu",
+              "RTX 4090", "--losses", "0"]
+    text = cli(*common)
     assert "INT8 as placed: " in text
-    assert run([*common, "--gpu", "RTX 4090", "--losses", "0", "--format", "json"]) == 0
-    gain = json.loads(capsys.readouterr().out)["time"]["gain"]["value"]
+    gain = cli.json(*common)["time"]["gain"]["value"]
     assert ("not expected to be at least 1.02 times as fast" in " ".join(text.split())) is (gain < 1.02)
 
 
@@ -180,8 +153,8 @@ def test_a_gpu_says_whether_the_result_pays(folder: Path, capsys: pytest.Capture
     (["--gpu", "T4", "--target", "10", "--strongly-typed"], "FP16: "),
 ])  # fmt: skip
 def test_what_a_gpu_makes_of_a_small_network(
-    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], said: str
+    folder: Path, cli: Cli, tmp_path: Path, options: list[str], said: str
 ) -> None:
-    common = ["insert", str(folder / "small.onnx"), "--calib", str(folder / "images"), "-o", str(tmp_path / "q.onnx")]
-    assert run([*common, *options, "--losses", "0"]) == 0
-    assert said in " ".join(capsys.readouterr().out.split())
+    text = cli("insert", folder / "small.onnx", "--calib", folder / "images", "-o", tmp_path / "q.onnx", *options,
+               "--losses", "0")
+    assert said in " ".join(text.split())

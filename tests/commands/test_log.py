@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.cli import run
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
+from tests.commands.conftest import Cli
 from tests.tables import cases, rows
 
 
@@ -18,16 +18,10 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(["log", *arguments]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def test_pages(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pages(log: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = page(capsys, str(log))
+    text = cli("log", log)
+    assert cli.err == ""
     for part in (
         "TensorRT 8.5.2 on Orin (4 SMs), PASSED", "FP32, INT8; what is not INT8 runs in FP32: add --fp16",
         "net_qdq.onnx, 6 nodes", "9 (original) -> 3 (tensor merging) -> 2 (vertical",
@@ -44,35 +38,32 @@ def test_pages(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert [line for line in wide if str(log) not in line and "CopyNode" not in line] == []
     path = tmp_path / "dla.log"
     path.write_text("[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n")
-    assert "1 on DLA, 2 on GPU" in page(capsys, str(path))
+    assert "1 on DLA, 2 on GPU" in cli("log", path)
     (tmp_path / "n.json").write_text('["a", "b"]')
     (tmp_path / "b.log").write_text("&&&& RUNNING TensorRT.trtexec [TensorRT v8003] # trtexec --onnx=m.onnx --int8\n")
-    text = page(capsys, str(tmp_path / "n.json"), str(tmp_path / "b.log"))
+    text = cli("log", tmp_path / "n.json", tmp_path / "b.log")
     assert "trtexec --onnx=m.onnx --int8 --verbose --nvtxMode=verbose --dumpProfile > build.log 2>&1" in text
     assert "--profilingVerbosity" not in text
     output = log.with_name("page.txt")
-    assert page(capsys, str(log), "-o", str(output)) == ""
+    assert cli("log", log, "-o", output) == ""
     assert "TensorRT 8.5.2" in output.read_text()
 
 
-def test_passes_and_numbers(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passes_and_numbers(log: Path, cli: Cli) -> None:
     lines = log.read_text().splitlines()
-    text = page(capsys, str(log), "--pass", "quantizedouble")
+    text = cli("log", log, "--pass", "quantizedouble")
     for row in text.splitlines():
         number, _, said = row.strip().partition(": ")
         assert lines[int(number) - 1].endswith(said)
     assert len(text.splitlines()) == 4
-    listed = json.loads(page(capsys, str(log), "--pass", "QDQToCopy", "--format", "json"))
+    listed = cli.json("log", log, "--pass", "QDQToCopy")
     assert [row["text"] for row in listed] == [
         "Running: QDQToCopy on q0", "Swap the layer type of q0 from QUANTIZE to kQDQ",
     ]
-    assert run(["log", str(log), "--pass", "NoSuchPass"]) == 2
-    error = capsys.readouterr().err
-    assert "no such pass" in error
-    assert "QDQToCopy" in error
-    assert run(["log", str(log), "--pass", "Const"]) == 2
-    assert "more than one" in capsys.readouterr().err
-    facts = json.loads(page(capsys, str(log), "--format", "json"))
+    error = cli.refused("log", log, "--pass", "NoSuchPass")
+    assert "no such pass" in error and "QDQToCopy" in error
+    assert "more than one" in cli.refused("log", log, "--pass", "Const")
+    facts = cli.json("log", log)
     assert facts["schema"] == "qdqtool/log/1"
     assert facts["build"] == {"source": "trtexec-log", "files": [str(log)], "tensorrt": "8.5.2", "device": "Orin",
                               "complete": True, "missing": []}
@@ -83,17 +74,17 @@ def test_passes_and_numbers(log: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(*cases("commands/log-a-listing-of-names-is"))
 def test_a_listing_of_names_is_answered_with_the_command_to_run(
-    version: str | None, wanted: list[str], unwanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    version: str | None, wanted: list[str], unwanted: list[str], tmp_path: Path, cli: Cli
 ) -> None:
     names = tmp_path / "layers.json"
     names.write_text(json.dumps({"Layers": ["conv1 + relu1", "pool"], "Bindings": ["in", "out"]}))
-    files = [str(names)]
+    files = [names]
     if version:
         log = tmp_path / "build.log"
         log.write_text(f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx --best "
                        "--saveEngine=m.plan --exportLayerInfo=names.json\n")
-        files.append(str(log))
-    text = page(capsys, *files)
+        files.append(log)
+    text = cli("log", *files)
     assert "names and no precisions" in text
     for part in wanted:
         assert part in text
@@ -101,11 +92,11 @@ def test_a_listing_of_names_is_answered_with_the_command_to_run(
         assert part not in text.split("Build again")[1]
 
 
-def test_every_number_of_a_recorded_build(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_number_of_a_recorded_build(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts were read off the recorded log by hand (grep, and the printed tables)."""
     monkeypatch.setenv("COLUMNS", "80")
-    flat = " ".join(page(capsys, str(build_file("centerpoint-a100-trt823-fp16"))).split())
+    flat = " ".join(cli("log", build_file("centerpoint-a100-trt823-fp16")).split())
     for (part,) in rows("logs/centerpoint-page.txt"):
         assert part in flat, part
-    everything = page(capsys, str(build_file("centerpoint-a100-trt823-fp16")), "--all")
+    everything = cli("log", build_file("centerpoint-a100-trt823-fp16"), "--all")
     assert everything.count("FP16  1x") == 38

@@ -1,6 +1,5 @@
 """``qdqtool predict`` as a user meets it."""
 
-import json
 import subprocess
 import sys
 import time
@@ -9,7 +8,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.cli import run
 from tests.explain.test_causes import residual
 from tests.growth import convolutions
 from tests.tables import cases
@@ -22,53 +20,40 @@ def model(tmp_path):
     return str(path)
 
 
-def text(capsys):
-    return capsys.readouterr()
-
-
-def test_answers(model, capsys, tmp_path, g):
-    assert run(["predict", model]) == 0
-    lines = text(capsys).out.splitlines()
+def test_answers(model, cli, tmp_path, g):
+    lines = cli("predict", model).splitlines()
     assert lines[0] == "4 convolutions: 4 INT8 (1 to INT8, 3 to float), 0 float; 3 conversions"
     assert lines[1].startswith("  target trt10: assumed:")
     assert any(line.startswith("warning SKIP-FLOAT: ") for line in lines)
     assert lines.index("Conversions that stay at run time (3)") > 0
-    run(["predict", model, "--all"])
-    out = text(capsys).out
+    out = cli("predict", model, "--all")
     assert "INT8 + FLOAT -> FLOAT  c2  + sum, r2  [SKIP-FLOAT]" in out
     assert "INT8 -> INT8" in out.split("Every convolution")[1]
-    run(["predict", model, "--trace", "--layers"])
-    out = text(capsys).out
+    out = cli("predict", model, "--trace", "--layers")
     assert "Running: QDQToCopy on next.in.Q" in out
     assert "Conversion: FLOAT -> INT8  next.in.Q" in out
-    assert run(["predict", model, "--format", "json", "--fail-on", "SKIP-FLOAT"]) == 1
-    captured = text(capsys)
-    data = json.loads(captured.out)
+    data = cli.json("predict", model, "--fail-on", "SKIP-FLOAT", code=1)
     assert data["schema"] == "qdqtool/prediction/1" and data["summary"]["conversions"] == 3
     assert data["findings"][0]["code"] == "SKIP-FLOAT" and "c2" in data["findings"][0]["convolutions"]
-    assert captured.err == "qdqtool: --fail-on SKIP-FLOAT: 1 finding (SKIP-FLOAT at sum)\n"
+    assert cli.err == "qdqtool: --fail-on SKIP-FLOAT: 1 finding (SKIP-FLOAT at sum)\n"
     out = tmp_path / "answer.txt"
-    assert run(["predict", model, "-o", str(out)]) == 0
-    assert text(capsys).out == "" and out.read_text().startswith("4 convolutions")
+    assert cli("predict", model, "-o", out) == "" and out.read_text().startswith("4 convolutions")
     onnx.save(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")), tmp_path / "f.onnx")
-    assert run(["predict", str(tmp_path / "f.onnx"), "--require", "."]) == 1
-    assert "1 of 1 convolutions are not INT8 (c)" in text(capsys).err
+    cli("predict", tmp_path / "f.onnx", "--require", ".", code=1)
+    assert "1 of 1 convolutions are not INT8 (c)" in cli.err
 
 
 @pytest.mark.parametrize(*cases("commands/predict-gates"))
-def test_gates(model, capsys, arguments, code, said):
-    assert run(["predict", model, *arguments]) == code
-    error = text(capsys).err
-    assert said in error and error.count("\n") == bool(said)
+def test_gates(model, cli, arguments, code, said):
+    cli("predict", model, *arguments, code=code)
+    assert said in cli.err and cli.err.count("\n") == bool(said)
 
 
 @pytest.mark.parametrize("content", [b"", b"not onnx", b"\x1f\x8bbroken"])
-def test_bad_files(tmp_path, capsys, content):
+def test_bad_files(tmp_path, cli, content):
     path = tmp_path / "bad.onnx"
     path.write_bytes(content)
-    assert run(["predict", str(path)]) == 2
-    error = text(capsys).err
-    assert error.startswith("qdqtool: ") and error.count("\n") == 1 and "Traceback" not in error
+    cli.refused("predict", path)
 
 
 def test_help_is_quick():

@@ -1,11 +1,8 @@
 """``qdqtool verify``: what the command words itself."""
 
-import json
 from pathlib import Path
 
-import pytest
-
-from qdqtool.cli import run
+from tests.commands.conftest import Cli
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 
@@ -19,18 +16,14 @@ def written(folder: Path, version: str = "8502") -> str:
     return str(path)
 
 
-def test_versions_gpus_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_gpus_and_lines(tmp_path: Path, cli: Cli) -> None:
     path = written(tmp_path, "7203")
-    assert run(["verify", MODEL, path]) == 2
-    error = capsys.readouterr().err
-    assert "older than 8.0" in error and error.rstrip().endswith("give --target")
-    assert run(["verify", MODEL, path, "--target", "trt8.5"]) == 0
-    assert run(["verify", "--from-log", written(tmp_path), "--gpu", "T4"]) == 2
-    assert "--from-log compares no times" in capsys.readouterr().err
+    error = cli.refused("verify", MODEL, path)
+    assert "older than 8.0" in error and error.endswith("give --target")
+    cli("verify", MODEL, path, "--target", "trt8.5")
+    assert "--from-log compares no times" in cli.refused("verify", "--from-log", written(tmp_path), "--gpu", "T4")
     path = written(tmp_path)
-    assert run(["verify", MODEL, path]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(cli("verify", MODEL, path).split())
     assert "607 of 607 agree (607 predicted), 607 of them in the log's order" in text
-    assert run(["verify", MODEL, path, "--format", "json"]) == 0
-    trace = json.loads(capsys.readouterr().out)["trace"]
+    trace = cli.json("verify", MODEL, path)["trace"]
     assert trace == {"predicted": 607, "built": 607, "agree": 607, "in_order": 607}

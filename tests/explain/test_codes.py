@@ -1,7 +1,6 @@
 """The table of codes is complete, and says for every target where it comes from."""
 
 import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.codes import ALL_TARGETS
 from qdqtool.explain.errors import KNOWN
-from qdqtool.explain.lines import MEANINGS, explain_line
+from qdqtool.explain.lines import MEANINGS, LineAnswer, explain_line
 from qdqtool.explain.report import FIXES
 from qdqtool.explain.ways import WAYS, way_named
 from qdqtool.prediction import predict
@@ -52,9 +50,8 @@ def test_codes_and_lines():
     assert entry.severity_on("trt8.5") == Severity.WARNING
     assert entry.on("trt10") is None
     entry = codes.get("ZP-NONZERO")
-    assert "zeroPt must be all zeros" in entry.error_text("trt8.5")
-    assert "kENABLE_UINT8" in entry.error_text("trt11")
-    assert "kENABLE_UINT8" in entry.error_text("rtx1.7")
+    for target, said in (("trt8.5", "zeroPt must be all"), ("trt11", "kENABLE_UINT8"), ("rtx1.7", "kENABLE_UINT8")):
+        assert said in entry.error_text(target)
 
 
 @pytest.mark.parametrize(("typed", "code"), [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"),
@@ -119,29 +116,6 @@ def test_the_flag_finding_speaks_the_words_of_the_way(way: str) -> None:
     assert flag.way == way and {name for name, known in WAYS.items() if known.weak in flag.fix} == {way}
 
 
-def test_commands_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(tmp_path / "m.onnx")
-    onnx.save(residual("own"), model)
-    assert run(["predict", model, "--for", "onnxruntime", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["for"]["way"] == "onnxruntime"
-    assert run(["predict", model, "--for", "deepstream"]) == 0
-    assert "To build it with DeepStream" in capsys.readouterr().out
-    assert run(["explain", "FLAG-FP16", "--for", "python"]) == 0
-    assert "trt.Logger.VERBOSE" in capsys.readouterr().out
-    assert run(["explain", "--for", "torch-tensorrt"]) == 0
-    assert capsys.readouterr().out.startswith("With Torch-TensorRT")
-    assert run(["predict", model, "--for", "make"]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and len(told.err.splitlines()) == 1
-    assert run(["explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28"]) == 0
-    out = capsys.readouterr().out
-    assert "A conversion that stays in the engine" in out
-    assert "bevfusion-camera-orin-trt8502:870" in out
-    assert "Rule: qdqtool/trt/passes/qdq_to_copy.py" in out
-    assert "Test: tests/trt/passes/test_qdq_to_copy.py" in out
-    assert all(len(line) <= 80 for line in out.splitlines())
-
-
 # A line of a log leads to its pass, the cases behind it and their test.
 
 ROOT = Path(__file__).parents[2]
@@ -159,28 +133,29 @@ LINES = [
 ]
 
 
+def answered(line: str) -> LineAnswer:
+    answer = explain_line(line)
+    assert answer is not None
+    return answer
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("line", "owner"), LINES)
 def test_line(line: str, owner: str, prefix: str) -> None:
-    answer = explain_line(prefix + line)
-    assert answer is not None and answer.line == line
+    answer = answered(prefix + line)
     rule = answer.rules[0]
-    assert rule.pass_name == owner
-    assert rule.does and rule.means and rule.cases
+    assert (answer.line, rule.pass_name) == (line, owner) and rule.does and rule.means and rule.cases
     assert (ROOT / rule.file).is_file() and (ROOT / rule.test).is_file()
     assert any((c.evidence == Evidence.SEEN and c.builds) or c.source for c in rule.cases.values())
 
 
 def test_lines_of_passes() -> None:
-    answer = explain_line("Removing QuantizeLinear_46")
-    assert answer is not None and len(answer.rules) > 1
-    assert "last 'Running: ...' line" in answer.note
-    answer = explain_line("Running: SomethingNew on Conv_1")
-    assert answer is not None and answer.rules == ()
-    assert "SomethingNew is a pass that no available build shows" in answer.note
-    answer = explain_line("[V] [TRT] After Myelin optimization: 504 layers")
-    assert answer is not None and answer.counted == 504
-    assert "Myelin" in answer.note
+    answer = answered("Removing QuantizeLinear_46")
+    assert len(answer.rules) > 1 and "last 'Running: ...' line" in answer.note
+    answer = answered("Running: SomethingNew on Conv_1")
+    assert answer.rules == () and "SomethingNew is a pass that no available build shows" in answer.note
+    answer = answered("[V] [TRT] After Myelin optimization: 504 layers")
+    assert answer.counted == 504 and "Myelin" in answer.note
     for kind in passes():
         assert kind.__name__ in MEANINGS
         assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
@@ -192,8 +167,7 @@ def test_lines_of_passes() -> None:
     ("QuantizeDoubleInputNodes: fusing a into b", "int8-convolution"),
 ])  # fmt: skip
 def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
-    answer = explain_line(line)
-    assert answer is not None
+    answer = answered(line)
     rule = answer.rules[0]
     assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 12
     assert line_text(answer, 80).count(" - ") == 1
@@ -206,8 +180,6 @@ def test_other_texts_are_left_to_others(line: str) -> None:
 
 @pytest.mark.parametrize(*cases("explain/codes-passes-and-cases-are-answered"))
 def test_passes_and_cases_are_answered_by_name(name: str, file: str) -> None:
-    answer = explain_line(name)
-    assert answer is not None
-    (rule,) = answer.rules
+    (rule,) = answered(name).rules
     assert rule.file == file and (ROOT / rule.test).is_file()
     assert "/" not in name or list(rule.cases) == [name]

@@ -13,7 +13,7 @@ import pytest
 
 import qdqtool
 from qdqtool.explain import codes, compiler
-from qdqtool.explain.inputs import FAULTS
+from qdqtool.explain.api import FAULTS
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.trt.pipeline import cases
@@ -51,7 +51,7 @@ def producers() -> dict[str, set[str]]:
     return {name: made for name, made in found.items() if made}
 
 
-OF_SIMULATION = {True: {"explain/compiler.py"}, False: {"explain/inputs.py", "explain/outputs.py"}}  # TensorRT-RTX's
+OF_SIMULATION = {True: {"explain/compiler.py"}, False: {"explain/outputs.py"}}  # TensorRT-RTX's
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -31,7 +31,6 @@ def main() -> None:
         both = Image.new("RGB", (WIDTH, HEAD + HEIGHT))
         for fragment, top, height in (("", 0, HEAD), (f"#node-{number}", HEAD, HEIGHT)):
             page.open(path, fragment)
-            page.ready_ms()
             if fragment:
                 page.run("document.getElementById('network').scrollIntoView(); window.scrollBy(0, -8)")
             time.sleep(1.0)

@@ -45,25 +45,16 @@ _TYPICAL = 2 / 3  # of the magnitudes stay below the typical one
 
 def quantized(view: View) -> list[Node]:
     """The Qs to look at: INT8, one known scale for the whole tensor."""
-    found = []
-    for q in view.activation_qs:
-        params = view.params(q)
-        if params.precision == Precision.INT8 and params.scale is not None and params.scale.size == 1:
-            if params.scale[0] > 0 and math.isfinite(params.scale[0]):
-                found.append(q)
-    return found
+    scales = ((q, params.scale) for q in view.activation_qs if (params := view.params(q)).precision == Precision.INT8)
+    return [q for q, s in scales if s is not None and s.size == 1 and s[0] > 0 and math.isfinite(s[0])]
 
 
 def run(view: View, report: Report, statistics: Statistics) -> None:
     """Adds one finding for the network where scales do not fit, and one where they cover outliers.
 
-    Args:
-        view: The model.
-        report: Where the finding goes.
-        statistics: Of the tensors in front of the Qs.
+    The statistics are of the tensors in front of the Qs.
     """
-    fits = []
-    found = []
+    fits, found = [], []
     for q in quantized(view):
         seen = statistics.get(q.input(0))
         scale = view.params(q).scale
@@ -85,12 +76,7 @@ def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
     What these give has a mean square of 1 over the channels before the gains, so that a typical value of a channel is
     its gain, or less. Compared with is the largest gain that so many would have by chance, if all of them were
     distributed (lognormal) as those below the middle are. Of what was smoothed the gains say nothing: the weights make
-    up for them.
-
-    Args:
-        view: The model.
-        report: Where the finding goes.
-        judged: Qs that data tell of.
+    up for them. ``judged`` are Qs that data tell of.
     """
     gains, apart = gains_of_last_axis(view.model), smoothed_tensors(view.model)
     spreads = []
@@ -122,14 +108,10 @@ def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
 def outliers(
     report: Report, model: Model, found: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]], samples: int,
 ) -> None:
-    """Adds one finding for the network where scales cover outliers.
+    """Adds one finding for the network where scales cover outliers, seen on so many samples.
 
-    Args:
-        report: Where the finding goes.
-        model: The Q/DQ model.
-        found: Q, what it quantizes, its scale, and the statistics of that or of all that it is made of; of these the
-            one that the scale fits best counts.
-        samples: On how many samples.
+    ``found`` are a Q, what it quantizes, its scale, and the statistics of that or of all that it is made of; of these
+    the one that the scale fits best counts.
     """
     gains, apart = gains_of_last_axis(model), smoothed_tensors(model)
     spreads = []

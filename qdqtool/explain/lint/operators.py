@@ -7,26 +7,15 @@ import onnx
 
 from qdqtool.explain.lint.structure import is_quantized
 from qdqtool.explain.report import Report
-from qdqtool.model import operators, qdq
+from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
-from qdqtool.trt.faults import (
-    CHECK,
-    ConstantsInHalf,
-    Convolution3D,
-    EinsumFloat,
-    IntegerOperator,
-    LargeKernel,
-    NormalizationFloat,
-    NormInPieces,
-    NothingQuantized,
-    OtherTypes,
-    UnknownOperator,
-)
+from qdqtool.trt import faults
+from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import Deconvolution3D
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
@@ -42,24 +31,29 @@ def run(view: View, report: Report) -> None:
     unknown: dict[str, list[Node]] = defaultdict(list)
     for node in view.model.nodes:
         if _computes_integers(node):
-            report.add("QOPERATOR", IntegerOperator(CHECK, node.name, node.op))
+            report.add("QOPERATOR", faults.IntegerOperator(CHECK, node.name, node.op))
         elif precision := _other_type(view, node):
             outside[precision].append(node)
-        elif operators.of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
+        elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
-            report.add("NORM-FLOAT", NormalizationFloat(CHECK, node.name, node.op), values=view.values(node.input(0)))
+            report.add("NORM-FLOAT", faults.NormalizationFloat(CHECK, node.name, node.op),
+                       values=view.values(node.input(0)))
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
-        elif operators.of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
+        elif of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
             _convolution(view, report, node)
-    _outside(view, report, outside)
+    if outside:
+        nodes = [n for same in outside.values() for n in same]
+        kinds = tuple((kind, len(same)) for kind, same in outside.items())
+        report.add("FP8-OUTSIDE", faults.OtherTypes(CHECK, nodes[0].name, kinds), "",
+                   [c for n in nodes for c in view.convolutions_behind(n)])
     for op, nodes in unknown.items():
-        report.add("PLUGIN-OUTSIDE", UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+        report.add("PLUGIN-OUTSIDE", faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
     if not outside and not qdq.is_quantized(view.model):
         floats = [n for n in view.weighted if view.weights(n).folded]
         if floats and not any(_computes_integers(n) for n in view.model.nodes):
-            report.add("NO-QDQ", NothingQuantized(CHECK, "", len(floats)))
+            report.add("NO-QDQ", faults.NothingQuantized(CHECK, "", len(floats)))
 
 
 def _einsum(view: View, report: Report, node: Node) -> None:
@@ -67,7 +61,7 @@ def _einsum(view: View, report: Report, node: Node) -> None:
     read = [qdq.source_of_dq(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(read) or (weights and qdq.is_quantized(view.model)):
-        report.add("EINSUM-FLOAT", EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
+        report.add("EINSUM-FLOAT", faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
 
 
 def _computes_integers(node: Node) -> bool:
@@ -76,9 +70,8 @@ def _computes_integers(node: Node) -> bool:
 
 
 def _normalizes(node: Node) -> bool:
-    return operators.of(node).kind == LayerKind.SOFTMAX or (
-        node.op.endswith("Normalization") and node.op != "BatchNormalization"
-    )
+    named = node.op.endswith("Normalization") and node.op != "BatchNormalization"
+    return named or of(node).kind == LayerKind.SOFTMAX
 
 
 def _other_type(view: View, node: Node) -> str:
@@ -91,35 +84,17 @@ def _other_type(view: View, node: Node) -> str:
     return ""
 
 
-def _outside(view: View, report: Report, found: dict[str, list[Node]]) -> None:
-    if not found:
-        return
-    nodes = [n for same in found.values() for n in same]
-    kinds = tuple((kind, len(same)) for kind, same in found.items())
-    report.add(
-        "FP8-OUTSIDE", OtherTypes(CHECK, nodes[0].name, kinds), "",
-        [c for n in nodes for c in view.convolutions_behind(n)],
-    )
-
-
-def _kernel(view: View, conv: Node) -> tuple[int, ...]:
-    """Extent of a convolution's kernel, one number for each spatial dimension; empty where it is not known."""
-    shape = view.weight_shape(conv)
-    kernel = conv.attributes.get("kernel_shape")
-    return tuple(shape[2:]) if shape is not None else tuple(kernel) if isinstance(kernel, (list, tuple)) else ()
-
-
 def _convolution(view: View, report: Report, conv: Node) -> None:
     """Quantized convolutions of forms that users' builds did not take, or left float."""
-    kernel = _kernel(view, conv)
-    deconvolution = operators.of(conv).kind == LayerKind.DECONVOLUTION
-    concerned = [conv.name]
+    shape, stated, concerned = view.weight_shape(conv), conv.attributes.get("kernel_shape"), [conv.name]
+    kernel = tuple(shape[2:]) if shape is not None else tuple(stated) if isinstance(stated, (list, tuple)) else ()
+    deconvolution = of(conv).kind == LayerKind.DECONVOLUTION
     if len(kernel) == 3 and deconvolution:
         report.add("CT3D-FLOAT", Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
     elif len(kernel) == 3:
-        report.add("CONV3D-INT8", Convolution3D(CHECK, conv.name), convolutions=concerned)
+        report.add("CONV3D-INT8", faults.Convolution3D(CHECK, conv.name), convolutions=concerned)
     if kernel and min(kernel) >= LARGE_KERNEL and not deconvolution:
-        report.add("KERNEL-LARGE", LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)
+        report.add("KERNEL-LARGE", faults.LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)
 
 
 # What FP16 would spoil where the builder may use it ------------------------------------------------------------------
@@ -143,16 +118,17 @@ def half(view: View, report: Report) -> None:
 
 def norms(view: View, report: Report) -> None:
     """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
-    target = target_named(report.target)
-    whole = layer_norms(view.model)
+    target, model = target_named(report.target), view.model
+    whole = layer_norms(model)
     for pieces in whole:
-        if not target.strongly_typed or in_half(view.model, (pieces.square, pieces.mean)):
-            exact = target.layer_normalization and as_one(view.model, pieces) is not None
-            report.add("NORM-PIECES", NormInPieces(CHECK, pieces.square.name, exact, view.model.opset), automatic=exact)
-    for square, *others in sums_of_squares(view.model, whole):
-        if not target.strongly_typed or in_half(view.model, (square, *others)):
-            report.add("NORM-PIECES", NormInPieces(CHECK, square.name, False, view.model.opset, square.op),
-                       automatic=False)
+        if not target.strongly_typed or in_half(model, (pieces.square, pieces.mean)):
+            exact = target.layer_normalization and as_one(model, pieces) is not None
+            found = faults.NormInPieces(CHECK, pieces.square.name, exact, model.opset)
+            report.add("NORM-PIECES", found, automatic=exact)
+    for square, *others in sums_of_squares(model, whole):
+        if not target.strongly_typed or in_half(model, (square, *others)):
+            found = faults.NormInPieces(CHECK, square.name, False, model.opset, square.op)
+            report.add("NORM-PIECES", found, automatic=False)
 
 
 def _constants(view: View, report: Report) -> None:
@@ -175,8 +151,8 @@ def _constants(view: View, report: Report) -> None:
                 (held if tiny else found).append((node.name, float(sizes.max() if above else sizes.min())))
     values = found or held
     if values:
-        report.add("CONST-FP16", ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal),
-                   gains=bool(found))
+        spoilt = faults.ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal)
+        report.add("CONST-FP16", spoilt, gains=bool(found))
 
 
 def _operands(node: Node) -> tuple[str, ...]:

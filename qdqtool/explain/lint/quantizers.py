@@ -11,18 +11,8 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
-from qdqtool.trt.faults import (
-    CHECK,
-    AxisOpset,
-    ScaleCount,
-    ScaleHalf,
-    ScaleNotPositive,
-    ScaleRank,
-    TypeUnknown,
-    UnsignedZeroPoint,
-    ZeroPointCount,
-    ZeroPointMissing,
-)
+from qdqtool.trt import faults
+from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, Scale, ScaleComputed
 from qdqtool.trt.targets import target_named
 from qdqtool.types import FindingCode, Precision, Refusal
@@ -36,16 +26,13 @@ _E5M2 = onnx.TensorProto.FLOAT8E5M2
 def run(view: View, report: Report) -> None:
     """Adds the findings about quantizers."""
     for node in view.quantizers:
-        if _is_bias(view, node) or _repeats(view, node):
-            continue  # judged with its convolution, or with its Q
+        integers = qdq.is_dq(node) and view.model.elem_type(node.input(0)) == onnx.TensorProto.INT32
+        if (integers and view.is_weight(node)) or _repeats(view, node):
+            continue  # a bias is judged with its convolution, the others with their Q
         params = view.params(node)
         for code, found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
                             *_axis(view, node, params)):
             report.add(code, found, convolutions=view.convolutions_behind(node))
-
-
-def _is_bias(view: View, node: Node) -> bool:
-    return qdq.is_dq(node) and view.model.elem_type(node.input(0)) == onnx.TensorProto.INT32 and view.is_weight(node)
 
 
 def _repeats(view: View, node: Node) -> bool:
@@ -53,16 +40,11 @@ def _repeats(view: View, node: Node) -> bool:
     if not qdq.is_dq(node):
         return False
     q = view.model.producer(node.input(0))
-    if q is None or not qdq.is_q(q):
-        return False
-    if q.inputs[1:] == node.inputs[1:]:
-        return True
+    if q is None or not qdq.is_q(q) or q.inputs[1:] == node.inputs[1:]:
+        return q is not None and qdq.is_q(q)
     first, params = view.params(q), view.params(node)
-    return (
-        first.has_zero_point == params.has_zero_point
-        and first.scale_shape == params.scale_shape
-        and first.same_as(params) is True
-    )
+    alike = first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
+    return alike and first.same_as(params) is True
 
 
 def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
@@ -71,30 +53,25 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
     known = params.precision in _KNOWN or (params.precision == Precision.UNKNOWN and not params.has_zero_point)
     if not known or (params.has_zero_point and kind == _E5M2):
         named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
-        yield "QTYPE", TypeUnknown(CHECK, name, named)
+        yield "QTYPE", faults.TypeUnknown(CHECK, name, named)
         return
-    values = params.zero_point
-    unsigned = params.precision == Precision.UINT8
+    values, unsigned = params.zero_point, params.precision == Precision.UINT8
+    maker = view.model.producer(node.input(0))
+    reads_q = maker is not None and qdq.is_q(maker)  # a DQ without zero point takes the type of what it reads
     if params.zero_points is not None and values is not None and values.size and not params.zero_points.zero:
         yield "ZP-NONZERO", NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
-    elif unsigned and not _reads_int8(view, node):
-        yield "ZP-UINT8", UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
+    elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
+        yield "ZP-UINT8", faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
     if not params.has_zero_point:
-        yield "DQ-3-INPUTS", ZeroPointMissing(CHECK, name, node.op)
+        yield "DQ-3-INPUTS", faults.ZeroPointMissing(CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
         count = math.prod(params.scale_shape)
         if values.size != count:
-            yield "ZP-VOLUME", ZeroPointCount(CHECK, name, count, values.size)
+            yield "ZP-VOLUME", faults.ZeroPointCount(CHECK, name, count, values.size)
 
 
 def _summary(params: QuantParams) -> Scale:
     return None if params.scales is None else params.scales.summary
-
-
-def _reads_int8(view: View, node: Node) -> bool:
-    """A DQ without zero point takes the type of what it reads."""
-    maker = view.model.producer(node.input(0))
-    return qdq.is_dq(node) and not node.input(2) and maker is not None and qdq.is_q(maker)
 
 
 def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Found]:
@@ -104,16 +81,16 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
         yield "SCALE-DYNAMIC", ScaleComputed(CHECK, name, name, "" if constant[0] else node.input(1))
         return
     if params.scale_type == onnx.TensorProto.FLOAT16:
-        yield "SCALE-FP16", ScaleHalf(CHECK, name, _summary(params))
+        yield "SCALE-FP16", faults.ScaleHalf(CHECK, name, _summary(params))
     if params.scales is not None and scale is not None and scale.size and not params.scales.positive:
         bad = ~(scale > 0) | ~np.isfinite(scale)
         channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
         value = float(scale[bad][0])
-        yield "SCALE-NONPOS", ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
+        yield "SCALE-NONPOS", faults.ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
     shape = params.scale_shape
     blocks = target_named(target).blocked_scales
     if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):
-        yield "SCALE-RANK", ScaleRank(CHECK, name, shape, node.integer("block_size", 0) > 0)
+        yield "SCALE-RANK", faults.ScaleRank(CHECK, name, shape, node.integer("block_size", 0) > 0)
 
 
 def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
@@ -121,7 +98,7 @@ def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
         return
     name = node.name
     if view.model.opset < 13:
-        yield "OPSET-AXIS", AxisOpset(CHECK, name, view.model.opset, params.axis_given)
+        yield "OPSET-AXIS", faults.AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
         yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
         return
@@ -129,4 +106,4 @@ def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
     axis = view.axis(node) or 0
     count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
     if shape and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
-        yield "SCALE-COUNT", ScaleCount(CHECK, name, count, axis, shape)
+        yield "SCALE-COUNT", faults.ScaleCount(CHECK, name, count, axis, shape)

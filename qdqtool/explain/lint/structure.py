@@ -14,23 +14,11 @@ from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import ACTIVATIONS, CONVOLUTIONS, GATES, LayerKind, is_activation, of, rearranges
 from qdqtool.model.view import View, adds_computed, uses
-from qdqtool.trt.faults import (
-    CHECK,
-    BehindPad,
-    Channels,
-    DepthwiseAdd,
-    DepthwiseSilu,
-    FloatFlag,
-    FloatStays,
-    Grouped,
-    HeadQuantized,
-    InsideActivation,
-    JoinedBehindHead,
-    QuantizedStream,
-)
+from qdqtool.trt import faults
+from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Finding
+from qdqtool.types import Finding, FindingCode
 
 Fused = Mapping[str, Sequence[str]]
 
@@ -38,10 +26,7 @@ Fused = Mapping[str, Sequence[str]]
 def run(view: View, report: Report, fused: Fused) -> None:
     """Adds findings about pairs inside activations and behind a Pad, around convolutions whose inputs are quantized.
 
-    Args:
-        view: The model.
-        report: Where findings go.
-        fused: The nodes that the layer of each convolution took in, as the simulation says.
+    ``fused`` are the nodes that the layer of each convolution took in, as the simulation says.
     """
     for conv in view.weighted:
         if is_quantized(view, conv):
@@ -62,7 +47,7 @@ def _streams(view: View, report: Report) -> None:
             continue
         pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
         if pairs:
-            report.add("RESIDUAL-STREAM", QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+            report.add("RESIDUAL-STREAM", faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
                        values=view.values(add.output))
 
 
@@ -97,16 +82,14 @@ def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[s
     readers = view.model.readers(tensor)
     alone = len(readers) == 1 and qdq.is_q(readers[0]) and not view.model.is_output(tensor)
     found = _inner(view, conv, readers[0]) if alone else None
-    gate = quantized_gate(view, [tensor]) if found is None else None
-    if gate is not None:
-        sigmoid, q = gate
-        found = InsideActivation(CHECK, q.name, conv.name, sigmoid.name, True, True)
+    if found is None and (gate := quantized_gate(view, [tensor])) is not None:
+        found = faults.InsideActivation(CHECK, gate[1].name, conv.name, gate[0].name, True, True)
     if found is not None:
         report.add("SILU-INNER-Q" if found.silu else "ACT-INNER-Q", found, convolutions=[conv.name],
                    values=view.values(tensor))
 
 
-def _inner(view: View, conv: Node, q: Node) -> InsideActivation | None:
+def _inner(view: View, conv: Node, q: Node) -> faults.InsideActivation | None:
     """A Q right behind a convolution whose DQs feed nothing but an activation."""
     ends = [n for dq in view.model.readers(q.output) if qdq.is_dq(dq) for n in view.model.readers(dq.output)]
     gates = [n for n in ends if is_activation(n)]
@@ -114,31 +97,20 @@ def _inner(view: View, conv: Node, q: Node) -> InsideActivation | None:
     if not gates or not all(of(n).operation == "PROD" and _reads_gate(view, n, gates) for n in others):
         return None
     activation = next((n.name for n in ends if n.op in ACTIVATIONS), "")
-    return InsideActivation(CHECK, q.name, conv.name, activation, any(n.op == "Mul" for n in ends))
+    return faults.InsideActivation(CHECK, q.name, conv.name, activation, any(n.op == "Mul" for n in ends))
 
 
 def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
     """Whether a Mul multiplies with one of the gates, directly or through a Q/DQ pair."""
-    outputs = {g.output for g in gates}
-    for tensor in mul.inputs:
-        found = qdq.source_of_dq(view.model, tensor)
-        source = found[1].input(0) if found is not None and found[1] is not None else tensor
-        if source in outputs:
-            return True
-    return False
+    read = [(tensor, qdq.source_of_dq(view.model, tensor)) for tensor in mul.inputs]
+    sources = {found[1].input(0) if found is not None and found[1] is not None else t for t, found in read}
+    return not sources.isdisjoint(g.output for g in gates)
 
 
 def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
-    """The Sigmoid of a SiLU and the Q between it and the Mul.
-
-    Args:
-        view: The model.
-        tensors: The tensor that SiLU is made of, under each name that it has (behind several DQs).
-    """
+    """The Sigmoid of a SiLU and the Q between it and the Mul; ``tensors`` are the names of what SiLU is made of."""
     readers = [n for t in tensors for n in view.model.readers(t)]
-    for gate in readers:
-        if gate.op not in GATES:
-            continue
+    for gate in (n for n in readers if n.op in GATES):
         q = next((n for n in view.model.readers(gate.output) if qdq.is_q(n)), None)
         if q is None:
             continue
@@ -151,12 +123,8 @@ def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
 def shared_residuals(view: View, add: Node, residual: str | None) -> list[tuple[int, Node]]:
     """The float inputs of an Add with a Q whose pair it can read, by position.
 
-    Empty where a float input is left that no Q reads: its scale would have to be calibrated.
-
-    Args:
-        view: The model.
-        add: The Add.
-        residual: Its residual tensor, where a convolution can take in the other one as it is.
+    Empty where a float input is left that no Q reads: its scale would have to be calibrated. Of one with a residual
+    tensor only that counts, for a convolution can take in the other one as it is.
     """
     wanted: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
@@ -184,7 +152,7 @@ def _behind_pad(view: View, report: Report, conv: Node) -> None:
         return
     pad = view.model.producer(found[1].input(0))
     if pad is not None and pad.op == "Pad":
-        report.add("PAD-SPLIT", BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
+        report.add("PAD-SPLIT", faults.BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
 
 
 # Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------
@@ -199,14 +167,9 @@ def last_convolutions(view: View) -> list[Node]:
     last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
     if len(last) < 2:
         return []
-    finals = head_of(view).finals
+    finals = _float_network(view)[1].finals
     last = [n for n in last if n.index in finals]
     return last if len(last) >= 2 else []
-
-
-def head_of(view: View) -> Head:
-    """The head of a detector: its last convolutions, and for a YOLOv8-style one the DFL and what feeds it."""
-    return _float_network(view)[1]
 
 
 def coordinates_of(view: View) -> set[int]:
@@ -218,6 +181,7 @@ def coordinates_of(view: View) -> set[int]:
 
 
 def _float_network(view: View) -> tuple[Model, Head]:
+    """The network without quantizers, and its head: last convolutions, and with a DFL that and what feeds it."""
     known: dict[str, tuple[Model, Head]] = view.known.setdefault("head", {})
     if not known:
         model = _without_quantizers(view)
@@ -264,47 +228,38 @@ def heads(view: View, report: Report, fused: Fused) -> None:
 
 
 def _heads(view: View, report: Report, quantized: set[int]) -> None:
-    for index in sorted(coordinates_of(view) & quantized):
-        conv = view.model.nodes[index]
-        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "coordinates"), convolutions=[conv.name])
+    def add(conv: Node, branch: str, code: FindingCode = "HEAD-QUANT") -> None:
+        if conv.index in quantized:
+            report.add(code, faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+
+    for index in sorted(coordinates_of(view)):
+        add(view.model.nodes[index], "coordinates")
     last = last_convolutions(view)
     if not last:
         return
-    if any(n.index in quantized for n in last) or any(view.is_dfl(n) for n in view.weighted):
-        _ends(view, report, last, quantized)
-    for q in view.activation_qs:
-        if q.index in view.feeds_weighted:
-            continue
-        concat = _concat_above(view, q)
-        if concat is not None:
-            report.add("HEAD-CONCAT", JoinedBehindHead(CHECK, q.name, concat.name))
-
-
-def _ends(view: View, report: Report, last: list[Node], quantized: set[int]) -> None:
-    """Last convolutions: those of the boxes are worth a warning, those of the classes a note."""
-    head = head_of(view)
-    for conv in (n for n in view.weighted if n.index in head.dfl and n.index in quantized):
-        report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, "dfl"), convolutions=[conv.name])
-    for conv in (n for n in last if n.index in quantized):
+    _, head = _float_network(view)
+    for conv in (n for n in view.weighted if n.index in head.dfl):
+        add(conv, "dfl")
+    for conv in last:  # those of the boxes are worth a warning, those of the classes a note
         if head.dfl and conv.index not in head.boxes:
-            report.add("HEAD-SCORE", HeadQuantized(CHECK, conv.name, "class"), convolutions=[conv.name])
+            add(conv, "class", "HEAD-SCORE")
         else:
-            branch = "box" if head.dfl else "head"
-            report.add("HEAD-QUANT", HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+            add(conv, "box" if head.dfl else "head")
+    for q in view.activation_qs:
+        concat = None if q.index in view.feeds_weighted else _concat_above(view, q)
+        if concat is not None:
+            report.add("HEAD-CONCAT", faults.JoinedBehindHead(CHECK, q.name, concat.name))
 
 
 def _concat_above(view: View, q: Node) -> Node | None:
+    """The Concat behind a head's branches, past what is between: the Sigmoid of the scores, and what only reshapes."""
     node = view.model.producer(q.input(0))
     for _ in range(_WALK):
-        if node is None or (not _reshapes(node) and not qdq.is_qdq(node)):
+        moves = node is not None and of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+        if node is None or not (moves or node.op == "Sigmoid" or qdq.is_qdq(node)):
             break
         node = view.model.producer(node.input(0))
     return node if node is not None and node.op == "Concat" else None
-
-
-def _reshapes(node: Node) -> bool:
-    """What is between the branches of a head and the Concat behind them, Sigmoid of the scores included."""
-    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY) or node.op == "Sigmoid"
 
 
 def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
@@ -312,26 +267,23 @@ def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> Non
     if known is None:
         return
     inputs, outputs, groups = known
-    concerned = [conv.name]
-    depthwise = groups == inputs and groups > 1
-    stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
-    if depthwise:
+    if groups > 1 and groups == inputs:
         _depthwise(view, report, conv, _in_front_of_activation(view, conv, fused))
     elif groups > 1:
-        report.add("GROUP-SLOW", Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=concerned)
-    small = any(c < 16 for c in ((inputs,) if not stem else ()) + (outputs,))
-    odd = tuple(c for c in ((inputs,) if not stem else ()) + (outputs,) if c % 16)
+        report.add("GROUP-SLOW", faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
+    stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
+    counted = (outputs,) if stem else (inputs, outputs)
+    small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
-        found = Channels(CHECK, conv.name, inputs, outputs, odd)
-        report.add("CH-SMALL" if small else "CH-ALIGN", found, convolutions=concerned)
+        found = faults.Channels(CHECK, conv.name, inputs, outputs, odd)
+        report.add("CH-SMALL" if small else "CH-ALIGN", found, convolutions=[conv.name])
 
 
 def _reads_network_input(view: View, conv: Node) -> bool:
     found = qdq.source_of_dq(view.model, conv.input(0))
     if found is None:
         return False
-    dq, q = found
-    tensor = (q or dq).input(0)
+    tensor = (found[1] or found[0]).input(0)
     cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
     return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
 
@@ -340,15 +292,15 @@ def _depthwise(view: View, report: Report, conv: Node, tensor: str) -> None:
     readers = view.model.readers(tensor)
     ops = {n.op for n in readers}
     if "Sigmoid" in ops and "Mul" in ops:
-        last = conv.index not in view.feeds_weighted
-        report.add("DW-SILU", DepthwiseSilu(CHECK, conv.name, last), convolutions=[conv.name])
+        found = faults.DepthwiseSilu(CHECK, conv.name, conv.index not in view.feeds_weighted)
+        report.add("DW-SILU", found, convolutions=[conv.name])
     if ops == {"Add"}:
-        report.add("DW-ADD", DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
+        report.add("DW-ADD", faults.DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
 
 
 def _float_types(view: View, report: Report) -> None:
     if not target_named(report.target).strongly_typed:
-        report.add("FLAG-FP16", FloatFlag(CHECK, ""))
+        report.add("FLAG-FP16", faults.FloatFlag(CHECK, ""))
         return
     weighted = [n for n in view.weighted if n.output in view.varying]
     types = {n.index: _computes_in(view, n) for n in weighted}
@@ -358,7 +310,7 @@ def _float_types(view: View, report: Report) -> None:
     float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
         products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
-        report.add("FLOAT-FP32", FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
+        report.add("FLOAT-FP32", faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
 
 
 def _computes_in(view: View, conv: Node) -> int:

@@ -212,10 +212,8 @@ def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, 
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
-    scale = params.scale
-    if params.precision != Precision.INT8 or params.scales is None or scale is None or not scale.size:
-        return None
-    if not params.scales.positive:
+    scales, scale = params.scales, params.scale
+    if params.precision != Precision.INT8 or scales is None or scale is None or not scale.size or not scales.positive:
         return None
     proto = view.model.constant_proto(weights.source)
     if proto is None or proto.external_data:
@@ -226,7 +224,7 @@ def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, 
     stored = weights.q is None
 
     def measured(axis: int | None) -> _Measured:
-        key = (weights.source, id(params.scales), -1 if axis is None else axis)
+        key = (weights.source, id(scales), -1 if axis is None else axis)
         if key not in known:
             known[key] = _measured(*((values.reshape(1, -1), 0) if axis is None else (values, axis)), scale, stored)
         return known[key]
@@ -237,15 +235,12 @@ def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, 
     if axis is None or scale.size == 1:
         return _Fit(node, measured(None), np.empty(0), stored)
     axis %= len(shape)
-    if axis >= len(shape) or shape[axis] != scale.size:
+    if shape[axis] != scale.size:
         return None
-    own = measured(axis)
-    crossed = np.empty(0)
-    other = 1 - axis if axis in (0, 1) and output_axis(node, len(shape)) is not None else None
-    if other is not None and other < len(shape) and shape[other] == scale.size and not stored:
-        if own.off > _SAME:
-            crossed = measured(other).ratios
-    return _Fit(node, own, crossed, stored, flat=params.scales.alike)
+    own, other = measured(axis), 1 - axis
+    fits = axis in (0, 1) and output_axis(node, len(shape)) is not None and other < len(shape)
+    across = fits and shape[other] == scale.size and not stored and own.off > _SAME
+    return _Fit(node, own, measured(other).ratios if across else np.empty(0), stored, flat=scales.alike)
 
 
 def _measured(

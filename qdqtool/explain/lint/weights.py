@@ -7,22 +7,8 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.operators import CONVOLUTIONS, LayerKind, is_sum, of, output_axis
 from qdqtool.model.view import View, Weights
-from qdqtool.trt.faults import (
-    CHECK,
-    BiasQuantized,
-    ProductOfActivations,
-    StoredReadElsewhere,
-    WeightsBehind,
-    WeightsOutput,
-    WeightsStored,
-)
-from qdqtool.trt.refusals import (
-    FloatTypesDiffer,
-    Step,
-    WeightsAxis,
-    WeightsNotConstant,
-    WeightsShared,
-)
+from qdqtool.trt import faults, refusals
+from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
@@ -34,19 +20,20 @@ def run(view: View, report: Report) -> None:
         weights = view.weights(conv)
         if weights.dq is not None and weights.folded:
             sources[weights.source].append((conv, weights))
-            _check_quantized(view, report, conv, weights)
+            _quantized(view, report, conv, weights)
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
-            found = WeightsNotConstant(CHECK, conv.name, weights.source, qdq.is_sparse(view.model, weights.source))
+            sparse = qdq.is_sparse(view.model, weights.source)
+            found = refusals.WeightsNotConstant(CHECK, conv.name, weights.source, sparse)
             report.add("W-NONCONST", found, convolutions=[conv.name])
         elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
-            report.add("MATMUL-COMPUTED", ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
+            report.add("MATMUL-COMPUTED", faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
         _bias(view, report, conv)
         _floats(view, report, conv)
     for source, users in sources.items():
         convs = tuple(c.name for c, _ in users)
         readers = convs if len(users) > 1 else (*convs, *_others(view, *users[0]))
         if len(readers) > 1:
-            report.add("W-SHARED", WeightsShared(CHECK, source, source, readers), convolutions=convs)
+            report.add("W-SHARED", refusals.WeightsShared(CHECK, source, source, readers), convolutions=convs)
     _misread(view, report)
 
 
@@ -63,73 +50,69 @@ def _misread(view: View, report: Report) -> None:
     reported = {n.name for conv in view.weighted for n in view.weights(conv).before}
     for node, tensor in qdq.misread_constants(view.model):
         if node.name not in reported:
-            report.add("WEIGHT-INDIRECT", StoredReadElsewhere(CHECK, node.name, node.op, tensor))
+            report.add("WEIGHT-INDIRECT", faults.StoredReadElsewhere(CHECK, node.name, node.op, tensor))
 
 
 def _floats(view: View, report: Report, conv: Node) -> None:
     """Data and weights of different float types; a DQ makes the type of its scale."""
-    data, weights = (_float_of(view, tensor) for tensor in (conv.input(0), conv.input(1)))
+    def type_of(tensor: str) -> Precision:
+        found = qdq.source_of_dq(view.model, tensor)
+        return qdq.precision_of(view.model.elem_type(tensor) if found is None else view.params(found[0]).scale_type)
+
+    data, weights = type_of(conv.input(0)), type_of(conv.input(1))
     if data != weights and data.is_float and weights.is_float:
-        found = FloatTypesDiffer(CHECK, conv.name, "", "", (data, weights))
+        found = refusals.FloatTypesDiffer(CHECK, conv.name, "", "", (data, weights))
         report.add("FLOAT-MIXED", found, convolutions=[conv.name])
 
 
-def _float_of(view: View, tensor: str) -> Precision:
-    found = qdq.source_of_dq(view.model, tensor)
-    return qdq.precision_of(view.params(found[0]).scale_type if found is not None else view.model.elem_type(tensor))
-
-
-def _check_quantized(view: View, report: Report, conv: Node, weights: Weights) -> None:
+def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None:
     first = weights.first
     assert first is not None
     concerned = [conv.name]
     if weights.before:
-        steps = tuple(Step(n.name, n.op) for n in weights.before)
-        found = WeightsBehind(CHECK, conv.name, steps, first.name, weights.q is None)
+        steps = tuple(refusals.Step(n.name, n.op) for n in weights.before)
+        found = faults.WeightsBehind(CHECK, conv.name, steps, first.name, weights.q is None)
         report.add("WEIGHT-INDIRECT" if weights.q is None else "W-NONCONST", found, convolutions=concerned)
     if weights.q is None:
-        stored = WeightsStored(CHECK, first.name, conv.name, weights.source)
+        stored = faults.WeightsStored(CHECK, first.name, conv.name, weights.source)
         report.add("WEIGHT-PREQUANT", stored, convolutions=concerned)
     for node in (weights.q, weights.dq):
         if node is not None and view.model.is_output(node.output):
-            report.add("W-Q-OUTPUT", WeightsOutput(CHECK, node.name, conv.name), convolutions=concerned)
+            report.add("W-Q-OUTPUT", faults.WeightsOutput(CHECK, node.name, conv.name), convolutions=concerned)
     _axis(view, report, conv, weights)
 
 
 def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
     shape = view.weight_shape(conv)
+    if shape is None:
+        return
     wanted = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = of(conv).kind == LayerKind.DECONVOLUTION
     for node in (weights.q, weights.dq):
-        if node is None or shape is None:
+        axis = None if node is None else view.axis(node)
+        if node is None or axis is None:
             continue
         params = view.params(node)
         count = params.scale.size if params.scale is not None else 0
-        axis = view.axis(node)
-        if axis is None:
-            continue
         if node is weights.first and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
             return  # SCALE-COUNT
         axis %= len(shape)
-        right = axis == wanted and (not transposed or target_named(report.target).transposed_per_channel)
-        if not right:
-            found = WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed, params.axis_given, shape)
+        if axis != wanted or (transposed and not target_named(report.target).transposed_per_channel):
+            given = params.axis_given
+            found = refusals.WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed, given, shape)
             report.add("CT-AXIS" if transposed else "W-AXIS", found, convolutions=[conv.name])
 
 
 def _bias(view: View, report: Report, conv: Node) -> None:
-    candidates: list[str] = []
+    candidates = [conv.input(2)]
     if conv.op == "MatMul":
-        for reader in view.model.readers(conv.output):
-            if is_sum(reader):
-                candidates.extend(t for t in reader.inputs if t != conv.output)
-    elif conv.input(2):
-        candidates.append(conv.input(2))
-    for tensor in candidates:
+        sums = filter(is_sum, view.model.readers(conv.output))
+        candidates = [t for reader in sums for t in reader.inputs if t != conv.output]
+    for tensor in filter(None, candidates):
         found = qdq.source_of_dq(view.model, tensor)
         if found is None or not view.is_weight(found[0]):
             continue
-        dq = found[0]
-        precision = view.params(dq).precision
+        precision = view.params(found[0]).precision
         if precision == Precision.INT32 or conv.op != "MatMul":
-            report.add("BIAS-DQ", BiasQuantized(CHECK, dq.name, conv.name, precision), convolutions=[conv.name])
+            report.add("BIAS-DQ", faults.BiasQuantized(CHECK, found[0].name, conv.name, precision),
+                       convolutions=[conv.name])

@@ -5,7 +5,9 @@ Q and DQ are no boxes: they are marks on the edges that they lie on, and those t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import graphlib
 import heapq
 import os
 from collections import Counter, defaultdict
@@ -158,8 +160,8 @@ class _Onnx:
                     known.marks = marks
         for name in self.index.outputs:
             tensor, node, marks = self._origin(name)
-            source = number.get(self.home[self.collector.place[node.index]]) if (
-                node is not None and node.index in self.collector.place) else None
+            made_at = self.collector.place.get(node.index) if node is not None else None
+            source = number.get(self.home[made_at]) if made_at is not None else None
             if source is not None:
                 edges[source, len(boxes), name] = data.Edge(
                     source, len(boxes), shown(tensor), "", "", marks, self.collector.shape(tensor))
@@ -255,22 +257,19 @@ def _modules(
 
 def _in_order(places: dict[int, int], links: Sequence[tuple[int, int]]) -> list[int]:
     """Keys of ``places``, makers first, otherwise by place; those on a circle are missing."""
-    readers: dict[int, list[int]] = defaultdict(list)
-    waiting = Counter(dict.fromkeys(places, 0))
-    for source, target in dict.fromkeys(links):
-        readers[source].append(target)
-        waiting[target] += 1
+    sorter = graphlib.TopologicalSorter(dict.fromkeys(places, ()))
+    for source, target in links:
+        sorter.add(target, source)
+    with contextlib.suppress(graphlib.CycleError):
+        sorter.prepare()
     number = {key: i for i, key in enumerate(places)}
-    ready = [(places[key], number[key], key) for key in places if not waiting[key]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        key = heapq.heappop(ready)[-1]
-        order.append(key)
-        for reader in readers[key]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, (places[reader], number[reader], reader))
+    ready: list[tuple[int, int, int]] = []
+    order: list[int] = []
+    while sorter.is_active():
+        for key in sorter.get_ready():
+            heapq.heappush(ready, (places[key], number[key], key))
+        order.append(heapq.heappop(ready)[-1])
+        sorter.done(order[-1])
     return order
 
 

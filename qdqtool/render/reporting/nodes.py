@@ -23,7 +23,7 @@ from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.render.reporting import data
-from qdqtool.render.reporting.page import Spoken, message, plain, shown
+from qdqtool.render.reporting.page import Spoken, message, plain, rounded, shown
 from qdqtool.timing import gpus, twin
 from qdqtool.timing.estimate import TimeEstimate, estimate, gpu_findings, in_profile
 from qdqtool.timing.gpus import Gpu
@@ -141,15 +141,13 @@ class Collector:
     def _scale(self, where: str, quantizer: OnnxNode) -> data.Scale:
         params = self.subject.view.params(quantizer)
         scale, zero = params.scale, params.zero_point
-        zeros = "unknown" if zero is None else str(int(zero[0])) if zero.size and (zero == zero[0]).all() else "several"
-        known = scale is not None and scale.size > 0 and bool(np.isfinite(scale).all())
-        return data.Scale(
-            where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision),
-            _number(scale.min()) if known and scale is not None else None,
-            _number(scale.max()) if known and scale is not None else None,
-            int(scale.size) if scale is not None else 0, zeros if zero is None or zero.size else "0",
-            self._stays(quantizer),
-        )  # fmt: skip
+        zeros = "unknown" if zero is None else "0" if not zero.size else (
+            str(int(zero[0])) if (zero == zero[0]).all() else "several")
+        least = most = None
+        if scale is not None and scale.size and np.isfinite(scale).all():
+            least, most = rounded(scale.min(), 6), rounded(scale.max(), 6)
+        return data.Scale(where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision), least, most,
+                          0 if scale is None else int(scale.size), zeros, self._stays(quantizer))
 
     def _own(self, name: str) -> str:
         """The ONNX name behind a name that TensorRT may have given to a copy."""
@@ -174,6 +172,10 @@ class Collector:
             elif is_qdq(node):
                 found.update(dict.fromkeys(self._served(node)))
         return list(found)
+
+    def first_of(self, names: Iterable[str]) -> int:
+        """The first of them; -1 for none."""
+        return next(iter(self.nodes_of(names)), -1)
 
     def _served(self, quantizer: OnnxNode) -> list[int]:
         """The drawn nodes that read a Q or DQ; the one that makes what it reads where none does."""
@@ -205,16 +207,15 @@ class Collector:
                 if self.model.nodes[place].layer < 0:
                     self.model.nodes[place].layer = number
             work = subject.work[number] if subject.work else None
-            known = work is not None and work.kind not in ("unknown", "nothing")
+            work = None if work is None or work.kind in ("unknown", "nothing") else work
             self.model.layers.append(data.Layer(
                 name=shown(layer.name), title=self._title(layer, mine), type=layer.type,
                 kind=kind_of(layer), precision=str(computes(layer)),
                 inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
                 outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs], nodes=mine, findings=[],
-                at=self._main(mine) if mine else (self.nodes_of(layer.nodes) or [-1])[0],
-                macs=round(work.macs) if known and work is not None else None,
-                bytes=round(work.moved) if known and work is not None else None, ms=layer.ms,
-                measured=round(row.ms, 5) if row is not None else None,
+                at=self._main(mine) if mine else self.first_of(layer.nodes), ms=layer.ms,
+                macs=None if work is None else round(work.macs), bytes=None if work is None else round(work.moved),
+                measured=None if row is None else round(row.ms, 5),
             ))  # fmt: skip
 
         several = Counter(layer.title for layer in self.model.layers)
@@ -255,15 +256,12 @@ class Collector:
                         self.model.nodes[place].layer = at
 
     def _case(self, name: str) -> int:
-        found = self._case_place.get(name)
-        if found is None:
-            found = self._case_place[name] = len(self.model.cases)
+        if name not in self._case_place:
+            self._case_place[name] = len(self.model.cases)
             case = cases().get(name)
-            self.model.cases.append(data.Case(
-                name, str(case.evidence) if case else "assumed", case.says if case else "",
-                list(case.builds) if case else [], case.source if case else "",
-            ))  # fmt: skip
-        return found
+            self.model.cases.append(data.Case(name, "assumed", "", [], "") if case is None else data.Case(
+                name, str(case.evidence), case.says, list(case.builds), case.source))
+        return self._case_place[name]
 
     # Findings, conversions, lines -----------------------------------------------------------------------------
 
@@ -292,14 +290,11 @@ class Collector:
             found.setdefault(finding.node, []).append(finding.id)
         for name in self.subject.prediction.conversion_nodes:
             layer = by_node.get(name, -1)
-            served = self.nodes_of([name])
-            known = self.subject.prediction.layers[layer] if layer >= 0 else None
             row = self.model.layers[layer] if layer >= 0 else None
+            tensor, from_ = row.inputs[0] if row and row.inputs else ("", "")
             self.model.conversions.append(data.Conversion(
-                shown(name), served[0] if served else -1, layer,
-                str(known.inputs[0].precision) if known and known.inputs else "",
-                str(known.outputs[0].precision) if known and known.outputs else "",
-                shown(known.inputs[0].tensor) if known and known.inputs else "",
+                shown(name), self.first_of([name]), layer, from_,
+                row.outputs[0][1] if row and row.outputs else "", tensor,
                 sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
                 row.ms if row else None, row.measured if row else None,
             ))  # fmt: skip
@@ -353,10 +348,6 @@ def computes(layer: EngineLayer) -> Precision:
     """The data type of the layer's data input; of its output where it has none."""
     ends = layer.inputs or layer.outputs
     return ends[0].precision if ends else Precision.UNKNOWN
-
-
-def _number(value: float) -> float:
-    return float(f"{float(value):.6g}")
 
 
 # The model as it is looked at ---------------------------------------------------------------------------------------

@@ -180,10 +180,9 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-@_known
-def percent(value: float) -> str:
-    """A share in percent."""
-    return "0 %" if value == 0 else "< 0.01 %" if value < 1e-4 else f"{100 * value:.3g} %"
+def rounded(value: Any, digits: int) -> float:
+    """A number with so many digits that count, for the data in the page."""
+    return float(f"{float(value):.{digits}g}")
 
 
 def sort_key(value: float | None) -> str:
@@ -192,5 +191,5 @@ def sort_key(value: float | None) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "ms": ms, "amount": amount, "number": number, "percent": percent, "sort_key": sort_key, "plural": counted,
+    "ms": ms, "amount": amount, "number": number, "sort_key": sort_key, "plural": counted,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ from qdqtool.base import budgets
 from qdqtool.base.files import note_read, read_input
 from qdqtool.base.outputs import parse_json
 from qdqtool.base.process import track
-from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, scale_groups
 from qdqtool.model.graph import Model, Node
@@ -26,17 +25,18 @@ from qdqtool.render.output import as_options
 from qdqtool.render.predict_text import decision
 from qdqtool.render.reporting import data
 from qdqtool.render.reporting.nodes import Collector, Subject, kind_of
-from qdqtool.render.reporting.page import message, shown
+from qdqtool.render.reporting.page import message, rounded, shown
 from qdqtool.timing.estimate import in_profile
-from qdqtool.types import Precision
+from qdqtool.types import EngineLayer, Precision
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.times import is_timed, measured_time
 
 if TYPE_CHECKING:
-    from calibration.cache import Statistics
     from calibration.statistics import TensorStatistics
+    from qdqtool.buildlog.types import ProfileRow
 
 
+_Kind = TypeVar("_Kind", dict[str, Any], list[Any])
 MOST_SHOWN = 500  # mismatches shown
 
 
@@ -58,18 +58,16 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
         rows.append(["conversions", str(min(conversions.built, conversions.predicted)),
                      str(max(conversions.built, conversions.predicted)),
                      f"{conversions.predicted} predicted, {conversions.built} built"])
-    for name, counts in (("pass lines", result.trace), ("slice and copy lines", result.copies)):
-        rows += _lines(name, counts)
-    mismatches = result.mismatches[:MOST_SHOWN]
-    notes = list(result.notes)
-    if len(result.mismatches) > MOST_SHOWN:
-        left = len(result.mismatches) - MOST_SHOWN
+    rows += [[name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"] for name, counts in
+             (("pass lines", result.trace), ("slice and copy lines", result.copies)) if counts.built]
+    mismatches, notes = result.mismatches[:MOST_SHOWN], list(result.notes)
+    if left := len(result.mismatches) - len(mismatches):
         notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
     found = data.Agreement(
         f"{version}{shown(where, 120)} ({files or build.source})", verdict(result), exit_code(result, True) == 0,
         result.complete, [message(m) for m in build.missing], rows,
         [[str(m.kind), shown(m.name), "" if m.line is None else str(m.line), message(m.why)] for m in mismatches],
-        [(collector.nodes_of([m.name]) or [-1])[0] for m in mismatches], [message(n) for n in notes],
+        [collector.first_of([m.name]) for m in mismatches], [message(n) for n in notes],
     )  # fmt: skip
     if result.times is not None:
         found.measured_ms = result.times["built_ms"]
@@ -78,12 +76,6 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
     elif (timed := collector.subject.build) is not None and is_timed(timed):  # on which GPU is not known
         found.measured_ms, found.measured_from = measured_time(timed)
     return found
-
-
-def _lines(name: str, counts: TraceCounts) -> list[list[str]]:
-    if not counts.built:
-        return []
-    return [[name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"]]
 
 
 # The Pareto front of ``qdqtool tune``; what is in its file is data of unknown origin --------------------------------
@@ -138,7 +130,8 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     points = []
     for on_front, listed in ((True, front), (False, others)):
         for number, p in enumerate(listed):
-            x = _number(p["ms"] if timed and p.get("ms") is not None else p["cost"] if with_cost else _float_count(p))
+            x = (_number(p["ms"]) if timed and p.get("ms") is not None else _number(p["cost"]) if with_cost else
+                 _number(p.get("conversions", 0)) - _number(p.get("int8", 0)))
             is_chosen = on_front and chosen.get("index", -1) == p.get("index", number)
             points.append(data.Point(
                 shown(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120), x, _number(p["metric"]),
@@ -170,25 +163,19 @@ def _site(site: dict[str, Any]) -> list[str]:
     ]
 
 
-def _float_count(point: dict[str, Any]) -> float:
-    """Where no cost is given: conversions, and INT8 convolutions against the others."""
-    return _number(point.get("conversions", 0)) - _number(point.get("int8", 0))
-
-
 def _object(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise TypeError("an object is something else")
-    return value
+    return _of(dict, value, "an object")
 
 
 def _list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise TypeError("a list is something else")
-    return value
+    return _of(list, value, "a list")
+
+
+def _of(kind: type[_Kind], value: Any, what: str) -> _Kind:
+    """A value of a type; an empty one where there is none."""
+    if not isinstance(value, kind | None):
+        raise TypeError(f"{what} is something else")
+    return kind() if value is None else value
 
 
 def _number(value: Any) -> float:
@@ -236,15 +223,10 @@ def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[l
             continue
         scale = view.params(q).scale
         chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
-        served = collector.nodes_of([q.name])
-        found[tensor] = _histogram(statistics[tensor], tensor, q.name, served[0] if served else -1, chosen)
-    return list(found.values()), _what_was_drawn(statistics, len(found), len({t for _, t in wanted}))
-
-
-def _what_was_drawn(statistics: Statistics, shown_: int, wanted: int) -> str:
-    missing = f"; {wanted - shown_} quantized tensors take their range from others of their scale group" if (
-        wanted > shown_) else ""
-    return f"{shown_} tensors over {statistics.images} images{missing}"
+        found[tensor] = _histogram(statistics[tensor], tensor, q.name, collector.first_of([q.name]), chosen)
+    missing = len({t for _, t in wanted}) - len(found)
+    others = f"; {missing} quantized tensors take their range from others of their scale group" if missing > 0 else ""
+    return list(found.values()), f"{len(found)} tensors over {statistics.images} images{others}"
 
 
 def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None) -> data.Histogram:
@@ -257,19 +239,15 @@ def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, 
     methods = []
     for name in METHODS if stats.count else ():
         amax = amax_of(stats, name)
-        methods.append(data.Method(name, _rounded(amax), _rounded(clipped_fraction(stats, amax))))
+        methods.append(data.Method(name, rounded(amax, 5), rounded(clipped_fraction(stats, amax), 5)))
     nearest = [] if chosen is None else [m.name for m in methods if abs(m.amax - chosen) <= _EQUAL * chosen]
     counts = stats.linear(BINS).counts if stats.count and stats.absmax > 0 else np.zeros(BINS)
+    least, most = (stats.minimum, stats.maximum) if stats.count else (0.0, 0.0)
     return data.Histogram(
-        shown(tensor), shown(quantizer), node, _rounded(stats.absmax),
-        _rounded(stats.minimum) if stats.count else 0.0, _rounded(stats.maximum) if stats.count else 0.0, stats.count,
-        [round(float(c)) for c in counts], None if chosen is None else _rounded(chosen),
-        None if chosen is None else _rounded(clipped_fraction(stats, chosen)), nearest, methods,
+        shown(tensor), shown(quantizer), node, rounded(stats.absmax, 5), rounded(least, 5), rounded(most, 5),
+        stats.count, [round(float(c)) for c in counts], None if chosen is None else rounded(chosen, 5),
+        None if chosen is None else rounded(clipped_fraction(stats, chosen), 5), nearest, methods,
     )  # fmt: skip
-
-
-def _rounded(value: float) -> float:
-    return float(f"{float(value):.5g}")
 
 
 # Ranges of weights by output channel --------------------------------------------------------------------------------
@@ -285,10 +263,10 @@ def add_weights(collector: Collector) -> None:
         found = _ranges(subject.view, node)
         if found is None:
             continue
-        largest, holds, shape = found
         place = collector.place[node.index]
         model.nodes[place].weights = len(model.weights)
-        model.weights.append(data.Weights(place, shown(node.name), shape, _short(largest), _short(holds)))
+        largest, holds = ([rounded(v, 4) for v in values.tolist()] for values in found[:2])
+        model.weights.append(data.Weights(place, shown(node.name), found[2], largest, holds))
 
 
 def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str] | None:
@@ -319,10 +297,6 @@ def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any],
         if not np.isfinite(largest).all():
             largest = np.zeros(0)
     return largest, scale.astype(np.float64) * LEVELS, "x".join(map(str, shape))
-
-
-def _short(values: npt.NDArray[Any]) -> list[float]:
-    return [float(f"{v:.4g}") for v in values.tolist()]
 
 
 # Where the time goes, the roofline, and the scale groups ------------------------------------------------------------
@@ -377,28 +351,26 @@ def parts_note(subject: Subject, parts: list[data.Part]) -> str:
 
 def unlisted_of(subject: Subject) -> list[data.Row]:
     """The rows of a profile that belong to no predicted layer, the slowest first."""
-    rows = subject.build.profile_rows if subject.build is not None else []
-    matched = {id(row) for row in in_profile(subject.prediction.layers, rows) if row is not None}
-    rest = sorted((r for r in rows if id(r) not in matched and r.ms > 0), key=lambda r: -r.ms)
+    rest = sorted((row for layer, row in _rows(subject) if layer is None and row.ms > 0), key=lambda r: -r.ms)
     return [data.Row(shown(row.name), round(row.ms, 5)) for row in rest[:MOST_ROWS]]
+
+
+def _rows(subject: Subject) -> list[tuple[EngineLayer | None, ProfileRow]]:
+    """The rows of a profile: those of predicted layers with these, then the others."""
+    rows = subject.build.profile_rows if subject.build is not None else []
+    layers = subject.prediction.layers
+    found = [(layer, row) for layer, row in zip(layers, in_profile(layers, rows), strict=True) if row is not None]
+    matched = {id(row) for _, row in found}
+    return [*found, *((None, row) for row in rows if id(row) not in matched)]
 
 
 def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
     """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, regions, or the rest."""
-    rows = subject.build.profile_rows if subject.build is not None else []
-    if not rows:
-        return {}
     sums: dict[str, list[float]] = defaultdict(list)
-    layers = subject.prediction.layers
-    matched = in_profile(layers, rows)
-    for layer, row in zip(layers, matched, strict=True):
-        if row is not None:
-            sums[kind_of(layer)].append(row.ms)
-    known = {id(row) for row in matched if row is not None}
-    for row in rows:
-        if id(row) not in known:
-            sums["layout" if row.name.startswith("Reformatting CopyNode") else
-                 "region" if "ForeignNode" in row.name else "edge"].append(row.ms)
+    for layer, row in _rows(subject):
+        sums[kind_of(layer) if layer is not None else
+             "layout" if row.name.startswith("Reformatting CopyNode") else
+             "region" if "ForeignNode" in row.name else "edge"].append(row.ms)
     return {kind: (sum(values), len(values)) for kind, values in sums.items()}
 
 
@@ -460,10 +432,8 @@ def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGr
         params = [view.params(by_name[n]) for n in names]
         one = params[0].scale
         equal = all(params[0].same_as(p) for p in params[1:])
-        if len(tensors) == 1 or not tied:
-            sharing = "alone" if len(tensors) == 1 else "equal scales"
-        else:
-            sharing = "tied, one scale" if equal else "tied, but scales differ"
+        sharing = "alone" if len(tensors) == 1 else "equal scales" if not tied else (
+            "tied, one scale" if equal else "tied, but scales differ")
         rows.append(data.ScaleGroup(
             float(one[0]) if one is not None and one.size == 1 and equal else None, [shown(t) for t in tensors],
             collector.nodes_of(names), len(names), sharing, int(one.size) if one is not None else 0,

@@ -4,14 +4,27 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.explain.lint.api import check
+from qdqtool.explain.lint.api import run
+from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model
+from qdqtool.model.modelfile import load
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import CHECK
+from qdqtool.trt.outcome import settled
 from qdqtool.trt.refusals import Step, WeightsNotConstant
+from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Severity
+from tests.explain.graphs import GRAPHS, ones, weighted
 from tests.insertion.test_placement import with_sparse_weights
 from tests.trt.builder import Graph
+
+
+def check(model, target):
+    """The findings of every check, without those of the simulation (which says what each convolution takes in)."""
+    report, chosen = Report(target), target_named(target)
+    run(View(model), report, () if chosen.is_rtx else settled(model, chosen).convolutions)
+    return report.findings
 
 
 def codes_of(proto, target="trt8.5"):
@@ -35,8 +48,7 @@ def simple(**changes):
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     y = g.pair(x, "c1.in", **{"scale": 0.05, **changes})
-    out = g.op("Conv", [y, g.weights("c1", (16, 16, 1, 1), "qdq")], "c1", kernel_shape=[1, 1])
-    return g.model(out)
+    return g.model(g.op("Conv", [y, g.weights("c1", (16, 16, 1, 1), "qdq")], "c1", kernel_shape=[1, 1]))
 
 
 def test_scales_and_clean_models(g):
@@ -47,22 +59,15 @@ def test_scales_and_clean_models(g):
     assert "CT-FLOAT" in predict(proto, "rtx1.7").findings_by_code()
     assert codes_of(simple()) == {"FLAG-FP16"}
     assert codes_of(simple(), "trt11") == {"FLOAT-FP32"}
-    g = Graph()
     proto = simple(scale=[0.05], zero=0)
     assert predict(proto, "rtx1.7").findings_by_code()["SCALE-SHAPE1"] == 1
     assert "SCALE-SHAPE1" not in predict(proto, "trt8.5").findings_by_code()
     assert "SCALE-SHAPE1" not in predict(simple(), "rtx1.7").findings_by_code()
     g = Graph(opset=19, half=True)
-    out = g.conv(g.input(1, 16, 8, 8), "c", 16)
-    proto = g.model(out)
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16))
     assert "SCALE-FP16" in codes_of(proto, "trt8.6")
     assert not {"SCALE-FP16", "FLOAT-FP32"} & codes_of(proto, "trt11")
-    g = Graph()
-    x = g.input(1, 16, 8, 8)
-    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
-    q = g.op("QuantizeLinear", [x, scale, g.const("z", np.int8(0))], "q")
-    out = g.op("DequantizeLinear", [q, scale, "z"], "dq")
-    assert {"SCALE-DYNAMIC"} <= codes_of(g.model(out))
+    assert "SCALE-DYNAMIC" in codes_of(GRAPHS["scale-computed"]())
 
 
 @pytest.mark.parametrize(("changes", "code", "severity"), [
@@ -104,27 +109,23 @@ def test_quantizers_and_readers_that_are_told_once():
 
 def too_few_scales():
     g = Graph()
-    x = g.input(1, 16, 8, 8)
-    w = g.pair(g.const("w", np.ones((16, 8, 1, 1), np.float32)), "w.q", np.full(8, 0.1), axis=0)
-    return _raw(g, g.op("Conv", [g.pair(x, "in"), w], "c", kernel_shape=[1, 1], group=2))
+    w = g.pair(ones(g, 16, 8, 1, 1), "w.q", np.full(8, 0.1), axis=0)
+    return _raw(g, weighted(g, w, group=2))
 
 
 def test_counts_of_scales_and_integers(g):
     found = finding(too_few_scales(), "SCALE-COUNT")
     assert (cause(found).count, cause(found).axis, cause(found).shape) == (8, 0, (16, 8, 1, 1))
     g = Graph(opset=13)
-    w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0)
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1])
-    assert "SCALE-RANK" in codes_of(_raw(g, out), "trt10")
+    w = g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0)
+    assert "SCALE-RANK" in codes_of(_raw(g, weighted(g, w)), "trt10")
     found = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
     assert (found.scales, found.zero_points) == (16, 1)
     g = Graph(opset=21)
     out = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
     assert cause(finding(_raw(g, out), "QTYPE")).kind == "int16"
     g = Graph()
-    x = g.input(1, 8)
-    names = g.ops("DynamicQuantizeLinear", [x], "d", 3)
-    out = g.op("DequantizeLinear", names, "dq")
+    out = g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq")
     assert "QOPERATOR" in codes_of(_raw(g, out))
 
 
@@ -137,19 +138,15 @@ def _raw(graph, *outputs):
 
 def too_few_zero_points():
     g = Graph()
-    w = g.const("w", np.ones((16, 16, 1, 1), np.float32))
     scale, zero = g.const("s", np.full(16, 0.1, np.float32)), g.const("z", np.int8(0))
-    q = g.op("QuantizeLinear", [w, scale, zero], "wq", axis=0)
-    dq = g.op("DequantizeLinear", [q, scale, zero], "wdq", axis=0)
-    return _raw(g, g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), dq], "c"))
+    q = g.op("QuantizeLinear", [ones(g), scale, zero], "wq", axis=0)
+    return _raw(g, weighted(g, g.op("DequantizeLinear", [q, scale, zero], "wdq", axis=0)))
 
 
 @pytest.mark.parametrize(("opset", "axis", "expected"), [(12, None, True), (12, 0, True), (13, 0, False)])
 def test_per_channel_needs_opset_13(opset, axis, expected):
     g = Graph(opset=opset)
-    w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "w.q", np.full(16, 0.1), axis=axis)
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c")
-    found = codes_of(_raw(g, out))
+    found = codes_of(_raw(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1), axis=axis))))
     assert ("OPSET-AXIS" in found) is expected
     assert "W-AXIS" not in found  # below 13 the parser takes axis 0
 
@@ -157,13 +154,11 @@ def test_per_channel_needs_opset_13(opset, axis, expected):
 # Weights and biases -----------------------------------------------------------------------------------------------
 
 
-def weights_model(form="qdq", op="Conv", axis=None, **attributes):
+def weights_model(form="qdq", op="Conv", axis=0):
     g = Graph()
-    x = g.pair(g.input(1, 16, 8, 8), "in")
-    w = g.const("w", np.ones((16, 16, 3, 3), np.float32))
-    if form == "qdq":
-        w = g.pair(w, "wq", np.full(16, 0.1), axis=axis if axis is not None else 0)
-    return g.model(g.op(op, [x, w], "c", kernel_shape=[3, 3], **attributes))
+    x, w = g.pair(g.input(1, 16, 8, 8), "in"), ones(g, 16, 16, 3, 3)
+    w = g.pair(w, "wq", np.full(16, 0.1), axis=axis) if form == "qdq" else w
+    return g.model(g.op(op, [x, w], "c", kernel_shape=[3, 3]))
 
 
 def test_weights_that_are_stored_or_are_outputs(g):
@@ -179,13 +174,9 @@ def test_weights_that_are_stored_or_are_outputs(g):
         for proto in (stored("int8"), stored("float", "Identity")):
             assert not [f for f in predict(proto, target).findings if f.code == "WEIGHT-INDIRECT"]
     g = Graph()
-    w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "wq")
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[1, 1])
-    assert finding(g.model(out, w), "W-Q-OUTPUT").node == "wq.DQ"
-    g = Graph()
-    w = g.input(16, 16, 1, 1, name="w")
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq")], "c", kernel_shape=[1, 1])
-    proto = g.model(out)
+    w = g.pair(ones(g), "wq")
+    assert finding(g.model(weighted(g, w), w), "W-Q-OUTPUT").node == "wq.DQ"
+    proto = GRAPHS["weights-not-constant"]()
     assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(CHECK, "c", "w")
     assert "W-NONCONST" not in codes_of(proto, "rtx1.7")
     name = next(t.name for t in simple().graph.initializer if list(t.dims) == [16, 16, 1, 1])
@@ -197,11 +188,9 @@ def test_weights_that_are_stored_or_are_outputs(g):
 @pytest.mark.parametrize(("op", "axis", "code"), [
     ("Conv", 1, "W-AXIS"), ("Conv", 0, None), ("ConvTranspose", 0, "CT-AXIS"), ("ConvTranspose", 1, "CT-AXIS"),
 ])
-def test_axis(op, axis, code):
+def test_axis(g, op, axis, code):
     assert ({"W-AXIS", "CT-AXIS"} & codes_of(weights_model(op=op, axis=axis))) == ({code} - {None})
-    g = Graph()
-    w = g.pair(g.const("w", np.ones((16, 16, 1, 1), np.float32)), "wq", np.full(16, 0.1))
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c")
+    out = weighted(g, g.pair(ones(g), "wq", np.full(16, 0.1)))
     assert cause(finding(g.model(out), "W-AXIS")).written is False
     assert cause(finding(weights_model(axis=1), "W-AXIS")).written is True
 
@@ -222,7 +211,7 @@ def test_shared_weights(g):
     assert "W-SHARED" not in codes_of(shared_model(copies=True))
     assert "W-SHARED" not in codes_of(shared_model(), "rtx1.7")
     x = g.pair(g.input(1, 16, 8, 8), "in")
-    w = g.const("w", np.ones((16, 16, 1, 1), np.float32))
+    w = ones(g)
     a = g.op("Conv", [x, g.pair(w, "wa", 0.1)], "a", kernel_shape=[1, 1])
     b = g.op("Conv", [x, g.pair(w, "wb", 0.1)], "b", kernel_shape=[1, 1])
     assert finding(g.model(a, b), "W-SHARED").node == "w"
@@ -230,22 +219,17 @@ def test_shared_weights(g):
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
 def test_weights_behind_an_operator(g, op):
-    w = g.op(op, g.const("w", np.ones((16, 16, 1, 1), np.float32)), "between")
-    out = g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq")], "c", kernel_shape=[1, 1])
+    out = weighted(g, g.pair(g.op(op, ones(g), "between"), "wq"))
     found = cause(finding(g.model(out), "W-NONCONST"))
     assert (found.steps, found.quantizer, found.stored) == ((Step("between", op),), "wq.Q", False)
 
 
 def stored(form, moved="", **attributes):
-    """A convolution with stored integers, read through an operator, and one without a pair that reads others."""
-    g = Graph(opset=13)
-    x = g.pair(g.input(1, 16, 8, 8), "in")
-    value = np.ones((16, 16, 1, 1), np.int8 if form == "int8" else np.float32)
-    w = g.const("w", value)
-    if moved:
-        w = g.op(moved, [w], "between", **attributes)
-    w = g.dq(w, "wdq", 0.1) if form == "int8" else g.pair(w, "wq")
-    return g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    """A convolution with stored integers or a pair, read through an operator."""
+    g = Graph()
+    w = ones(g, dtype=np.int8 if form == "int8" else np.float32)
+    w = g.op(moved, [w], "between", **attributes) if moved else w
+    return g.model(weighted(g, g.dq(w, "wdq", 0.1) if form == "int8" else g.pair(w, "wq")))
 
 
 @pytest.mark.parametrize(("op", "attributes"), [("Identity", {}), ("Transpose", {"perm": [1, 0, 2, 3]})])
@@ -303,10 +287,8 @@ def test_heads_and_their_convolutions(g):
     (24, 1, "CH-ALIGN"), (8, 1, "CH-SMALL"), (32, 4, "GROUP-SLOW"), (32, 1, None), (32, 32, None),
 ])
 def test_channels(g, channels, groups, code):
-    x = g.relu(g.input(1, 32, 8, 8), "r")
-    proto = g.model(g.conv(x, "c", channels, groups=groups))
-    found = {"CH-ALIGN", "CH-SMALL", "GROUP-SLOW"} & codes_of(proto)
-    assert found == ({code} - {None})
+    proto = g.model(g.conv(g.relu(g.input(1, 32, 8, 8), "r"), "c", channels, groups=groups))
+    assert {"CH-ALIGN", "CH-SMALL", "GROUP-SLOW"} & codes_of(proto) == {code} - {None}
 
 
 @pytest.mark.parametrize("cast", [False, True])
@@ -339,7 +321,4 @@ def test_external_data_may_be_missing(tmp_path):
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=True,
               location="w.bin", size_threshold=0, convert_attribute=False)
     (tmp_path / "w.bin").unlink()
-    from qdqtool.model.modelfile import load
-
-    model = load(tmp_path / "m.onnx")
-    assert {f.code for f in check(model, "trt8.5")} == {"FLAG-FP16"}
+    assert {f.code for f in check(load(tmp_path / "m.onnx"), "trt8.5")} == {"FLAG-FP16"}

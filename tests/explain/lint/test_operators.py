@@ -12,7 +12,7 @@ from qdqtool.model.layernorm import as_one, layer_norms
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render
 from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
-from tests.explain.graphs import GRAPHS
+from tests.explain.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
 from tests.slow import slow_after
@@ -25,10 +25,8 @@ def told(model, code, target="trt8.5"):
 
 def conv3d(quantized=True):
     g = Graph()
-    x = g.input(1, 4, 8, 8, 8)
-    w = g.const("w", np.ones((4, 4, 1, 1, 1), np.float32))
-    if quantized:
-        x, w = g.pair(x, "in"), g.pair(w, "wq")
+    x, w = g.input(1, 4, 8, 8, 8), ones(g, 4, 4, 1, 1, 1)
+    x, w = (g.pair(x, "in"), g.pair(w, "wq")) if quantized else (x, w)
     return g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1, 1]))
 
 
@@ -43,8 +41,7 @@ def test_3d_convolutions_where_builds_failed():
 ])
 def test_quantized_3d_transposed_convolutions(g, op, axes, expected):
     x = g.pair(g.input(1, 4, *[8] * axes), "in")
-    w = g.pair(g.const("w", np.ones((4, 4, *[2] * axes), np.float32)), "wq")
-    model = g.model(g.op(op, [x, w], "c", kernel_shape=[2] * axes))
+    model = g.model(g.op(op, [x, g.pair(ones(g, 4, 4, *[2] * axes), "wq")], "c", kernel_shape=[2] * axes))
     assert [f.node for f in told(model, "CT3D-FLOAT", "trt10")] == expected
 
 
@@ -65,7 +62,6 @@ def test_normalizations_behind_a_pair(g, op, expected):
 def test_plugins_rtx_and_biases(g, net: Net):
     q = g.q(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "q")
     y = g.dq(g.op("Special", q, "plug", domain="trt"), "dq")
-    g.channels[y] = 16
     prediction = predict(g.model(g.conv(y, "c1", 16, scale=None)), "trt8.5")
     assert [f.node for f in prediction.findings if f.code == "PLUGIN-OUTSIDE"] == ["plug"]
     for conv in prediction.convolutions:
@@ -74,8 +70,7 @@ def test_plugins_rtx_and_biases(g, net: Net):
         assert [t.precision for t in layer.outputs] == [conv.output]
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
-    codes = {f.code for f in predict(g.model(g.conv(x, "c1", 24)), "rtx1.7").findings}
-    assert "FLOAT-FP32" in codes
+    assert told(g.model(g.conv(x, "c1", 24)), "FLOAT-FP32", "rtx1.7")
     net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
     model = qdqtool.insert(net.model(), images(1), predict=False).model
     assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()
@@ -255,23 +250,32 @@ SQUARES = {
 }
 
 
+def linear(g: Graph, rows: int = 4) -> str:
+    """A quantized Linear of 16 features."""
+    weights = np.eye(16) if rows == 16 else np.ones((16, 16))
+    return g.op("MatMul", [g.pair(g.input(1, rows, 16), "in"), g.pair(g.const("w", weights), "wq")], "fc")
+
+
+def sum_of_squares(g: Graph, x: str, how: str) -> str:
+    if how in ("ReduceL2", "ReduceSumSquare"):
+        return g.op(how, x, "square", axes=[-1])
+    if how in ("LpNormalization", "first power"):
+        return g.op("LpNormalization", x, "square", p=1 if how == "first power" else 2, axis=-1)
+    if how == "Mul":
+        return g.op("ReduceMean", g.op("Mul", [x, x], "square"), "mean", axes=[-1])
+    square = g.op("Pow", [x, g.const("two", np.float32(2))], "square")
+    return g.op("Sqrt", g.op("ReduceSum", [square, g.const("axes", np.asarray([-1]))], "sum"), "root")
+
+
 def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
     """A Linear, a pair with a scale or a normalization with a gain where they are given, and a sum of squares."""
     g = Graph(17)
-    x = g.pair(g.input(1, 4, 16), "in")
-    x = g.op("MatMul", [x, g.pair(g.const("w", np.ones((16, 16), np.float32)), "wq")], "fc")
+    x = linear(g)
     if scale:
         x = g.dq(g.q(x, "q", scale), "dq", scale)
     if gain:
         x = g.op("LayerNormalization", [x, g.const("gain", np.full(16, gain, np.float32))], "norm")
-    if how in ("ReduceL2", "ReduceSumSquare"):
-        return g.model(g.op(how, x, "square", axes=[-1]))
-    if how in ("LpNormalization", "first power"):
-        return g.model(g.op("LpNormalization", x, "square", p=1 if how == "first power" else 2, axis=-1))
-    if how == "Mul":
-        return g.model(g.op("ReduceMean", g.op("Mul", [x, x], "square"), "mean", axes=[-1]))
-    square = g.op("Pow", [x, g.const("two", np.float32(2))], "square")
-    return g.model(g.op("Sqrt", g.op("ReduceSum", [square, g.const("axes", np.asarray([-1]))], "sum"), "root"))
+    return g.model(sum_of_squares(g, x, how))
 
 
 @pytest.mark.parametrize("how", SQUARES)
@@ -301,8 +305,7 @@ def test_squares_that_an_operator_in_front_bounds(
 ) -> None:
     """FP16 ends at 65504: 16 squares of 4 are far below it, those of 300 not. A sum may be beyond the bound."""
     g = Graph(17)
-    x = g.op("MatMul", [g.pair(g.input(1, 16, 16), "in"), g.pair(g.const("w", np.eye(16, dtype=np.float32)), "wq")],
-             "fc")
+    x = linear(g, 16)
     if isinstance(attributes, tuple):
         limits = [g.const(n, np.float32(v)) if v is not None else "" for n, v in
                   zip(("low", "high"), attributes, strict=True)]
@@ -319,11 +322,9 @@ def test_squares_that_an_operator_in_front_bounds(
 @pytest.mark.parametrize("bias", [0.0, 100.0])
 def test_a_bias_counts_for_what_a_normalization_makes(bias: float) -> None:
     g = Graph(17)
-    x = g.op("MatMul", [g.pair(g.input(1, 4, 16), "in"), g.pair(g.const("w", np.ones((16, 16), np.float32)), "wq")],
-             "fc")
-    given = [g.const("gain", np.ones(16, np.float32)), g.const("bias", np.full(16, bias, np.float32))]
-    x = g.op("LayerNormalization", [x, *given], "norm", axis=-1)
-    assert len(norms(g.model(g.op("ReduceSumSquare", x, "square", axes=[-1])), "trt10")) == (bias > 0.0)
+    given = [linear(g), g.const("gain", np.ones(16)), g.const("bias", np.full(16, bias))]
+    x = g.op("LayerNormalization", given, "norm", axis=-1)
+    assert len(norms(g.model(sum_of_squares(g, x, "ReduceSumSquare")), "trt10")) == (bias > 0.0)
 
 
 @pytest.mark.parametrize(("form", "named"), [
@@ -358,13 +359,8 @@ def test_products_of_vectors_with_themselves_are_sums_of_squares(form: str, name
 @pytest.mark.parametrize("how", ["ReduceL2", "Pow"])
 def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
     g = Graph(17)
-    x = g.op("MatMul", [g.input(1, 4, 16), g.const("w", np.ones((16, 16), np.float32))], "fc")
-    if how == "ReduceL2":
-        y = g.op("ReduceL2", x, "square", axes=[-1])
-    else:
-        y = g.op("Pow", [x, g.const("two", np.float32(2))], "square")
-        y = g.op("Sqrt", g.op("ReduceSum", [y, g.const("axes", np.asarray([-1]))], "sum"), "root")
-    floats = g.model(g.op("Relu", y, "last"))
+    x = g.op("MatMul", [g.input(1, 4, 16), ones(g, 16, 16)], "fc")
+    floats = g.model(g.op("Relu", sum_of_squares(g, x, how), "last"))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
     result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
     assert any("other sums of squares stay FP32 (square first)" in note for note in result.notes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,12 +46,23 @@ def scaled(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
     return copy
 
 
-def reported(proto: onnx.ModelProto) -> ActivationScales | None:
+def told(code: str, proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None) -> list[Any]:
+    """The refusals behind the findings of a code, with data or without."""
     prediction = qdqtool.predict(proto)
-    check_activations(proto, prediction, DATA)
-    found = [c.refusal for f in prediction.findings if f.code == "ACT-SCALE" for c in f.causes]
+    if data is not None:
+        check_activations(proto, prediction, data)
     assert all(f.id == i for i, f in enumerate(prediction.findings))
-    return found[0] if found else None  # type: ignore[return-value]
+    return [c.refusal for f in prediction.findings if f.code == code for c in f.causes]
+
+
+def reported(proto: onnx.ModelProto) -> ActivationScales | None:
+    return next(iter(told("ACT-SCALE", proto, DATA)), None)
+
+
+def placed_by_max() -> tuple[onnx.ModelProto, str]:
+    """The network with Q/DQ, and the Q of its input."""
+    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
+    return model, next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
 
 
 @pytest.mark.parametrize("method", ["focus", "mse", "percentile", "entropy", "max"])
@@ -62,22 +74,17 @@ def test_what_insert_calibrates_fits(method: str) -> None:
 def test_shared_scales_and_clipping(g: Graph) -> None:
     x = g.input(1, 8, 16, 16)
     parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
-    joined = g.op("Concat", [parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat",
-                  axis=1)
-    g.channels[joined] = 16
+    joined = g.concat([parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat")
     model = qdqtool.insert(g.model(g.conv(joined, "last", scale=None, weights="float")), DATA, method="max",
                            predict=False).model
     assert reported(model) is None
-    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
-    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    model, name = placed_by_max()
     small, large = reported(scaled(model, name, 0.25)), reported(scaled(model, name, 8.0))
     assert small is not None and small.worst[0].quantizer == name
     scale = small.worst[0].scale
     values = np.abs(np.concatenate([d["x"].ravel() for d in DATA]))
     assert small.worst[0].clipped == pytest.approx(float(np.mean(values > 127.5 * scale)), abs=2e-3)
     assert large is not None and large.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
-    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
-    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
     found = reported(scaled(model, name, 1 / 16))
     assert found is not None and [f.quantizer for f in found.worst] == [name]
     data = outlying(0.005, 300.0)
@@ -94,8 +101,7 @@ def test_all_scales_off_by_one_factor(used: list[float], factor: float) -> None:
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
-    name = next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    model, name = placed_by_max()
     onnx.save(scaled(model, name, 0.2), tmp_path / "bad.onnx")
     np.savez(tmp_path / "data.npz", x=np.concatenate([d["x"] for d in DATA]))
     arguments = ["predict", str(tmp_path / "bad.onnx"), "--calib", str(tmp_path / "data.npz")]
@@ -125,13 +131,11 @@ def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) 
     data = outlying(share, factor)
     inserted = qdqtool.insert(float_network(), data, method="max", predict=False)
     assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
-    prediction = qdqtool.predict(inserted.model)
-    check_activations(inserted.model, prediction, data)
-    refusals = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
+    refusals = named_by(inserted.model, data)
     assert bool(refusals) is named
     if named:
         (found,) = refusals
-        assert isinstance(found, OutlierScales) and not found.linear
+        assert not found.linear
         ratios = {q: ratio for q, _, ratio in found.worst}
         q = next(n.name for n in inserted.model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
         values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
@@ -159,11 +163,7 @@ def behind_norm(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelPro
 
 def named_by(model: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None = None) -> list[OutlierScales]:
     """What ``predict`` says of outliers, with data or without."""
-    prediction = qdqtool.predict(model)
-    if data is not None:
-        check_activations(model, prediction, data)
-    found = [c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes]
-    return [r for r in found if isinstance(r, OutlierScales)]
+    return told("ACT-OUTLIER", model, data)
 
 
 @pytest.mark.parametrize("by_gain", [True, False])
@@ -240,10 +240,8 @@ def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) ->
     data = [{"x": d["x"].reshape(1, 64, 32)} for d in outlying(0.005, 300.0)]
     inserted = qdqtool.insert(model, data, method="max", predict=False)
     assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
-    prediction = qdqtool.predict(inserted.model)
-    check_activations(inserted.model, prediction, data)
-    (found,) = (c.refusal for f in prediction.findings if f.code == "ACT-OUTLIER" for c in f.causes)
-    assert isinstance(found, OutlierScales) and found.linear
+    (found,) = named_by(inserted.model, data)
+    assert found.linear
 
 
 # W-SCALE: quiet on what quantizers write, and found where scales and weights are of different origin.
@@ -268,18 +266,30 @@ def named(proto: onnx.ModelProto) -> WeightScales | None:
 
 def spoilt(proto: onnx.ModelProto, change: Callable[[Array, Array, int], Array]) -> onnx.ModelProto:
     """A copy whose weight scales are others: ``change`` gets scales, weights and the layer's number."""
+    copy, pairs = with_weights(proto)
+    for number, (scale, weights) in enumerate(pairs):
+        old = numpy_helper.to_array(scale).astype(np.float64)
+        new = change(old, numpy_helper.to_array(weights).astype(np.float64), number)
+        scale.CopyFrom(numpy_helper.from_array(new.astype(np.float32).reshape(old.shape), scale.name))
+    assert len(pairs) > 20
+    return copy
+
+
+def reweighted(proto: onnx.ModelProto, change: Callable[[Array], Array]) -> onnx.ModelProto:
+    """A copy with other weights and the same scales."""
+    copy, pairs = with_weights(proto)
+    for _, weights in pairs:
+        new = change(numpy_helper.to_array(weights)).astype(np.float32)
+        weights.CopyFrom(numpy_helper.from_array(new, weights.name))
+    return copy
+
+
+def with_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[tuple[onnx.TensorProto, onnx.TensorProto]]]:
+    """A copy, and its scales of weights with these."""
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     tensors = {t.name: t for t in copy.graph.initializer}
-    number = 0
-    for q in copy.graph.node:
-        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
-            scale = tensors[q.input[1]]
-            weights, old = (numpy_helper.to_array(tensors[t]).astype(np.float64) for t in q.input[:2])
-            new = change(old, weights, number).astype(np.float32).reshape(old.shape)
-            scale.CopyFrom(numpy_helper.from_array(new, scale.name))
-            number += 1
-    assert number > 20
-    return copy
+    return copy, [(tensors[q.input[1]], tensors[q.input[0]]) for q in copy.graph.node
+                  if q.op_type == "QuantizeLinear" and q.input[0] in tensors]
 
 
 def test_scales_far_off_and_clipped_on_purpose(placed: onnx.ModelProto) -> None:
@@ -295,14 +305,8 @@ def test_scales_far_off_and_clipped_on_purpose(placed: onnx.ModelProto) -> None:
     def clip(scale: Array, weights: Array, number: int) -> Array:
         return np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9) / 127
 
-    heavy = spoilt(placed, lambda s, w, n: s)
-    tensors = {t.name: t for t in heavy.graph.initializer}
     rng = np.random.default_rng(0)
-    for q in heavy.graph.node:
-        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
-            values = rng.standard_t(3, tuple(tensors[q.input[0]].dims)).astype(np.float32)
-            tensors[q.input[0]].CopyFrom(numpy_helper.from_array(values, q.input[0]))
-    assert named(spoilt(heavy, clip)) is None
+    assert named(spoilt(reweighted(placed, lambda w: rng.standard_t(3, w.shape)), clip)) is None
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -382,13 +386,7 @@ def test_scales_of_other_tensors_and_axes(placed: onnx.ModelProto) -> None:
 def test_one_scale_in_all_channels(placed: onnx.ModelProto) -> None:
     """The mean of them clips too few weights to be told from clipping on purpose, but that it is the same tells it."""
     rng = np.random.default_rng(2)
-    uneven = spoilt(placed, lambda s, w, n: s)
-    tensors = {t.name: t for t in uneven.graph.initializer}
-    for q in uneven.graph.node:
-        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
-            weights = numpy_helper.to_array(tensors[q.input[0]])
-            sizes = rng.uniform(0.5, 1.5, (len(weights), *(1,) * (weights.ndim - 1)))
-            tensors[q.input[0]].CopyFrom(numpy_helper.from_array((weights * sizes).astype(np.float32), q.input[0]))
+    uneven = reweighted(placed, lambda w: w * rng.uniform(0.5, 1.5, (len(w), *(1,) * (w.ndim - 1))))
 
     def own(scale: Array, weights: Array, number: int) -> Array:
         return np.maximum(np.abs(weights).reshape(len(weights), -1).max(axis=1), 1e-9) / 127
@@ -401,19 +399,10 @@ def test_one_scale_in_all_channels(placed: onnx.ModelProto) -> None:
 
 
 def test_dead_channels_and_contradictions(placed: onnx.ModelProto) -> None:
-    copy = onnx.ModelProto.FromString(placed.SerializeToString())
-    tensors = {t.name: t for t in copy.graph.initializer}
-    for q in copy.graph.node:
-        if q.op_type == "QuantizeLinear" and q.input[0] in tensors:
-            weights = numpy_helper.to_array(tensors[q.input[0]]).copy()
-            weights[::2] = 0
-            tensors[q.input[0]].CopyFrom(numpy_helper.from_array(weights, q.input[0]))
-    assert named(copy) is None
-    copy = onnx.ModelProto.FromString(placed.SerializeToString())
-    tensors = {t.name: t for t in copy.graph.initializer}
-    q = [n for n in copy.graph.node if n.op_type == "QuantizeLinear" and n.input[0] in tensors]
+    dead = reweighted(placed, lambda w: np.where(np.arange(len(w)).reshape(-1, *(1,) * (w.ndim - 1)) % 2, w, 0.0))
+    assert named(dead) is None
+    copy, pairs = with_weights(placed)
     bad = (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4), np.full(16, np.inf))
-    for node, scale in zip(q, bad, strict=False):
-        name = node.input[1]
-        tensors[name].CopyFrom(numpy_helper.from_array(scale.astype(np.float32), name))
+    for (scale, _), values in zip(pairs, bad, strict=False):
+        scale.CopyFrom(numpy_helper.from_array(values.astype(np.float32), scale.name))
     assert named(copy) is None

@@ -69,9 +69,17 @@ class Page:
         """What a script returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def open(self, path: Path, fragment: str = "") -> None:
+    def open(self, path: Path, fragment: str = "") -> float:
+        """Milliseconds until the page answers: loaded, and no task left that blocks it."""
         self.driver.get("about:blank")
         self.driver.get(path.resolve().as_uri() + fragment)
+        return float(self.driver.execute_async_script("""
+            const done = arguments[arguments.length - 1];
+            const wait = () => document.readyState === 'complete'
+              && document.documentElement.classList.contains('ready')
+              ? requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))
+              : setTimeout(wait, 5);
+            wait();"""))
 
     def size(self, width: int, height: int = 900, dark: bool = False) -> None:
         """Sets the window and the colour scheme."""
@@ -84,16 +92,6 @@ class Page:
         """Everything that the page complained about."""
         logged = [e["message"] for e in self.driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
         return logged + list(self.run("return window.thrown"))
-
-    def ready_ms(self) -> float:
-        """Milliseconds from the navigation until the page answers: loaded, and no task left that blocks it."""
-        return float(self.driver.execute_async_script("""
-            const done = arguments[arguments.length - 1];
-            const wait = () => document.readyState === 'complete'
-              && document.documentElement.classList.contains('ready')
-              ? requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))
-              : setTimeout(wait, 5);
-            wait();"""))
 
     def pan(self, frames: int = 60, speed: float = 9.0) -> dict[str, list[float]]:
         """Drags the network for some frames: milliseconds of each frame, and of each long task."""

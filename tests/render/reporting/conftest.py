@@ -39,9 +39,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Page]:
+def started() -> Iterator[Page]:
     reason = missing()
     if reason:
         pytest.skip(reason)
     with browser() as page:
         yield page
+
+
+@pytest.fixture
+def chromium(started: Page) -> Iterator[Page]:
+    """A browser of the usual width, in which no page complains."""
+    yield started
+    started.size(1280)
+    assert started.errors() == []

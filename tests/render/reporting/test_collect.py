@@ -31,6 +31,7 @@ from qdqtool.trt.trace import render
 from tests.insertion.nets import Net
 from tests.render.reporting.conftest import Made
 from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, QUICK_FIRST, truth
 from tests.trt.evidence import model as published
 
@@ -211,21 +212,16 @@ def test_times_and_kernels(made: Made, tmp_path: Path) -> None:
     assert page.roof is not None and page.roof.rates["INT8"] == pytest.approx(2 * page.roof.rates["FP16"])
     before = {c.name: c.before for c in page.model.convs}
     assert before == dict.fromkeys(("first", "second", "third"), "FLOAT → FLOAT")
-    helper = onnx.helper
-    weights = onnx.numpy_helper.from_array(np.ones((8, 2, 3, 5), np.float32), "w")
-    nodes = [helper.make_node("Conv", ["x", "w"], ["a"], name="c", strides=[2, 1], group=2, pads=[1, 2, 1, 2]),
-             helper.make_node("LeakyRelu", ["a"], ["b"], name="l", alpha=0.5),
-             helper.make_node("Conv", ["b", "v"], ["y"], name="d")]
-    second = onnx.numpy_helper.from_array(np.ones((4, 8, 1, 1), np.float32), "v")
-    x, y = helper.make_tensor_value_info("x", 1, [1, 4, 8, 8]), helper.make_tensor_value_info("y", 1, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], [weights, second])
-    model = collect(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])).model
+    g = Graph(17)
+    w, v = (g.const(n, np.ones(s), np.float32) for n, s in (("w", (8, 2, 3, 5)), ("v", (4, 8, 1, 1))))
+    y = g.op("Conv", [g.input(1, 4, 8, 8), w], "c", strides=[2, 1], group=2, pads=[1, 2, 1, 2])
+    model = collect(g.model(g.op("Conv", [g.op("LeakyRelu", y, "l", alpha=0.5), v], "d"))).model
     assert [dict(n.attributes) for n in model.nodes] == [
         {"Weights shape": "8x2x3x5", "Kernel": "3x5", "Stride": "2x1", "Groups": "2", "Padding": "1, 2, 1, 2"},
         {"alpha": "0.5"}, {"Weights shape": "4x8x1x1", "Kernel": "1x1", "Stride": "1x1", "Groups": "1"},
     ]
     assert {e.tensor: e.shape for e in model.onnx.edges} == {
-        "x": "1x4x8x8", "b": "1x8x4x8", "y": "1x4x4x8"}
+        "x": "1x4x8x8", "l:0": "1x8x4x8", "d:0": "1x4x4x8"}
 
 
 def test_a_build_is_measured_first(made: Made, tmp_path: Path) -> None:
@@ -278,6 +274,12 @@ def test_another_network_is_refused_as_the_one_before(
             collect(made.model, before=tmp_path / "other.onnx")
 
 
+def relus(names: list[str]) -> onnx.ModelProto:
+    """Nodes behind one another."""
+    g = Graph(17)
+    return g.model(functools.reduce(g.relu, names, g.input(1)))
+
+
 def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
     model = collect(yolov8x_qdq()).model
     titles = [box.title for box in model.modules.boxes]
@@ -285,20 +287,15 @@ def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
     for at, box in enumerate(model.modules.boxes):
         own = {model.nodes[n].name.split("/")[1] for n in box.rows}
         assert own == ({titles[at].split("/")[0].split(" ")[0]} if box.rows else set())
-    nodes = [onnx.helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"], name=f"r{i}") for i in range(100)]
-    ends = [onnx.helper.make_tensor_value_info(n, 1, [1]) for n in ("t0", "t100")]
-    chain = collect(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:]))).model.modules
+    chain = collect(relus([f"r{i}" for i in range(100)])).model.modules
     assert 5 <= len(chain.boxes) <= 12 and chain.boxes[1].title.startswith("r0 to r")
 
 
 def test_what_a_report_has_without_layers(made: Made, tmp_path: Path) -> None:
     model = collect(made.model, target="rtx1.7").model
     assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
-    value = onnx.helper.make_tensor_value_info("x", 1, [1])
-    for nodes, output in (([], "x"), ([onnx.helper.make_node("Relu", ["x"], ["y"])], "y")):
-        graph = onnx.helper.make_graph(nodes, "g", [value], [onnx.helper.make_tensor_value_info(output, 1, [1])])
-        made = qdqtool.report(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
-        assert "nothing to run in INT8" in made.html
+    for names in ([], ["r"]):
+        assert "nothing to run in INT8" in qdqtool.report(relus(names)).html
     with pytest.raises(DataError, match="no such file"):
         tuning_of(tmp_path / "none.json")
 
@@ -332,9 +329,7 @@ def result(**changes: Any) -> dict[str, Any]:
 
 def tuning_of(path: Path) -> data.Tuning:
     """Read for a model of two nodes."""
-    nodes = [onnx.helper.make_node("Relu", [a], [b], name=b) for a, b in (("x", "/a"), ("/a", "/b"))]
-    x, y = (onnx.helper.make_tensor_value_info(n, 1, [1]) for n in ("x", "/b"))
-    return read_tuning(path, Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))))
+    return read_tuning(path, Model(relus(["/a", "/b"])))
 
 
 @pytest.mark.parametrize(("nodes", "fits"), [(["/a"], True), (["/a", "/c"], True), (["/c"], False),

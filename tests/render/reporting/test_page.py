@@ -96,7 +96,6 @@ def test_names_and_numbers(tmp_path: Path) -> None:
     assert page.shown("short") == "short"
     assert page.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
     assert [page.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
-    assert [page.percent(v) for v in (None, 0.0, 1e-6, 0.1234)] == ["–", "0 %", "< 0.01 %", "12.3 %"]
     assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
     assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
