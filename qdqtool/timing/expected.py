@@ -30,25 +30,15 @@ _WORTH_SAYING = 0.97
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a log's device information says; None for what it does not.
+    """What a log's device information says; None for what it does not."""
 
-    Attributes:
-        name: What the driver calls the GPU.
-        cc: Compute capability.
-        sms: Streaming multiprocessors in use.
-        clock: SM clock in MHz.
-        memory: Size of the memory in GB, as boards are sold.
-        bus: Width of the memory's bus in bits.
-        memory_clock: Clock of the memory in MHz.
-    """
-
-    name: str
-    cc: str | None = None
-    sms: int | None = None
-    clock: float | None = None
-    memory: int | None = None
-    bus: int | None = None
-    memory_clock: float | None = None
+    name: str  # what the driver calls the GPU
+    cc: str | None = None  # compute capability
+    sms: int | None = None  # streaming multiprocessors in use
+    clock: float | None = None  # SM clock in MHz
+    memory: int | None = None  # size of the memory in GB, as boards are sold
+    bus: int | None = None  # width of the memory's bus in bits
+    memory_clock: float | None = None  # clock of the memory in MHz
 
     @property
     def bandwidth(self) -> float | None:
@@ -297,7 +287,7 @@ def add_expected(report: EngineReport, gpu: Gpu) -> None:
             rows.append(row)
             works.append(found)
     overhead = overhead_of(report, fitted)
-    for row, usual, least in zip(rows, seconds(works, gpu, fitted) * 1e3, at_best(works, gpu), strict=True):
+    for row, usual, least in zip(rows, seconds(works, gpu) * 1e3, at_best(works, gpu), strict=True):
         row.expected_ms = float(usual) + overhead
         row.best_ms = float(least)
     report.gpu = gpu.name

@@ -114,58 +114,34 @@ MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one SM does per clock, in dense multiply-accumulates (MAC).
+    """What one SM does per clock, in dense multiply-accumulates (MAC)."""
 
-    Attributes:
-        cc: Compute capability, ``8.6``.
-        architecture: ``Ampere`` ...
-        fp32_pipe: FP32 MACs of the CUDA cores.
-        tf32: TF32 MACs of the tensor cores, 0 for none.
-        fp16: FP16 MACs, tensor cores where there are any.
-        int8: INT8 MACs; 0 where the GPU has no INT8.
-        int8_path: ``tensor``, ``dp4a`` or ``none``.
-    """
-
-    cc: str
-    architecture: str
-    fp32_pipe: float
-    tf32: float
-    fp16: float
-    int8: float
-    int8_path: str
+    cc: str  # compute capability, ``8.6``
+    architecture: str  # ``Ampere``, ...
+    fp32_pipe: float  # FP32 MACs of the CUDA cores
+    tf32: float  # TF32 MACs of the tensor cores, 0 for none
+    fp16: float  # FP16 MACs, tensor cores where there are any
+    int8: float  # INT8 MACs; 0 where the GPU has no INT8
+    int8_path: str  # ``tensor``, ``dp4a`` or ``none``
     evidence: Evidence
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        name: As NVIDIA calls it, without ``NVIDIA GeForce``.
-        aliases: Other names, in lower case.
-        sms: Streaming multiprocessors.
-        clock: SM clock in MHz; boost unless the user gave another.
-        bandwidth: Of the memory, in GB/s.
-        l2: L2 cache in MB.
-        power: Board or module limit in W; 0 where it does not matter (a clock was given) or is not known.
-        rates: What an SM does per clock.
-        evidence: ``seen`` where a device listing of trtexec confirms the line.
-        source: Where the figures come from.
-        note: What was assumed to make this entry, for a GPU that is not in the table.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    sms: int
-    clock: float
-    bandwidth: float
-    l2: float
-    power: float
-    rates: Rates
-    evidence: Evidence
-    source: str
-    note: str = ""
+    name: str  # as NVIDIA calls it, without ``NVIDIA GeForce``
+    aliases: tuple[str, ...]  # other names, in lower case
+    sms: int  # streaming multiprocessors
+    clock: float  # SM clock in MHz; boost unless the user gave another
+    bandwidth: float  # of the memory, in GB/s
+    l2: float  # l2 cache in MB
+    power: float  # board or module limit in W; 0 where it does not matter (a clock was given) or is not known
+    rates: Rates  # what an SM does per clock
+    evidence: Evidence  # ``seen`` where a device listing of trtexec confirms the line
+    source: str  # where the figures come from
+    note: str = ""  # what was assumed to make this entry, for a GPU that is not in the table
 
     @property
     def cc(self) -> str:

@@ -49,25 +49,19 @@ NAMES = ("floor_us", "floor_clocks", *PATHS, "dram", "l2", "l2_share", "few_int8
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted.
+    """What was fitted."""
 
-    Attributes:
-        values: By name (:data:`NAMES`).
-        architectures: Compute capability to the factor on computing rates, of those that were measured.
-        overhead_us: What a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen).
-        spreads: ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown``
-            (the architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is
-            the same for FP16's time over that of the network with Q/DQ, GPU and network left out.
-        gap_us: Between two kernels of an engine that runs without a CUDA graph, in microseconds.
-        signs: Of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the
-            faster one of, by a fit that had seen neither the network nor the GPU, and how many there are.
-    """
-
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # by name (:data:`NAMES`)
+    # compute capability to the factor on computing rates, of those that were measured
     architectures: Mapping[str, float]
-    overhead_us: float
+    overhead_us: float  # what a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen)
+    # ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown`` (the
+    # architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is the same for
+    # FP16's time over that of the network with Q/DQ, GPU and network left out
     spreads: Mapping[str, float]
-    gap_us: float = 0.0
+    gap_us: float = 0.0  # between two kernels of an engine that runs without a CUDA graph, in microseconds
+    # of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the faster one
+    # of, by a fit that had seen neither the network nor the GPU, and how many there are
     signs: tuple[int, int] = (0, 0)
 
     def is_measured(self, cc: str) -> bool:
@@ -237,11 +231,11 @@ def _padded(values: Array, step: float | Array) -> Array:
     return padded
 
 
-def seconds(works: Sequence[Work], gpu: Gpu, fitted: Constants | None = None) -> Array:
+def seconds(works: Sequence[Work], gpu: Gpu) -> Array:
     """Seconds of each layer in a running engine on a GPU."""
     if not works:
         return np.zeros(0)
-    fitted = fitted or constants()
+    fitted = constants()
     cold = [weights_are_cold(works, gpu)] * len(works)
     return kernel_seconds(features(works, [gpu] * len(works), cold), fitted.values, fitted.architectures)
 

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
+from qdqtool.cluster import mapping
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
@@ -34,12 +36,12 @@ from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.measure import Job, Mapper, default_workers, local
+from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Goal, Search, expected
-from qdqtool.tuning.sites import FREE, INT8
+from qdqtool.tuning.sites import FREE, INT8, Site
 from qdqtool.types import Json
 
 KEEP = 0.97
@@ -84,9 +86,7 @@ def tune(
     """
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
-        from qdqtool.cluster.mapping import check_where
-
-        check_where(where.cluster)
+        mapping.check_where(where.cluster)
     limit = budgets.seconds(effort.check_timeout, "check_timeout")
     _check(aim, machine.gpu, effort)
     keep, time_limit = aim.keep, effort.time_limit
@@ -110,9 +110,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
-            from qdqtool.cluster.mapping import Cluster
-
-            opened = stack.enter_context(Cluster(where.cluster, where.mixed_cpus))
+            opened = stack.enter_context(mapping.Cluster(where.cluster, where.mixed_cpus))
         calibration = _calibrate(planner, sets, progress, replaced(where, cluster=getattr(opened, "client", None)))
         scores = class_outputs(work)
         base = planner.plan(Configuration())
@@ -124,8 +122,6 @@ def tune(
                   scores if set(scores) <= set(compared(work)) else (), measure)
         count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
-            from qdqtool.tuning.measure import ClusterMapper
-
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
@@ -182,8 +178,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
 
 def _serialized(model: Model) -> bytes:
     try:
-        data: bytes = model.proto.SerializeToString()
-        return data
+        return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned") from None
 
@@ -284,20 +279,18 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
     before = search.error(search.start)
     taken = {s.name for s in search.parts(chosen.configuration)}
-    by_site: dict[str, list[Choice]] = {}
+    by_site: dict[Site, list[Choice]] = defaultdict(list)
     for judged in search.judged:
-        error = None if judged.why_not else search.error(search.start.joined(judged.candidate.configuration))
-        by_site.setdefault(judged.candidate.site.name + judged.candidate.site.kind, []).append(
-            Choice(judged.candidate.choice, judged.cost, error, judged.why_not))
+        candidate, why = judged.candidate, judged.why_not
+        error = None if why else search.error(search.with_choice(candidate))
+        by_site[candidate.site].append(Choice(candidate.choice, judged.cost, error, why))
     for candidate in search.scales:
-        error = search.error(search.start.joined(candidate.configuration))
-        cost = search.planner.cost(search.start.joined(candidate.configuration))
-        by_site.setdefault(candidate.site.name + candidate.site.kind, []).append(
-            Choice(candidate.choice, cost, error))
+        joined = search.with_choice(candidate)
+        by_site[candidate.site].append(Choice(candidate.choice, search.planner.cost(joined), search.error(joined)))
     methods = dict(chosen.configuration.methods)
     found = []
     for site in search.sites:
-        choices = by_site.get(site.name + site.kind, [])
+        choices = by_site[site]
         first = choices[0] if choices else None
         loss = None
         if first is not None and first.error is not None and before is not None and first.choice == FLOAT:
@@ -323,7 +316,7 @@ def _against_float(search: Search, point: Point) -> list[str]:
     alone, own = search.planner.cost(search.everything_float).ms, point.cost.ms
     if alone is None or own is None:
         return []
-    written = " and is what was written" if not point.cost.int8 else ""
+    written = "" if point.cost.int8 else " and is what was written"
     if search.goal.budget is not None and alone <= search.goal.budget:
         return [f"the float model itself is predicted to take {alone:.4g} ms, which fits{written}: no INT8 is needed"]
     if written:
@@ -342,13 +335,11 @@ def _cost_words(gpu: gpus.Gpu | None) -> Json:
 
 
 def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
-    def described(source: object) -> str:
-        return os.fspath(source) if isinstance(source, str | os.PathLike) else ""
-
+    paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
         "calibration": calibration["images"], "chosen_on": len(sets.chosen_on),
         "swept_on": len(sets.swept_on), "judged_on": len(sets.judged_on),
-        "calibration_data": described(data), "evaluation_data": described(evaluation), "fingerprint": sets.fingerprint,
+        "calibration_data": paths[0], "evaluation_data": paths[1], "fingerprint": sets.fingerprint,
     }  # fmt: skip
 
 

@@ -28,21 +28,13 @@ _FEWEST_BITS = 0.5  # that a tensor has to lose in its group before a scale of i
 
 @dataclass(frozen=True)
 class Site:
-    """Something that can be chosen.
+    """Something that can be chosen."""
 
-    Attributes:
-        name: Of the convolution or residual; the first tensor of a group; ``branch of`` and a last convolution.
-        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without weights).
-        nodes: Names of the nodes that are float where it is.
-        tensors: Activations that are not quantized any more then.
-        default: ``int8``, or ``float`` for what the head preset leaves float.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
-    default: str = INT8
+    name: str  # of the convolution or residual; the first tensor of a group; ``branch of`` and a last convolution
+    kind: str  # ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without weights)
+    nodes: tuple[str, ...]  # names of the nodes that are float where it is
+    tensors: tuple[str, ...]  # activations that are not quantized any more then
+    default: str = INT8  # ``int8``, or ``float`` for what the head preset leaves float
 
     def as_float(self) -> Configuration:
         return Configuration(floats=frozenset(self.nodes))
@@ -137,32 +129,27 @@ def _left_by_preset(planner: Planner, placement: Placement) -> list[list[str]]:
 
 
 def candidates(sites: Iterable[Site]) -> list[Candidate]:
-    """Every choice other than the default: float (INT8 where the preset says float), and a scale of its own."""
-    found = []
-    for site in sites:
-        if site.default == FLOAT:
-            found.append(Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes))))
-        else:
-            found.append(Candidate(site, FLOAT, site.as_float()))
-    return found
+    """Every choice other than the default: float, or INT8 where the preset says float."""
+    return [
+        Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes))) if site.default == FLOAT
+        else Candidate(site, FLOAT, site.as_float())
+        for site in sites
+    ]
 
 
 def other_scales(planner: Planner, sites: Iterable[Site]) -> list[Candidate]:
     """Other methods and scales of their own for the tensors of sites; those that change a scale by 5 % and more."""
-    base = Configuration()
-    plan = planner.plan(base)
-    by_tensor = {t: s for s in plan.scales for t in s.group.quantized}
+    by_tensor = {t: s for s in planner.plan(Configuration()).scales for t in s.group.quantized}
     found: dict[Configuration, Candidate] = {}
     for site in sites:
         for tensor in site.tensors:
             scale = by_tensor[tensor]
-            first = scale.group.quantized[0]
             seen = [scale.scale]
             for method in METHODS:
                 other, _ = planner.scale(scale.group, method)
                 if all(abs(other.scale / s - 1.0) > 0.05 for s in seen):
                     seen.append(other.scale)
-                    changed = Configuration(methods=frozenset({(first, method)}))
+                    changed = Configuration(methods=frozenset({(scale.group.quantized[0], method)}))
                     found.setdefault(changed, Candidate(site, method, changed))
             if scale.group.tied and tensor in planner.statistics:
                 own = next((m.bits_lost for m in scale.members if m.tensor == tensor), 0.0)
@@ -190,14 +177,9 @@ class Judged:
 
 
 def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> tuple[Configuration, list[Judged]]:
-    """Decides which candidates to measure.
+    """Decides which candidates to measure: floats, and INT8 for what the preset leaves float.
 
-    Args:
-        found: Floats, and INT8 for what the preset leaves float.
-        cost: Predicts.
-
-    Returns:
-        What is float from the start because it costs nothing, and all candidates.
+    Returns what is float from the start because it costs nothing, and all candidates.
     """
     before = cost(Configuration())
     costs = [cost(candidate.configuration) for candidate in found]
@@ -211,19 +193,16 @@ def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> 
     start = cost(free)
     judged = []
     for candidate, single in zip(found, costs, strict=True):
-        why = ""
+        nodes = candidate.configuration.floats
         if candidate.choice != FLOAT:
-            if single.value >= before.value:
-                why = NO_GAIN
-        elif candidate.configuration.floats <= free.floats:
+            why = NO_GAIN if single.value >= before.value else ""
+        elif nodes <= free.floats:
             why = FREE
+        elif larger := next((o for o, k in floats if nodes < o.configuration.floats and k.value <= single.value), None):
+            why = LARGER.format(larger.site.name)
         else:
-            larger = next((o for o, k in floats if candidate.configuration.floats < o.configuration.floats
-                           and k.value <= single.value), None)  # fmt: skip
-            if larger is not None:
-                why = LARGER.format(larger.site.name)
-            elif not candidate.site.tensors and single.conversions - before.conversions >= 2:
-                why = BETWEEN
+            between = not candidate.site.tensors and single.conversions - before.conversions >= 2
+            why = BETWEEN if between else ""
         judged.append(Judged(candidate, single if not free.floats else _moved(single, before, start), why))
     return free, judged
 
@@ -246,17 +225,11 @@ _TRIED = 4  # choices whose cost is predicted anew at each step, best first
 
 @dataclass(frozen=True)
 class Gain:
-    """A measured choice.
+    """A measured choice."""
 
-    Attributes:
-        configuration: The choice alone.
-        gain: Squared output error that it takes away from everything INT8.
-        cost: What it adds, alone.
-    """
-
-    configuration: Configuration
-    gain: float
-    cost: float
+    configuration: Configuration  # the choice alone
+    gain: float  # squared output error that it takes away from everything INT8
+    cost: float  # what it adds, alone
 
 
 def estimated(gains: Sequence[Gain], chosen: Configuration) -> float:
@@ -285,9 +258,6 @@ def chain(
         found: Choices with a gain above zero.
         cost: Predicts.
         neighbours: Nodes that read or make what a node makes or reads.
-
-    Yields:
-        The configurations, each with one choice more.
     """
     gains = sorted(found, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
     here = start
@@ -305,14 +275,11 @@ def chain(
         if not ranked:
             return
         ranked.sort(key=lambda r: -r[0])
-        best = None
+        tried = []
         for _, more, gain, joined in ranked[:_TRIED]:
             known[gain] = cost(joined).value - value
-            score = more / max(known[gain], _SMALLEST_COST)
-            if best is None or score > best[0]:
-                best = (score, gain, joined)
-        assert best is not None
-        before, here = here, best[2]
+            tried.append((more / max(known[gain], _SMALLEST_COST), joined))
+        before, here = here, max(tried, key=lambda t: t[0])[1]
         value, reached = cost(here).value, estimated(gains, here)
         touched = set().union(*(neighbours.get(n, frozenset()) for n in here.floats - before.floats))
         for gain in gains:

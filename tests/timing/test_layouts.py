@@ -32,8 +32,7 @@ def conv(low: Precision, high: Precision, channels: float = 64.0) -> Work:
 
 
 def changes(*pairs: tuple[EngineLayer, Work], outputs: tuple[str, ...] = (), shape=SHAPE) -> list[tuple[str, str, str]]:
-    layers, works = zip(*pairs, strict=True)
-    found = reformats_of(layers, works, lambda _: shape, ["x"], outputs)
+    found = reformats_of(pairs, lambda _: shape, ["x"], outputs)
     return [(c.tensor, str(c.source), str(c.target)) for c in found]
 
 
