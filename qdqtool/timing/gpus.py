@@ -243,7 +243,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
             found, tf32=0, fp16=128, int8=256, int8_path="dp4a", evidence=Evidence.DOCUMENTED,
             source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
         )  # fmt: skip
-    evidence = {"measured": Evidence.SEEN}.get(row["evidence"]) or Evidence(row["evidence"])
+    evidence = Evidence.SEEN if row["evidence"] == "measured" else Evidence(row["evidence"])
     aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
     return Gpu(row["name"], aliases, int(row["sms"]), float(row["clock"]), float(row["bandwidth"]), float(row["l2"]),
                float(row["power"]), found, evidence, row["source"])  # fmt: skip
@@ -264,15 +264,19 @@ def find(name: str) -> Gpu:
         return found[0]
     if found:
         raise QdqtoolError(shared(name, [g.name for g in found]))
-    wanted = spelled_alike(name)
-    near = [g.name for g in _longer(name, wanted)[:5]] or nearest_names(
-        wanted, {key: found[0].name for key, found in _by_words().items()}
-    )
+    near = near_names(name)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise QdqtoolError(
         f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
         "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`"
     )
+
+
+def near_names(name: str) -> list[str]:
+    """Names that an unknown one could have meant."""
+    wanted = spelled_alike(name)
+    known = {key: found[0].name for key, found in _by_words().items()}
+    return [g.name for g in _longer(name, wanted)[:_LISTED]] or nearest_names(wanted, known)
 
 
 def answering(name: str) -> list[Gpu]:
@@ -287,14 +291,10 @@ def answering(name: str) -> list[Gpu]:
     if wanted.endswith(" laptop") or " laptop " in wanted:
         desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ())
         if len(desktop) == 1:
-            return [replace(
-                desktop[0],
-                name=f"{desktop[0].name} Laptop",
-                clock=desktop[0].clock * _LAPTOP,
-                evidence=Evidence.ASSUMED,
-                note=f"the laptop part is not in the table: SMs of the {desktop[0].name} at a guessed clock; give "
-                "`clock`",
-            )]  # fmt: skip
+            board = desktop[0]
+            note = f"the laptop part is not in the table: SMs of the {board.name} at a guessed clock; give `clock`"
+            return [replace(board, name=f"{board.name} Laptop", clock=board.clock * _LAPTOP, note=note,
+                            evidence=Evidence.ASSUMED)]  # fmt: skip
     longer = _longer(name, wanted)
     return longer if len(longer) == 1 else []
 
@@ -313,8 +313,7 @@ def _longer(name: str, wanted: str) -> list[Gpu]:
     """GPUs in whose name the wanted one is contained, word by word."""
     parts = set(wanted.split())
     return [
-        gpu
-        for gpu in gpus()
+        gpu for gpu in gpus()
         if wanted in (own := spelled_alike(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
         and (parts or name.strip().lower() in gpu.name.lower())
     ]
@@ -345,14 +344,9 @@ def of_description(text: str) -> Gpu:
             raise QdqtoolError(f"`gpu`: {key}= needs a number, not '{given}'") from None
         if not low <= numbers[key] <= high:
             raise QdqtoolError(f"`gpu`: {key}={given} is outside {low:g} to {high:g}")
-    return Gpu(
-        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
-        (), int(numbers["sms"]), numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0,
-        known,
-        Evidence.ASSUMED,
-        "described by the user",
-        note,
-    )  # fmt: skip
+    return Gpu(parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs", (), int(numbers["sms"]),
+               numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0, known, Evidence.ASSUMED,
+               "described by the user", note)  # fmt: skip
 
 
 def rates_of(cc: str) -> tuple[Rates, str]:

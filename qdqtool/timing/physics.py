@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,52 +92,33 @@ def constants() -> Constants:
                      (signs["right"], signs["pairs"]))  # fmt: skip
 
 
-@dataclass
-class Features:
-    """Layers as arrays, one element for each, with the GPU figures that go with it."""
+def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> SimpleNamespace:
+    """Arrays of one or more layers, each with its GPU, named as in :func:`_row`; ``cc`` is a list.
 
-    kind: npt.NDArray[np.str_]
-    path: npt.NDArray[np.int64]
-    rate: Array  # MAC per clock and SM at the peak
-    clocks: Array  # SM clocks per second, all SMs
-    sms: Array
-    bandwidth: Array  # bytes/s
-    l2: Array  # bytes
-    pipe: Array  # FP32 MAC per clock and SM of the CUDA cores
-    pipelined: npt.NDArray[np.bool_]  # copies to shared memory beside the computing: from compute capability 8.0 on
-    rows: Array
-    columns: Array
-    depth: Array
-    channels: Array
-    groups: Array
-    pooled: npt.NDArray[np.bool_]  # the layer writes far less than its convolution makes: a pooling is fused
-    width: Array  # bytes of an element that it computes with
-    moved: Array
-    cold: Array  # bytes of weights that come from memory each time: those of the whole network do not fit the L2
-    steps: Array
-    to_float: npt.NDArray[np.bool_]  # computes in integers and writes floats, before compute capability 8.0
-    cc: list[str]
+    ``cold`` says whose weights come from memory each time.
+    """
+    rows = [_row(*one) for one in zip(works, gpus, cold or [False] * len(works), strict=True)]
+    columns = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+    return SimpleNamespace(**columns, cc=[g.cc for g in gpus])
 
 
-def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> Features:
-    """Arrays of one or more layers, each with its GPU; ``cold`` says whose weights come from memory each time."""
-    rows = (_row(*one) for one in zip(works, gpus, cold or [False] * len(works), strict=True))
-    *columns, cc = zip(*rows, strict=True)
-    fields: list[Any] = [*map(np.asarray, columns), list(cc)]
-    return Features(*fields)
-
-
-def _row(w: Work, g: Gpu, cold: bool) -> tuple[Any, ...]:
-    """The fields of :class:`Features` for one layer."""
-    path, pooled = _path(w.precision, g), w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as)
-    old = float(g.cc) < 8.0
-    return (
-        w.kind, PATHS.index(path), float(_rate(path, w.precision, g)), g.per_second, float(g.sms), g.bandwidth * 1e9,
-        g.l2 * 1e6, float(g.rates.fp32_pipe), not old, float(w.rows), float(w.columns),
-        float(w.depth * _filled(w.channels, w)), float(w.channels), float(w.groups), pooled, width(w.precision),
-        float(_moved(w)), w.weights if cold else 0.0, float(w.steps),
-        old and w.written_as.is_float and not w.precision.is_float, g.cc,
-    )
+def _row(w: Work, g: Gpu, cold: bool) -> dict[str, Any]:
+    path, old = _path(w.precision, g), float(g.cc) < 8.0
+    return {
+        "kind": w.kind, "path": PATHS.index(path),
+        "rate": float(_rate(path, w.precision, g)),  # MAC per clock and SM at the peak
+        "clocks": g.per_second, "sms": float(g.sms),  # SM clocks per second, all SMs
+        "bandwidth": g.bandwidth * 1e9, "l2": g.l2 * 1e6,  # bytes/s, bytes
+        "pipe": float(g.rates.fp32_pipe),  # FP32 MAC per clock and SM of the CUDA cores
+        "pipelined": not old,  # copies to shared memory beside the computing
+        "rows": float(w.rows), "columns": float(w.columns), "depth": float(w.depth * _filled(w.channels, w)),
+        "channels": float(w.channels), "groups": float(w.groups), "steps": float(w.steps),
+        # The layer writes far less than its convolution makes: a pooling is fused.
+        "pooled": w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as),
+        "width": width(w.precision), "moved": float(_moved(w)),
+        "cold": w.weights if cold else 0.0,  # bytes that come from memory each time
+        "to_float": old and w.written_as.is_float and not w.precision.is_float,
+    }  # fmt: skip
 
 
 def _filled(channels: float, w: Work) -> float:
@@ -176,13 +158,10 @@ def _rate(path: str, precision: Precision, gpu: Gpu) -> float:
     return {"int8": r.int8, "dp4a": r.int8, "fp16": r.fp16, "tf32": r.tf32}.get(path, cores)
 
 
-def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-    """Seconds of each layer's kernel in a running engine.
+def kernel_seconds(f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+    """Seconds of each layer's kernel (:func:`features`) in a running engine.
 
-    Args:
-        f: The layers.
-        c: Constants by name.
-        factors: Compute capability to the factor on computing rates.
+    ``c`` are constants by name, ``factors`` those on computing rates by compute capability.
     """
     known = {cc: factor_of(cc, factors) for cc in set(f.cc)}
     factor = np.asarray([known[cc] for cc in f.cc])
@@ -198,21 +177,16 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     steps = depth * f.width / STEP_BYTES
     rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
     rate = np.where(f.to_float, rate * c["to_float_old"], rate)
-    compute = f.rows * columns * depth * f.groups / (f.clocks * rate)
     depthwise = f.kind == work.DEPTHWISE
     computing = depthwise | np.isin(f.kind, (work.CONV, work.DECONV))
-    compute = np.where(
-        depthwise, f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"]), compute
-    )
+    by_cores = f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"])
+    compute = np.where(depthwise, by_cores, f.rows * columns * depth * f.groups / (f.clocks * rate))
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
     # Few bytes of each position: neither memory nor L2 is used well.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
-    share = np.where(
-        copies,
-        np.where(scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])),
-        np.where(computing, c["dram"], c["pool"])
-    )
+    of_copies = np.where(scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"]))
+    share = np.where(copies, of_copies, np.where(computing, c["dram"], c["pool"]))
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
     cached = moved / (c["l2"] * f.clocks * L2_BYTES) * np.where(scattered, c["copy"] / c["few_copy"], 1.0)

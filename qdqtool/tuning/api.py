@@ -41,7 +41,7 @@ from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, op
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Goal, Search, expected
-from qdqtool.tuning.sites import FREE, INT8, Site
+from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
 KEEP = 0.97
@@ -279,18 +279,16 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
     before = search.error(search.start)
     taken = {s.name for s in search.parts(chosen.configuration)}
-    by_site: dict[Site, list[Choice]] = defaultdict(list)
-    for judged in search.judged:
-        candidate, why = judged.candidate, judged.why_not
+    by_site: dict[tuple[str, str], list[Choice]] = defaultdict(list)
+    looked_at = [(j.candidate, j.cost, j.why_not) for j in search.judged]
+    looked_at += [(c, search.planner.cost(search.with_choice(c)), "") for c in search.scales]
+    for candidate, cost, why in looked_at:
         error = None if why else search.error(search.with_choice(candidate))
-        by_site[candidate.site].append(Choice(candidate.choice, judged.cost, error, why))
-    for candidate in search.scales:
-        joined = search.with_choice(candidate)
-        by_site[candidate.site].append(Choice(candidate.choice, search.planner.cost(joined), search.error(joined)))
+        by_site[candidate.site.name, candidate.site.kind].append(Choice(candidate.choice, cost, error, why))
     methods = dict(chosen.configuration.methods)
     found = []
     for site in search.sites:
-        choices = by_site[site]
+        choices = by_site[site.name, site.kind]
         first = choices[0] if choices else None
         loss = None
         if first is not None and first.error is not None and before is not None and first.choice == FLOAT:

@@ -14,6 +14,7 @@ import importlib
 import inspect
 import math
 import os
+import queue
 import signal
 import sys
 import threading
@@ -170,7 +171,7 @@ class Over(Exception):
     """The time is over, or the result is not wanted any more."""
 
 
-_running: dict[threading.Thread, _Call] = {}
+_running: dict[threading.Thread, queue.SimpleQueue[Any]] = {}  # by caller: where an answer is waited for
 
 
 def within(seconds: float, function: Callable[..., Any], *args: object) -> Any:
@@ -183,59 +184,50 @@ def within(seconds: float, function: Callable[..., Any], *args: object) -> Any:
         Over: The time is over, or :func:`end` was called.
         BaseException: What the function raised.
     """
-    call, caller = _Call(function, args), threading.current_thread()
-    _running[caller] = call
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((function(*args), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    call, caller = threading.Thread(target=run, daemon=True), threading.current_thread()
+    _running[caller] = answers
+    answer = None
     try:
         call.start()
-        if not call.done.wait(seconds) or not call.returned:
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=seconds)
+        if answer is None:
             raise Over
     except BaseException:
-        call.end()
+        _stop(call)
         raise
     finally:
         del _running[caller]
-    if call.error is not None:
-        raise call.error
-    return call.result
+    result, error = answer
+    if error is not None:
+        raise error
+    return result
 
 
 def end(callers: Iterable[threading.Thread]) -> None:
     """Ends what these threads wait for in :func:`within`."""
-    for call in filter(None, map(_running.get, callers)):
-        call.done.set()
+    for answers in filter(None, map(_running.get, callers)):
+        answers.put(None)
 
 
-class _Call(threading.Thread):
-    """One call. Attributes say whether it returned, and what."""
-
-    def __init__(self, function: Callable[..., Any], args: tuple[object, ...]) -> None:
-        super().__init__(daemon=True)
-        self.done = threading.Event()
-        self.returned = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._function = function
-        self._given = args
-
-    def run(self) -> None:
-        try:
-            self.result = self._function(*self._given)
-        except BaseException as error:
-            self.error = error
-        self.returned = True
-        self.done.set()
-
-    def end(self) -> None:
-        """Ends the processes that the function started, and the function where Python computes it."""
-        if self.native_id is None or self.returned:
-            return
-        if self.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
-        for process in descendants("self", self.native_id):
-            with contextlib.suppress(OSError):
-                if os.getpgid(process) == process:
-                    os.killpg(process, signal.SIGKILL)
-                os.kill(process, signal.SIGKILL)
+def _stop(call: threading.Thread) -> None:
+    """Ends the processes that a function started, and the function where Python computes it."""
+    if not call.is_alive() or call.ident is None or call.native_id is None:
+        return
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.ident), ctypes.py_object(SystemExit))
+    for process in descendants("self", call.native_id):
+        with contextlib.suppress(OSError):
+            if os.getpgid(process) == process:
+                os.killpg(process, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 # Metrics -------------------------------------------------------------------------------------------------------------
