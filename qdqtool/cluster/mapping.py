@@ -47,11 +47,8 @@ _ADDRESS = re.compile(r"(?:[a-z]+://)?[^\s/]+:\d{1,5}/?|[a-z]+://\S+")
 def check_where(where: object) -> None:
     """Refuses what cannot be a cluster, before any work is done.
 
-    Args:
-        where: A scheduler's address, ``local:N`` or a ``distributed.Client``.
-
     Raises:
-        ClusterError: It is none of these, or Dask is not installed.
+        ClusterError: It is no address of a scheduler, ``local:N`` or ``distributed.Client``, or Dask is not installed.
     """
     try:
         from distributed import Client
@@ -77,9 +74,6 @@ def check_where(where: object) -> None:
 @contextlib.contextmanager
 def connected(where: object) -> Iterator[Client]:
     """A client of the scheduler; one that was made here is closed at the end, with what was started here.
-
-    Args:
-        where: See :func:`check_where`.
 
     Raises:
         ClusterError: The scheduler cannot be reached, or the processes cannot be started.
@@ -223,11 +217,7 @@ class Cluster(contextlib.ExitStack):
     """A scheduler whose workers are fit for the work. A context manager: it closes what it opened."""
 
     def __init__(self, where: object, mixed_cpus: bool = False) -> None:
-        """Opens it.
-
-        Args:
-            where: A scheduler's address, ``local:N`` or a ``distributed.Client``.
-            mixed_cpus: Whether processors that compute other last bits are permitted.
+        """Opens it; ``mixed_cpus`` permits processors that compute other last bits.
 
         Raises:
             ClusterError: The scheduler cannot be reached.

@@ -226,10 +226,8 @@ _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 def gpu_of(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
     """The GPU that a build ran on, as its log describes it; None where that is not known.
 
-    Args:
-        build: The build.
-        name: The user's word for it: the log's figures are taken where they can be that GPU's, else the table's.
-        clock: SM clock in MHz, which comes before the log's.
+    ``name`` is the user's word for it: the log's figures are taken where they can be that GPU's, else the table's.
+    ``clock`` is its SM clock in MHz, which comes before the log's.
 
     Raises:
         QdqtoolError: The user's GPU is not known.

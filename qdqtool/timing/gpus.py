@@ -33,11 +33,6 @@ _ALIKE = 0.8
 _LISTED = 5
 
 
-def without_maker(name: str) -> str:
-    """A name without the maker's words."""
-    return " ".join(w for w in name.lower().split() if w not in _MAKERS)
-
-
 def spelled_alike(name: str) -> str:
     """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
     text = _SPLIT.sub(" ", name.lower())
@@ -76,9 +71,7 @@ def variants(name: str, taken: str, names: list[str]) -> list[str]:
 def nearest_names(wanted: str, names: Mapping[str, str]) -> list[str]:
     """Names that come nearest: of the same number, of the same series with a near number, or spelled alike.
 
-    Args:
-        wanted: The unknown name, in :func:`spelled_alike`.
-        names: Known names in :func:`spelled_alike`, and what to call them.
+    ``wanted`` and the keys of ``names`` are in :func:`spelled_alike`.
     """
     ranked = []
     series, number = _model(wanted)
@@ -281,10 +274,7 @@ def near_names(name: str) -> list[str]:
 
 def answering(name: str) -> list[Gpu]:
     """The GPUs that a name stands for: one, several that share it (``Orin``), or none."""
-    plain, wanted, table = without_maker(name), spelled_alike(name), _by_words()
-    for gpu in gpus():  # spelled as in the table: nothing to normalize
-        if plain == without_maker(gpu.name):
-            return [gpu]
+    wanted, table = spelled_alike(name), _by_words()
     for text in spellings(wanted):
         if text in table:
             return list(table[text])
@@ -335,8 +325,8 @@ def of_description(text: str) -> Gpu:
         parts[key.strip().lower()] = value.strip()
     known, note = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
-    for key, low, high in (("sms", 1, 1024), ("clock", MIN_CLOCK, MAX_CLOCK), ("bandwidth", 1, 50_000),
-                           ("l2", 0.01, 4096)):
+    limits = {"sms": (1, 1024), "clock": (MIN_CLOCK, MAX_CLOCK), "bandwidth": (1, 50_000), "l2": (0.01, 4096)}
+    for key, (low, high) in limits.items():
         given = parts.get(key) or ("4" if key == "l2" else "")
         try:
             numbers[key] = float(given)
@@ -371,12 +361,10 @@ def rates_of(cc: str) -> tuple[Rates, str]:
 
 
 def chosen(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
-    """The GPU as the user runs it.
+    """The GPU as the user runs it, by its name or a description (see :func:`of_description`).
 
-    Args:
-        name: A name, or a description (see :func:`of_description`).
-        clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
-        power: ``MAXN``, or a limit in W; without ``clock`` the clock is then scaled (a rough guess, and said so).
+    ``clock`` is the SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load. ``power`` is ``MAXN``, or
+    a limit in W; without ``clock`` the clock is then scaled (a rough guess, and said so).
 
     Raises:
         QdqtoolError: The GPU is not known, or a number makes no sense.

@@ -50,25 +50,18 @@ _MAPPING = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
 
 
 def workload_of(
-    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0,
-    gpu: Gpu | None = None,
-) -> Workload:  # fmt: skip
-    """The work of a predicted engine.
+    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0, gpu: Gpu | None = None
+) -> Workload:
+    """The work of a predicted engine of a model whose shapes have no symbolic dimensions.
 
-    Args:
-        model: The model predicted; shapes without symbolic dimensions.
-        prediction: Its prediction.
-        plain: What the builder takes for a float: FP16 (``--fp16`` given) or FP32.
-        batch: Factor on the model's own batch.
-        gpu: Where it runs, which decides about changes of layout; None for a GPU with TF32 before Blackwell.
+    ``plain`` is what the builder takes for a float: FP16 (``--fp16`` given) or FP32; ``batch`` is a factor on the
+    model's own. The GPU decides about changes of layout; None is one with TF32 before Blackwell.
     """
     return _Reader(model, prediction, plain, batch, gpu).run()
 
 
 class _Reader:
-    def __init__(
-        self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None
-    ) -> None:
+    def __init__(self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None) -> None:
         self.model, self.prediction, self.plain, self.batch = model, prediction, plain, batch
         self.tf32 = gpu is None or gpu.has_tf32
         self.myelin = gpu is not None and gpu.fuses_conversions
@@ -239,9 +232,8 @@ class _Reader:
         if weighted:
             return self._weighted(layer, nodes, weighted)
         low, high = self._ends(layer)
-        if layer.type == "NoOp" or (
-            layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
-        ):
+        still = layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
+        if still or layer.type == "NoOp":
             return Work(work.NOTHING, low, high)
         kind = work.KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
         read, written = self._moved(layer, nodes, kind)
@@ -252,9 +244,9 @@ class _Reader:
         return Work(kind, low, high, channels=channels, read=read * width(low), written=written * width(high))
 
     def _ends(self, layer: EngineLayer) -> tuple[Precision, Precision]:
-        low = self._type(layer.inputs[0].precision, layer.inputs[0].tensor) if layer.inputs else self.plain
-        high = self._type(layer.outputs[0].precision, layer.outputs[0].tensor) if layer.outputs else low
-        return low, high
+        low, high = (self._type(edges[0].precision, edges[0].tensor) if edges else None
+                     for edges in (layer.inputs, layer.outputs))  # fmt: skip
+        return low or self.plain, high or low or self.plain
 
     def _moved(self, layer: EngineLayer, nodes: list[Node], kind: str) -> tuple[float | None, float | None]:
         """Elements read and written by a layer that only moves or maps values."""
@@ -262,7 +254,7 @@ class _Reader:
             outside = dict.fromkeys(self._outside(nodes))
             sizes = [self._elements(t) for t in outside]
             last = self._elements(nodes[-1].output)
-            read = None if any(s is None for s in sizes) else sum(s for s in sizes if s is not None)
+            read = None if None in sizes else sum(filter(None, sizes))
             if layer.outputs and last is not None:
                 self.made.setdefault(layer.outputs[0].tensor, last)
             if read is not None and last is not None and kind == work.POINTWISE:
@@ -379,7 +371,7 @@ class _Reader:
             self._extra(name, Work(work.UNKNOWN, self.plain, self.plain))
             return
         size = width(self.plain)
-        read = sum(s for s in sizes if s is not None) * size
+        read = sum(filter(None, sizes)) * size
         self._extra(name, Work(kind, self.plain, self.plain, read=read, written=last * size))
 
     def _edges(self) -> None:

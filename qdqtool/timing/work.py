@@ -137,13 +137,9 @@ _LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce"
 def reformats_of(
     engine: Sequence[tuple[EngineLayer, Work]], shape_of: ShapeOf, inputs: Iterable[str], outputs: Iterable[str]
 ) -> list[Reformat]:
-    """The reformats of a predicted engine.
+    """The reformats of a predicted engine: layers, each behind those whose results it reads, and the work of each.
 
-    Args:
-        engine: Its layers, each behind those whose results it reads, and what each computes and moves.
-        shape_of: Shape of a tensor (NCHW), None where it is not known.
-        inputs: The network's inputs, which are linear.
-        outputs: Its outputs, which have to be.
+    The network's inputs are linear, its outputs have to be.
     """
     return _Layouts(engine, shape_of).run(inputs, outputs)
 

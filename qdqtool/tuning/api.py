@@ -40,7 +40,7 @@ from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, 
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Goal, Search, expected
+from qdqtool.tuning.search import Search, expected
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
@@ -90,7 +90,7 @@ def tune(
     limit = budgets.seconds(effort.check_timeout, "check_timeout")
     _check(aim, machine.gpu, effort)
     keep, time_limit = aim.keep, effort.time_limit
-    goal = Goal(KEEP if keep is None and aim.budget_ms is None else keep, aim.budget_ms)
+    keep = KEEP if keep is None and aim.budget_ms is None else keep
     chosen = target_named(on.target)
     chip = _gpu(machine)
     loaded = load_full(model)
@@ -99,7 +99,7 @@ def tune(
     rules = rules_for(work, placing, chosen)
     measure = metric_for(work, aim.metric, limit)
     sets = open_sets(work, data, aim.evaluation, images, max_images=ranges.max_images, chosen_on=effort.chosen_on,
-                     judged_on=effort.judged_on).swept_on_at_most(effort.swept_on)
+                     judged_on=effort.judged_on, swept_on=effort.swept_on)
     settings = _settings({**vars(ranges), **vars(placing), **vars(images), **vars(remainder)}, chosen, measure.identity)
     identity = {"model": hashlib.sha256(_serialized(work)).hexdigest()[:20], "images": sets.fingerprint,
                 "settings": settings}  # fmt: skip
@@ -125,7 +125,8 @@ def tune(
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
-        search = Search(planner, bench, goal, effort.whole_front, say or (lambda line: None), time_limit or 0.0)
+        search = Search(planner, bench, keep, aim.budget_ms, effort.whole_front, say or (lambda line: None),
+                        time_limit or 0.0)
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
@@ -137,7 +138,7 @@ def tune(
             notes.extend(_moved_by_half(work, plan.recipe.build(work)[0], made, sets, warnings))
         made.path, made.sha256 = "", None
         result = Tuning(
-            made.proto, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought,
+            made.proto, quantized, prediction.predict(made, chosen), reached, keep, aim.budget_ms, point, bought,
             shown,
             [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point),
             planner.cost(search.start),
@@ -159,7 +160,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
     try:
         for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # is there anything to agree with at all?
             own = search.float_value(samples)
-            if search.goal.keep is not None and own <= 0.0:
+            if search.keep is not None and own <= 0.0:
                 raise QdqtoolError(f"`metric` {bench.job.metric.name}: gives {own:.4g} for the float model itself; "
                                    "`keep` is a part of that, which has to be above 0 (higher is better)")
         search.prepare()
@@ -315,7 +316,7 @@ def _against_float(search: Search, point: Point) -> list[str]:
     if alone is None or own is None:
         return []
     written = "" if point.cost.int8 else " and is what was written"
-    if search.goal.budget is not None and alone <= search.goal.budget:
+    if search.budget is not None and alone <= search.budget:
         return [f"the float model itself is predicted to take {alone:.4g} ms, which fits{written}: no INT8 is needed"]
     if written:
         return [f"the float model is predicted to take {alone:.4g} ms{written}: no placement that is accurate enough "

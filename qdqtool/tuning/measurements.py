@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,16 +164,9 @@ class Measurements:
     def sweep(
         self, recipes: Sequence[Recipe], what: str, until: float | None = None, images: Sequence[int] | None = None
     ) -> bool:
-        """Measures the error of each recipe on the samples for single sites, or on others.
+        """Measures the error of each recipe on the samples for single sites, or on other ``images``.
 
-        Args:
-            recipes: What to measure.
-            what: In words, for the bar.
-            until: When to stop, where that is in front of the deadline.
-            images: Other samples.
-
-        Returns:
-            Whether all was measured; False where the time came first.
+        It stops at ``until`` where that is in front of the deadline, and returns whether all was measured before.
         """
         images = tuple(self.sets.swept_on if images is None else images)
         unique = {r.key: r for r in recipes}
@@ -304,16 +297,7 @@ class Sets:
     measured: Dataset  # all others; numbers count in it
     chosen_on: tuple[int, ...]  # numbers of those that choices are made on
     judged_on: tuple[int, ...]  # numbers of those that the result is judged on, and nothing is chosen by
-    # numbers of those to choose on that single sites are measured on; all of them by default
-    swept_on: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.swept_on = self.swept_on or self.chosen_on
-
-    def swept_on_at_most(self, count: int | None) -> Sets:
-        """The same, with so many of the samples to choose on, evenly spread, for the sensitivity of single sites."""
-        at = spread(len(self.chosen_on), min(count or len(self.chosen_on), len(self.chosen_on)))
-        return replace(self, swept_on=tuple(self.chosen_on[i] for i in at))
+    swept_on: tuple[int, ...]  # numbers of those to choose on that single sites are measured on
 
     @property
     def fingerprint(self) -> str:
@@ -325,6 +309,7 @@ class Sets:
 def open_sets(
     model: Model, data: object, evaluation: object = None, images: Images | None = None, *,
     max_images: int = Ranges.max_images, chosen_on: int = Effort.chosen_on, judged_on: int = Effort.judged_on,
+    swept_on: int | None = None,
 ) -> Sets:
     """Divides the data.
 
@@ -346,7 +331,7 @@ def open_sets(
                 f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
             )
         rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
-        return _divided(whole, _part(whole, rest), chosen, judged)
+        return _divided(whole, _part(whole, rest), chosen, judged, swept_on)
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left to "
@@ -356,7 +341,7 @@ def open_sets(
     if len(other.indices) < 2 * other.batch:
         raise DataError(f"`evaluation`: {_images(len(other.indices))} too few to choose on one half and judge on the "
                         f"other; give {2 * other.batch} or more")
-    return _divided(other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on))
+    return _divided(other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on), swept_on)
 
 
 def _images(count: int) -> str:
@@ -379,11 +364,14 @@ def _part(whole: Dataset, indices: Sequence[int]) -> Dataset:
     return Dataset(Part(whole.source, indices), whole.inputs, max(1, len(indices)))
 
 
-def _divided(whole: Dataset, calibration: Dataset, chosen: list[int], judged: list[int]) -> Sets:
+def _divided(
+    whole: Dataset, calibration: Dataset, chosen: list[int], judged: list[int], swept_on: int | None
+) -> Sets:
     """The sets with numbers of samples, of whole batches, for indices."""
     chosen, judged = (items[: len(items) // whole.batch * whole.batch] for items in (chosen, judged))
     first, all_ = len(chosen) // whole.batch, (len(chosen) + len(judged)) // whole.batch
-    return Sets(calibration, _part(whole, chosen + judged), tuple(range(first)), tuple(range(first, all_)))
+    swept = tuple(spread(first, min(swept_on or first, first)))
+    return Sets(calibration, _part(whole, chosen + judged), tuple(range(first)), tuple(range(first, all_)), swept)
 
 
 def _blocks(items: Sequence[int]) -> list[list[int]]:

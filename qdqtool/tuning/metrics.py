@@ -246,25 +246,20 @@ class Metric(Protocol):
     @property
     def identity(self) -> str:
         """Another one's measurements are not this one's."""
-        ...
     @property
     def sentence(self) -> str: ...
     @property
     def tensors(self) -> tuple[str, ...]:
         """What it looks at."""
-        ...
 
     def kept(self, reference: Outputs) -> Any:
         """What is held of the float network's outputs on one sample, to look at many placements."""
-        ...
 
     def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
         """What one sample shows: what was kept of the float network's outputs, and the quantized one's, by name."""
-        ...
 
     def value(self, evidence: Sequence[Evidence]) -> float:
         """The value over samples."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,6 @@ FIRST_SAMPLES = 8  # on which all choices are measured alone,
 BETTER = 1 / 3  # and this part of them on all samples
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Goal:
-    """``keep`` is a part of the float model's value; ``budget`` is in milliseconds. One of them is None."""
-
-    keep: float | None
-    budget: float | None
 
 
 @dataclass
@@ -51,9 +42,10 @@ class Search:
 
     planner: Planner  # works configurations out
     bench: Measurements  # measures them
-    goal: Goal  # what is to be reached
+    keep: float | None  # the part of the float model's value that is to be kept; None with a budget
+    budget: float | None  # milliseconds that it may take; None without
     whole_front: bool  # whether to measure the front even where everything INT8 is enough
-    say: Say  # gets what comes next
+    say: Callable[[str], None]  # gets what comes next
     limit: float = 0.0  # seconds that all of it may take, where the bench has a deadline
     ends: float | None = None  # when all of that is measured has to be; None without a limit
     last_judged: float | None = None  # when only one placement more can be judged
@@ -117,12 +109,12 @@ class Search:
              self.start.joined(j.candidate.configuration))
             for j in self.judged if j.candidate.choice == INT8 and not j.why_not
         ]
-        if self.goal.budget is not None or self._is_enough():
+        if self.budget is not None or self._is_enough():
             self.measure(more)
 
     def _is_enough(self) -> bool:
         """Whether everything INT8 reaches the goal."""
-        if self.goal.keep is None or self.bench.is_late or not self._is_good(self.start):
+        if self.keep is None or self.bench.is_late or not self._is_good(self.start):
             return False
         self._judge([self.start])
         return self._reaches(self.start, self.bench.sets.judged_on)
@@ -271,16 +263,16 @@ class Search:
                 good = index
             elif good is None:
                 bad = index
-            elif self.goal.budget is None and index > good + good // 2 and cost.value > dearest:
+            elif self.budget is None and index > good + good // 2 and cost.value > dearest:
                 break
-        if self.goal.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
-            fits = [n for n in named if self.planner.cost(n[1]).value <= self.goal.budget]
+        if self.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
+            fits = [n for n in named if self.planner.cost(n[1]).value <= self.budget]
             self.measure(fits[-_FITTING:])
         self.measure([beside for p in self.points() if (beside := self._beside(p, named))] if self.whole_front else [])
         if good is None and named:
             self.measure([named[-1]])
             good = len(named) - 1 if self._is_good(named[-1][1]) else None
-            if good is None and self.goal.keep is not None:
+            if good is None and self.keep is not None:
                 self.notes.append("the choices that were tried together do not reach the goal with anything in INT8")
         while good is not None and good - bad > 1:
             middle = (good + bad) // 2
@@ -350,7 +342,7 @@ class Search:
 
     def _take_back(self) -> None:
         """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good."""
-        if self.goal.keep is None:
+        if self.keep is None:
             return
         level = self._level(self.bench.sets.chosen_on)
         here = next((p.configuration for p in self.points() if p.chosen_on >= level), None)
@@ -372,7 +364,7 @@ class Search:
 
         A float convolution between INT8 ones costs conversions, so that more choices are not always dearer.
         """
-        budget = self.goal.budget
+        budget = self.budget
         if budget is None:
             return
         points = self.points()
@@ -435,14 +427,14 @@ class Search:
         return self.bench.value(self.recipe(configuration), samples) >= self._level(samples)
 
     def _level(self, samples: Sequence[int]) -> float:
-        assert self.goal.keep is not None
-        return self.goal.keep * self.float_value(samples)
+        assert self.keep is not None
+        return self.keep * self.float_value(samples)
 
     def _is_good(self, configuration: Configuration) -> bool:
-        if self.goal.keep is not None:
+        if self.keep is not None:
             return self._reaches(configuration, self.bench.sets.chosen_on)
-        assert self.goal.budget is not None
-        return self.planner.cost(configuration).value > self.goal.budget
+        assert self.budget is not None
+        return self.planner.cost(configuration).value > self.budget
 
     # The end ----------------------------------------------------------------------------------------------------
 
@@ -468,8 +460,8 @@ class Search:
         if not front:
             raise QdqtoolError("no convolution would run in INT8 whatever is quantized, so that there is nothing to "
                                "choose; insert and predict say why")
-        if self.goal.budget is not None:
-            fits = [p for p in front if p.cost.value <= self.goal.budget]
+        if self.budget is not None:
+            fits = [p for p in front if p.cost.value <= self.budget]
             return (fits[-1], True) if fits else (front[0], False)
         level = self._level(self.bench.sets.chosen_on)
         for point in front:

@@ -252,12 +252,6 @@ def chain(
 
     Neighbours of what is float already cost less: the conversion between them goes. So costs are predicted for the
     combination, anew for those that the last choice touches and for the best.
-
-    Args:
-        start: What is chosen from the start.
-        found: Choices with a gain above zero.
-        cost: Predicts.
-        neighbours: Nodes that read or make what a node makes or reads.
     """
     gains = sorted(found, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
     here = start
