@@ -158,17 +158,9 @@ class ClusterPass:
         self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
         computed: Sequence[str], bins: int, focus: Focus | None,
     ) -> None:
-        """Prepares the work.
+        """Prepares to count the tensors ``names``, of which the model computes some, on samples that are not ``done``.
 
-        Args:
-            cluster: Where to count.
-            model: Computes the tensors.
-            dataset: The samples; gets what was noticed about them.
-            done: Numbers of samples to leave out.
-            names: Tensors to count.
-            computed: Tensors to compute.
-            bins: See :class:`calibration.statistics.TensorStatistics`.
-            focus: See :func:`calibration.runner.collect`.
+        The dataset gets what is noticed about its samples; ``bins`` and ``focus`` are as in :class:`Assignment`.
 
         Raises:
             ModelError: The model cannot be sent.

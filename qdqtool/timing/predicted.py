@@ -126,11 +126,8 @@ class _Reader:
             made = [replace(edge, tensor=f"{edge.tensor} before its activation") for edge in layer.outputs]
             self.twins.update((new.tensor, edge.tensor) for new, edge in zip(made, layer.outputs, strict=True))
             mapping.update(edge.tensor for edge in layer.outputs)
-            first = one
-            if not self._goes_to_sum(layer) and self._is_open(layer):
-                first = replace(one, written_as=Precision.FP32,
-                                written=one.written / width(one.written_as) * width(Precision.FP32))  # fmt: skip
-                self.result.layers[number] = first
+            first = one.writing_fp32() if not self._goes_to_sum(layer) and self._is_open(layer) else one
+            self.result.layers[number] = first
             own = EngineLayer(f"PWN behind {layer.name}", "PointWise", made, list(layer.outputs))
             mapped = Work(work.POINTWISE, first.written_as, one.written_as, read=first.written, written=one.written)
             self.result.extras.append(Extra(own.name, mapped))
@@ -188,8 +185,8 @@ class _Reader:
         """
         if self.plain == Precision.FP32 or found is None or not found.written_as.is_float:
             return found
-        by_fours = found.kind in work.COMPUTING and found.channels < work.FEW_CHANNELS and (
-            found.precision == Precision.INT8)
+        integer = found.precision == Precision.INT8
+        by_fours = integer and found.kind in work.COMPUTING and found.channels < work.FEW_CHANNELS
         if not by_fours and not (self._goes_on(layer) and any(t.tensor in self.wide for t in layer.inputs)):
             return found
         for edge in layer.outputs:
@@ -197,8 +194,7 @@ class _Reader:
                 self.wide.add(edge.tensor)
             elif count := self._elements(edge.tensor):
                 self.narrowed[edge.tensor] = count
-        elements = found.written / width(found.written_as)
-        return replace(found, written_as=Precision.FP32, written=elements * width(Precision.FP32))
+        return found.writing_fp32()
 
     def _goes_on(self, layer: EngineLayer) -> bool:
         """Whether a layer computes in whatever float it reads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from qdqtool.model.graph import Model, Node
@@ -49,6 +49,11 @@ class Work:
     def moved(self) -> float:
         """Bytes read and written, weights included."""
         return self.read + self.weights + self.written
+
+    def writing_fp32(self) -> Work:
+        """The same with an output in FP32."""
+        elements = self.written / width(self.written_as)
+        return replace(self, written_as=Precision.FP32, written=elements * width(Precision.FP32))
 
 
 def touched(source: float, rows: float, depth: float, groups: float) -> float:

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
 from qdqtool.options import Request
@@ -44,8 +44,8 @@ def tuned() -> Tuning:
     return tune(keep=KEEP)
 
 
-def tune(data: Any = DATA, **options: Any) -> Tuning:
-    return qdqtool.tune(branchy(), data, **{"method": "mse", **options})
+def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
+    return qdqtool.tune(model or branchy(), data, **{"method": "mse", **options})
 
 
 def inserted(floats: Iterable[str], **options: Any) -> Insertion:
@@ -164,9 +164,8 @@ def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> N
 
 def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
     net = branchy()
-    for tensor in net.graph.initializer:
-        if tensor.name == "c6.weight":
-            tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    tensor = next(t for t in net.graph.initializer if t.name == "c6.weight")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
     tuning = qdqtool.tune(net, DATA, keep=0.5, method="mse", target="trt11", exclude=["^c6$"])
     _, time_of = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
     assert time_of is not None and time_of.float_time is not None
@@ -210,12 +209,10 @@ def test_it_goes_on_where_it_was_killed(
     third = tune(keep=0.979, state=state)
     assert third.effort["runs"] < tuned.effort["runs"] / 2
     monkeypatch.setattr(api, "_calibrate", None)  # another state is refused before anything takes long
-    with pytest.raises(DataError, match="another setting"):
-        tune(keep=KEEP, method="max", state=state)
-    with pytest.raises(DataError, match="another set of images"):
-        tune(DATA[1:], keep=KEEP, state=state)
-    with pytest.raises(DataError, match="another model"):
-        qdqtool.tune(branchy(1), DATA, keep=KEEP, method="mse", state=state)
+    for given, what in (({"method": "max"}, "setting"), ({"data": DATA[1:]}, "set of images"),
+                        ({"model": branchy(1)}, "model")):  # fmt: skip
+        with pytest.raises(DataError, match=f"another {what}"):
+            tune(keep=KEEP, state=state, **given)
 
 
 def test_activations_are_smoothed_first(tmp_path: Path) -> None:
@@ -368,28 +365,26 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
     for module in (api, measurements, search_module):
         monkeypatch.setattr(module, "time", clock)
-    ran: list[tuple[float, bool]] = []
+    sweeps: list[float] = []
     swept: dict[str, None] = {}
     alone: set[str] = set()
 
     def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        kinds = {t.key: t.whole for t in tasks}
-        for task in tasks:
-            if not task.whole:
-                swept.update(dict.fromkeys(c.key for c in task.candidates if c.key != job.base.key))
-            elif not swept:
-                alone.update(c.key for c in task.candidates if c.key != job.base.key)
+        whole = any(t.whole for t in tasks)
+        keys = dict.fromkeys(c.key for t in tasks for c in t.candidates if c.key != job.base.key)
+        if not whole:
+            swept.update(keys)
+        elif not swept:
+            alone.update(keys)
         for result in local(1)(job, tasks):
-            for rows in result.rows.values():
-                now[0] += len(rows)
-            ran.append((now[0], kinds[result.key]))
+            now[0] += sum(map(len, result.rows.values()))
+            sweeps.extend([] if whole else [now[0]])
             yield result
 
     tuning = tune(keep=0.9999, mapper=counting, workers=1, time_limit=limit)
     assert now[0] <= 1.1 * limit and tuning.chosen.metric is not None
     points = [p.name for p in (*tuning.front, *tuning.others)]
     assert {"everything INT8", "1 by their own error", "2 by their own error"} <= set(points)
-    sweeps = [at for at, whole in ran if not whole]
     assert all(at <= 0.7 * limit for at in sweeps)
     assert not swept or next(iter(swept)) in alone  # the largest error of its own comes first
     assert limit >= 90 or len(swept) < len(tuning.sites)
@@ -404,13 +399,13 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_no_number_without_a_positive_metric() -> None:
-    with pytest.raises(QdqtoolError, match=r"below_zero: gives -?0"):
-        qdqtool.tune(branchy(), DATA, keep=0.9, metric=below_zero)
     made = qdqtool.insert(branchy(), DATA, predict=False).model
-    with pytest.raises(ModelError, match="is quantized already"):
-        qdqtool.tune(made, DATA)
-    with pytest.raises((ModelError, QdqtoolError), match="nothing to quantize"):
-        qdqtool.tune(branchy(), DATA, exclude_op=["Conv"])
+    for model, options, message in (
+        (branchy(), {"keep": 0.9, "metric": below_zero}, "below_zero: gives -?0"),
+        (made, {}, "is quantized already"), (branchy(), {"exclude_op": ["Conv"]}, "nothing to quantize"),
+    ):  # fmt: skip
+        with pytest.raises(QdqtoolError, match=message):
+            qdqtool.tune(model, DATA, **options)
 
 
 # Other networks ---------------------------------------------------------------------------------------------------
