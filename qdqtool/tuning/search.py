@@ -1,6 +1,7 @@
 """The search: which choices together, each combination measured as a whole."""
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -135,7 +136,7 @@ class Search:
             first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
             if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
                 return False
-            better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
+            better = self._gained()[: math.ceil(BETTER * len(recipes))]
             recipes = [self.recipe(self.with_choice(j.candidate)) for j, _ in better]
         return self.bench.sweep([start, *recipes], "Sensitivity", until)
 
@@ -147,13 +148,9 @@ class Search:
         rank = {n: k for k, c in enumerate(self._by_own_error) for n in c.floats}
         ranked = sorted(self.swept(), key=lambda j: min((rank[n] for n in j.candidate.site.nodes if n in rank),
                                                         default=len(rank)))
-        left, found = until - time.monotonic(), []
-        for judged in ranked:
-            left -= self.each * images * self.share(judged)
-            if left < 0.0:
-                break
-            found.append(judged)
-        return found
+        left = until - time.monotonic()
+        needed = itertools.accumulate(self.each * images * self.share(j) for j in ranked)
+        return [j for j, seconds in zip(ranked, needed, strict=True) if seconds <= left]
 
     def share(self, judged: Judged) -> float:
         """The part of a run's multiplications that a sweep has to do again for a choice."""
@@ -202,11 +199,10 @@ class Search:
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
         before = self._squared(self.start)
-        worst = [j for j, _ in sorted(self._gained(), key=lambda x: -x[1])
+        worst = [j.candidate.site for j, _ in self._gained()
                  if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
-        self.scales = choices.other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
         price = self.planner.cost(self.start).value
-        self.scales = [c for c in self.scales if not c.configuration.apart
+        self.scales = [c for c in choices.other_scales(self.planner, worst[:_LOOKED_AT]) if not c.configuration.apart
                        or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
         if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in self.scales], "Other ranges"):
             raise OutOfTime
@@ -223,13 +219,12 @@ class Search:
             if not tensors & taken:
                 taken |= tensors
                 ranges = ranges.joined(candidate.configuration)
-        if ranges == self.start:
-            return self.start
-        self.measure([("other ranges", ranges)])
-        one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
-        if float(np.nanmean(one - other)) <= 0.0:
-            self.notes.append("other ranges had a smaller output error and not a better metric: not taken")
-            return self.start
+        if ranges != self.start:
+            self.measure([("other ranges", ranges)])
+            one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
+            if float(np.nanmean(one - other)) <= 0.0:
+                self.notes.append("other ranges had a smaller output error and not a better metric: not taken")
+                return self.start
         return ranges
 
     def _combinations(self, ranges: Configuration) -> None:
@@ -268,7 +263,11 @@ class Search:
         if self.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
             fits = [n for n in named if self.planner.cost(n[1]).value <= self.budget]
             self.measure(fits[-_FITTING:])
-        self.measure([beside for p in self.points() if (beside := self._beside(p, named))] if self.whole_front else [])
+        if self.whole_front:
+            costs = [self.planner.cost(c).value for _, c in named]
+            last = (max((i for i, cost in enumerate(costs) if cost <= p.cost.value + _EQUAL), default=None)
+                    for p in self.points())  # the last step that costs no more than a placement
+            self.measure([named[i] for i in last if i is not None])
         if good is None and named:
             self.measure([named[-1]])
             good = len(named) - 1 if self._is_good(named[-1][1]) else None
@@ -279,36 +278,28 @@ class Search:
             self.measure([named[middle]])
             good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
 
-    def _beside(self, point: Point, named: Sequence[tuple[str, Configuration]]) -> tuple[str, Configuration] | None:
-        """The last step of the chain that costs no more than a placement."""
-        fits = (n for n in reversed(named) if self.planner.cost(n[1]).value <= point.cost.value + _EQUAL)
-        return next(fits, None)
-
     def gains(self) -> list[Gain]:
         """Measured floats; those that do not make the output error smaller come last."""
-        before = self.error(self.start)
+        least = _LEAST * (self.error(self.start) or 0.0) ** 2
         price = self.planner.cost(self.start).value
-        found = []
-        for judged, gain in self._gained():
-            if judged.candidate.choice == FLOAT and before is not None:
-                gain = max(gain, _LEAST * before**2)
-                found.append(Gain(judged.candidate.configuration, gain, judged.cost.value - price))
-        return found
+        return [Gain(j.candidate.configuration, max(gain, least), j.cost.value - price)
+                for j, gain in self._gained() if j.candidate.choice == FLOAT]  # fmt: skip
 
-    def _gained(self) -> Iterator[tuple[Judged, float]]:
-        """By how much each choice made the squared error smaller, on the samples that it was measured on."""
-        before = self._squared(self.start)
+    def _gained(self) -> list[tuple[Judged, float]]:
+        """By how much each choice made the squared error smaller, on the samples that it was measured on; most first.
+        """
+        before, found = self._squared(self.start), []
         for judged in self.swept():
             after = self._squared(self.with_choice(judged.candidate))
             both = ~np.isnan(before) & ~np.isnan(after)  # a limited sweep has not measured all on the same
             if both.any():
-                yield judged, float(before[both].mean() - after[both].mean())
+                found.append((judged, float(before[both].mean() - after[both].mean())))
+        return sorted(found, key=lambda x: -x[1])
 
     def obvious(self) -> list[tuple[str, Configuration]]:
         """What one would try without a search: the head float, and the worst convolutions."""
-        single = [(gain, j.candidate) for j, gain in self._gained()
+        ranked = [j.candidate.configuration for j, _ in self._gained()
                   if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT]  # fmt: skip
-        ranked = [c.configuration for _, c in sorted(single, key=lambda x: -x[0])]
         return [*self._heads(), *self._worst(ranked, "worst by sensitivity")]
 
     def _heads(self) -> list[tuple[str, Configuration]]:
