@@ -10,6 +10,7 @@ Never measured is a choice that cannot pay, whatever its accuracy:
 * ``INT8 gains nothing here`` for what the preset leaves float: quantizing it is predicted to bring no time.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,77 +56,68 @@ def find_sites(planner: Planner) -> list[Site]:
     placement = planner.placement(Configuration())
     found: dict[frozenset[str], Site] = {}
 
-    def add(name: str, kind: str, nodes: Iterable[str], default: str = INT8) -> None:
-        names = tuple(dict.fromkeys(nodes))
-        if names and frozenset(names) not in found:
-            found[frozenset(names)] = Site(name, kind, names, _freed(placement, set(names)), default)
-
     order = {n.index: i for i, n in enumerate(model.ordered)}
     weighted = {w.node.index for w in placement.weights}
     placed = sorted({r.node.index for rs in placement.readers.values() for r in rs}, key=order.__getitem__)
+
+    def add(name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
+        names = tuple(model.nodes[i].name for i in sorted(set(indices), key=order.__getitem__))
+        key = frozenset(names)
+        if names and key not in found:
+            freed = tuple(t for t, rs in placement.readers.items() if all(r.node.name in key for r in rs))
+            found[key] = Site(name, kind, names, freed, default)
+
     for index in placed:
         node = model.nodes[index]
         other = ATTENTION if node.op in WEIGHTED else RESIDUAL
-        add(node.name, CONVOLUTION if index in weighted else other, [node.name])
-    for found_attention in attentions(model):
-        both = [n.name for n in (found_attention.scores, found_attention.values) if n.index in placed]
-        add(f"attention of {found_attention.softmax.name}", ATTENTION, both)
+        add(node.name, CONVOLUTION if index in weighted else other, [index])
+    for one in attentions(model):
+        add(f"attention of {one.softmax.name}", ATTENTION, {one.scores.index, one.values.index}.intersection(placed))
     for group in planner.groups(placement):
-        readers = sorted({r.node.index for t in group.quantized for r in placement.readers[t]}, key=order.__getitem__)
-        add(group.quantized[0], GROUP, [model.nodes[i].name for i in readers])
+        add(group.quantized[0], GROUP, (r.node.index for t in group.quantized for r in placement.readers[t]))
     for name, nodes in _branches(model, placed).items():
-        add(name, HEAD, nodes)
-    ends = find_head(model).finals & set(placed)
-    if len(ends) > 1:
-        add("last convolutions", HEAD, [model.nodes[i].name for i in sorted(ends, key=order.__getitem__)])
-    for nodes in _left_by_preset(planner, placement):
-        add(nodes[0], HEAD, nodes, FLOAT)
+        add(name, HEAD, nodes if len(nodes) > 1 else ())
+    ends = find_head(model).finals.intersection(placed)
+    add("last convolutions", HEAD, ends if len(ends) > 1 else ())
+    left = _left_by_preset(planner, placement)
+    for nodes in [[i] for i in left] + [left]:
+        if nodes:
+            add(model.nodes[nodes[0]].name, HEAD, nodes, FLOAT)
     return list(found.values())
 
 
-def _freed(placement: Placement, nodes: set[str]) -> tuple[str, ...]:
-    """Tensors all of whose quantized readers are among the nodes."""
-    return tuple(t for t, rs in placement.readers.items() if all(r.node.name in nodes for r in rs))
-
-
-def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[str]]:
+def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
     """Quantized nodes from which one last convolution alone is reached, by that convolution."""
     head = find_head(model)
     ends = head.finals | head.boxes
+    branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
-        return {}
-    reached: dict[str, frozenset[int]] = {}
+        return branches
+    reached: dict[str, frozenset[int]] = defaultdict(frozenset)
     of_node: dict[int, frozenset[int]] = {}
     for node in reversed(model.ordered):
-        behind = frozenset().union(*(reached.get(t, frozenset()) for t in node.outputs))
-        if node.index in ends:
-            behind = behind | {node.index}
+        behind = frozenset({node.index} & ends).union(*(reached[t] for t in node.outputs))
         of_node[node.index] = behind
-        for tensor in (*node.inputs, *node.captured):
-            if tensor:
-                reached[tensor] = reached.get(tensor, frozenset()) | behind
-    branches: dict[str, list[str]] = {}
+        for tensor in filter(None, (*node.inputs, *node.captured)):
+            reached[tensor] |= behind
     for index in placed:
         if len(of_node[index]) == 1:
-            end = model.nodes[next(iter(of_node[index]))].name
-            branches.setdefault(f"branch of {end}", []).append(model.nodes[index].name)
-    return {name: nodes for name, nodes in branches.items() if len(nodes) > 1}
+            branches[f"branch of {model.nodes[min(of_node[index])].name}"].append(index)
+    return branches
 
 
-def _left_by_preset(planner: Planner, placement: Placement) -> list[list[str]]:
-    """What the head preset leaves float and could be INT8: each node, and all of them; the DFL stays."""
+def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
+    """Nodes that the head preset leaves float and that could be INT8; the DFL stays."""
     head = find_head(planner.model)
     places = find_coordinates(planner.model, head.finals).all
     left = {w.node.index for w in placement.weights}
-    ends = [
-        n.name for n in planner.model.ordered
-        if n.index in (head.boxes | head.finals | places) - head.dfl - left and n.op in WEIGHTED
-    ]
+    ends = [n for n in planner.model.ordered
+            if n.index in (head.boxes | head.finals | places) - head.dfl - left and n.op in WEIGHTED]  # fmt: skip
     if not ends:
         return []
-    tried = planner.placement(Configuration(quantized=frozenset(ends)))
-    ends = [n for n in ends if any(w.node.name == n for w in tried.weights)]
-    return [[n] for n in ends] + ([ends] if len(ends) > 1 else [])
+    tried = planner.placement(Configuration(quantized=frozenset(n.name for n in ends)))
+    quantized = {w.node.index for w in tried.weights}
+    return [n.index for n in ends if n.index in quantized]
 
 
 def candidates(sites: Iterable[Site]) -> list[Candidate]:

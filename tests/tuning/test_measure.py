@@ -125,39 +125,21 @@ def test_samples_at_once_fit_the_budget(job: Job, recipes: list[Recipe], monkeyp
     assert job.network.images_at_once(recipes, 3) == 1
 
 
-class Counting:
-    """A metric that counts for which outputs of the float network it was asked what to keep."""
-
-    name = identity = sentence = "counting"
-
-    def __init__(self, tensors: tuple[str, ...]) -> None:
-        self.tensors = tensors
-        self.kept_of = 0
-
-    def kept(self, reference: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        self.kept_of += 1
-        return dict(reference)
-
-    def look(self, kept: dict[str, np.ndarray], found: dict[str, np.ndarray], image: str) -> float:
-        return float(np.abs(kept[self.tensors[0]] - found[self.tensors[0]]).mean())
-
-    def value(self, evidence: list[float]) -> float:
-        return float(np.mean(evidence))
-
-
 def test_the_float_network_runs_once_for_each_sample(
     job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole) for r in recipes for i in (0, 2) for whole in (True, False)]
-    found = []
+    found: list[list[Result]] = []
+    asked: list[Any] = []
+    kept = OutputAgreement.kept
+    monkeypatch.setattr(OutputAgreement, "kept", lambda self, outputs: asked.append(1) or kept(self, outputs))
     for room, runs in ((budgets.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
-        metric = Counting(job.metric.tensors)
-        counted = with_metric(job, metric)
-        rows = [run_task(counted, task) for task in tasks[: len(tasks) // 2]]
-        rows += [run_task(counted.based_on(recipes[1]), task) for task in tasks[len(tasks) // 2 :]]
-        assert metric.kept_of == runs
-        found.append(rows)
+        asked.clear()
+        one, half = with_metric(job, job.metric), len(tasks) // 2
+        other = one.based_on(recipes[1])
+        found.append([run_task(one if k < half else other, task) for k, task in enumerate(tasks)])
+        assert len(asked) == runs
     assert found[0] == found[1]
 
 
