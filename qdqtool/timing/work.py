@@ -155,7 +155,7 @@ class _Layouts:
         self.at: dict[str, Layout] = {}
         self.made: set[tuple[str, Layout, str]] = set()
         self.result: list[Reformat] = []
-        self.alike: dict[str, bool] = {}
+        self.reads = [self._reads(layer, found) for layer, found in engine]
         self.readers: dict[str, list[int]] = defaultdict(list)
         self.writers: dict[str, list[int]] = defaultdict(list)
         for i, (layer, _) in enumerate(engine):
@@ -163,11 +163,13 @@ class _Layouts:
                 self.readers[edge.tensor].append(i)
             for edge in layer.outputs:
                 self.writers[edge.tensor].append(i)
+        # What all readers want in one layout is changed once, behind its maker (ResNet-18 in FP32 on an A100).
+        self.alike = {t for t, readers in self.readers.items() if len({self.reads[i] for i in readers}) == 1}
 
     def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[Reformat]:
         self.at = dict.fromkeys(inputs, Layout.LINEAR)
         for i, (layer, found) in enumerate(self.engine):
-            wanted = self._reads(i)
+            wanted = self.reads[i]
             have = [self.at.get(edge.tensor) for edge in layer.inputs]
             if len(wanted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
                 # One layout for all its inputs: the first that needs no reformat.
@@ -191,21 +193,14 @@ class _Layouts:
         shape = None if have is None or not wanted or have in wanted else self.shape_of(tensor)
         if have is None or shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
             return
-        key = (tensor, wanted[0], '' if layer and self._wanted_alike(tensor) else layer)
+        key = (tensor, wanted[0], "" if tensor in self.alike else layer)
         if key not in self.made:
             self.made.add(key)
             elements = float(math.prod(shape))
             self.result.append(Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision))
 
-    def _wanted_alike(self, tensor: str) -> bool:
-        """Whether all readers want one layout: it is changed once, behind its maker (ResNet-18 in FP32 on an A100)."""
-        if tensor not in self.alike:
-            self.alike[tensor] = len({self._reads(i) for i in self.readers[tensor]}) == 1
-        return self.alike[tensor]
-
-    def _reads(self, i: int) -> tuple[Layout, ...]:
+    def _reads(self, layer: EngineLayer, found: Work) -> tuple[Layout, ...]:
         """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
-        layer, found = self.engine[i]
         if layer.type == "Conversion" or found.kind == UNKNOWN:
             return ()
         if layer.type in _LINEAR_TYPES:
@@ -240,23 +235,19 @@ class _Layouts:
             if found.precision == Precision.INT8:
                 return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
             return self._floats(found)
-        if layer.type == "Conversion":
-            return self._readers_want(i)
+        if layer.type == "Conversion":  # what the first reader that is not open wants
+            readers = (self.reads[j] for edge in layer.outputs for j in self.readers.get(edge.tensor, ()))
+            if wanted := next(filter(None, readers), ()):
+                return wanted[0]
+            return Layout.BLOCKS if found.written_as == Precision.INT8 else Layout.LINEAR
         if layer.type in _LINEAR_TYPES and not self._keeps(layer):
             return Layout.LINEAR
         have = self.at.get(layer.inputs[0].tensor) if layer.inputs else None
-        wanted = self._reads(i)
+        wanted = self.reads[i]
         if not wanted:
             return have or Layout.LINEAR
         known = [self.at.get(edge.tensor) for edge in layer.inputs]
         return next((h for h in known if h is not None and h in wanted), wanted[0])
-
-    def _readers_want(self, i: int) -> Layout:
-        """What a conversion writes: the layout of a tensor that others write as well, else the first reader's."""
-        readers = (j for edge in self.engine[i][0].outputs for j in self.readers.get(edge.tensor, ()))
-        if wanted := next(filter(None, map(self._reads, readers)), ()):
-            return wanted[0]
-        return Layout.BLOCKS if self.engine[i][1].written_as == Precision.INT8 else Layout.LINEAR
 
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")

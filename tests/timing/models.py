@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
+import onnx
+
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
@@ -20,10 +23,17 @@ def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, dynamic
     """Convolutions with Relu in a row, each with Q/DQ on input and weights where ``quantized``."""
     g = Graph(opset=17)
     x = g.input("N" if dynamic else batch, channels, size, size)
-    scale, weights = (0.05, "tensor") if quantized else (None, "float")
     for i in range(convolutions):
-        x = g.relu(g.conv(x, f"conv{i}", channels, scale=scale, weights=weights), f"relu{i}")
+        weight = g.const(f"w{i}", np.full((channels, channels, 3, 3), 0.01, np.float32))
+        if quantized:
+            x, weight = g.pair(x, f"in{i}", 0.05), g.pair(weight, f"we{i}", 0.05)
+        x = g.relu(g.op("Conv", [x, weight], f"conv{i}", pads=[1] * 4), f"relu{i}")
     return g.model(g.op("Sigmoid", x, "last"))
+
+
+def saved(folder, model, name="model.onnx"):
+    onnx.save(model, folder / name)
+    return str(folder / name)
 
 
 def timed(proto, gpu=GPU, **options):
