@@ -201,10 +201,6 @@ class Planner:
                         wide.readers.setdefault(tensor, [])
         return [*self.groups(wide), *self.groups(wide, wide.readers)]
 
-    def method_of(self, group: ScaleGroup, configuration: Configuration) -> str:
-        chosen = dict(configuration.methods)
-        return next((chosen[t] for t in group.quantized if t in chosen), None) or self.methods.of(group)
-
     def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[str]]:
         key = (group.quantized, group.sources, method)
         if key not in self._scales:
@@ -218,8 +214,10 @@ class Planner:
             placement = self.placement(configuration)
             scales: list[GroupScale] = []
             warnings: list[str] = []
+            chosen = dict(configuration.methods)
             for group in self.groups(placement, configuration.apart):
-                scale, said = self.scale(group, self.method_of(group, configuration))
+                method = next((chosen[t] for t in group.quantized if t in chosen), None)
+                scale, said = self.scale(group, method or self.methods.of(group))
                 scales.append(scale)
                 warnings += said
             self._plans[configuration] = Plan(placement, scales, _recipe(placement, scales), warnings)

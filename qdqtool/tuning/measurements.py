@@ -100,12 +100,12 @@ class Store:
             head = file.read(HEAD)
             if not kind_of(head):
                 raise DataError(f"{what}; give another name with `state`")
-            text = b"".join(unpack(head, lambda: file.read(BLOCK), str(path), budgets.TUNING_STATE, whole=True,
-                                   error=DataError))  # fmt: skip
-        try:
-            data = parse_json(text)
-        except (ValueError, RecursionError):
-            raise DataError(f"{what}, or damaged; {remedy}") from None
+            limit = budgets.TUNING_STATE
+            blocks = unpack(head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError)
+            try:
+                data = parse_json(b"".join(blocks))
+            except (ValueError, RecursionError):
+                raise DataError(f"{what}, or damaged; {remedy}") from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise DataError(f"{what}; {remedy}")
         for name, value in self.identity.items():

@@ -1,6 +1,5 @@
 """Pieces of work: each result once, nothing left behind, errors in one line."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +16,6 @@ from tests.cluster.clusters import left_behind
 HOME = "tests.cluster.clusters"
 
 
-@contextlib.contextmanager
-def job_of(client: Any, number: int = 7, work: str = "slowly_times") -> Iterator[Job]:
-    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", number, f"{HOME}:{work}") as job:
-        yield job
-
-
 def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) -> None:
     taken: list[int] = []
     given: list[int] = []
@@ -33,7 +26,7 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
             assert len(taken) - len(given) <= AHEAD * 2
             yield item
 
-    with job_of(client) as job:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
         for item, result in job.results(items()):
             assert result == 7 * item
             given.append(item)
@@ -49,15 +42,15 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
 
 def test_work_ends_with_its_job_and_errors_are_one_line(client: Any) -> None:
     begin = time.monotonic()
-    with job_of(client) as job:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
         running = job.results([1, 1000, 1000])
         assert next(running) == (1, 7)
         running.close()
-    with job_of(client, 1) as job:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 1, f"{HOME}:slowly_times") as job:
         assert sorted(job.results([1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]
     assert time.monotonic() - begin < 29
     assert left_behind(client) == (0, 0, [])
     told = pytest.raises(ClusterError, match="failed on 3: ValueError: three is refused")
-    with job_of(client, work="failing") as job, told:
+    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job, told:
         list(job.results(range(6)))
     assert left_behind(client) == (0, 0, [])
