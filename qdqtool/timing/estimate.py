@@ -320,25 +320,24 @@ def in_profile(layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]) -> lis
 def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float) -> None:
     gpu = result.gpu
     known = fitted.is_measured(gpu.cc)
-    spread = fitted.spreads["total" if known else "total_unknown"]
-    if result.calibration is not None:
-        spread = _REPEATED if result.calibration.direct else fitted.spreads["total_calibrated"]
-    slowed = 1.0  # how far the board's power may slow it under load
-    if result.calibration is None and not known:
-        spread *= UNMEASURED
-        result.notes.append(
-            f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
-        )
-    if result.calibration is None and gpu.sustained < 1:
-        slowed = 1 / gpu.sustained
-        result.notes.append(
-            f"{gpu.power:g} W may not keep {gpu.clock:.0f} MHz under load: the upper end is for "
-            f"{gpu.clock * gpu.sustained:.0f} MHz; `clock` is better"
-        )
+    slowed, correction = 1.0, result.calibration  # how far the board's power may slow it under load
+    if correction is not None:
+        spread = _REPEATED if correction.direct else fitted.spreads["total_calibrated"]
+    else:
+        spread = fitted.spreads["total"] if known else fitted.spreads["total_unknown"] * UNMEASURED
+        if not known:
+            result.notes.append(
+                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
+            )
+        if gpu.sustained < 1:
+            slowed = 1 / gpu.sustained
+            result.notes.append(
+                f"{gpu.power:g} W may not keep {gpu.clock:.0f} MHz under load: the upper end is for "
+                f"{gpu.clock * gpu.sustained:.0f} MHz; `clock` is better"
+            )
+        spread *= 1.15 if gpu.note else 1.0
     if gpu.note:
         result.notes.append(gpu.note)
-        if result.calibration is None:
-            spread *= 1.15
     if result.unknown:
         share = len(result.unknown) / max(1, layers)
         spread *= 1 + _UNKNOWN_SPREAD * share
@@ -347,8 +346,8 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float)
             + ("" if share <= 0.5 else ", so that this time says little: export the model with fixed shapes")
         )
     result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowed
-    if result.calibration is not None and result.calibration.overhead_us:  # it may be the kernels' own after all
-        result.high_ms += kernels * result.calibration.overhead_us * 1e-3
+    if correction is not None and correction.overhead_us:  # it may be the kernels' own after all
+        result.high_ms += kernels * correction.overhead_us * 1e-3
 
 
 def _kernels(engine: _Engine, shown: Array) -> list[Kernel]:

@@ -103,10 +103,10 @@ def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | 
 
 
 def _row(w: Work, g: Gpu, cold: bool) -> dict[str, Any]:
-    path, old = _path(w.precision, g), float(g.cc) < 8.0
+    (path, rate), old = _path(w.precision, g), float(g.cc) < 8.0
     return {
         "kind": w.kind, "path": PATHS.index(path),
-        "rate": float(_rate(path, w.precision, g)),  # MAC per clock and SM at the peak
+        "rate": float(rate),  # MAC per clock and SM at the peak
         "clocks": g.per_second, "sms": float(g.sms),  # SM clocks per second, all SMs
         "bandwidth": g.bandwidth * 1e9, "l2": g.l2 * 1e6,  # bytes/s, bytes
         "pipe": float(g.rates.fp32_pipe),  # FP32 MAC per clock and SM of the CUDA cores
@@ -138,24 +138,17 @@ def _moved(w: Work) -> float:
     return w.read * come + w.weights * come + w.written * (1.0 if w.written_as == Precision.FP32 else go)
 
 
-def _path(precision: Precision, gpu: Gpu) -> str:
-    """What multiplies: tensor cores by type, dp4a, or (``fp32``) the CUDA cores (FP16 at its own rate)."""
-    rates = gpu.rates
-    if precision in _INTEGERS and rates.int8:
-        return "int8" if rates.int8_path == "tensor" else "dp4a"
-    if precision in _HALVES and gpu.has_tensor_cores:
-        return "fp16"
-    return "tf32" if gpu.has_tf32 and precision not in _HALVES else "fp32"
-
-
 _INTEGERS = (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4)
-_HALVES = (Precision.FP16, Precision.BF16)
 
 
-def _rate(path: str, precision: Precision, gpu: Gpu) -> float:
+def _path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
+    """What multiplies, tensor cores by type, dp4a, or (``fp32``) the CUDA cores; and its rate (FP16 has its own)."""
     r = gpu.rates
-    cores = max(r.fp32_pipe, r.fp16) if precision in _HALVES else r.fp32_pipe
-    return {"int8": r.int8, "dp4a": r.int8, "fp16": r.fp16, "tf32": r.tf32}.get(path, cores)
+    if precision in _INTEGERS and r.int8:
+        return "int8" if r.int8_path == "tensor" else "dp4a", r.int8
+    if precision in (Precision.FP16, Precision.BF16):
+        return ("fp16", r.fp16) if gpu.has_tensor_cores else ("fp32", max(r.fp32_pipe, r.fp16))
+    return ("tf32", r.tf32) if gpu.has_tf32 else ("fp32", r.fp32_pipe)
 
 
 def kernel_seconds(f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
