@@ -30,46 +30,27 @@ from qdqtool.model.sizes import linear_inputs
 
 @dataclass
 class Assignment:
-    """What all portions share; it reaches each worker once.
+    """What all portions share; it reaches each worker once."""
 
-    Attributes:
-        model: Computes the tensors that are not inputs; serialized, empty where all are inputs.
-        sha256: Of these bytes.
-        path: The model's, for messages.
-        names: Tensors to count.
-        bins: See :class:`calibration.statistics.TensorStatistics`.
-        focus: See :func:`calibration.runner.collect`.
-        inputs: The model's.
-        fetched: Bytes of one sample's tensors.
-        samples: Of all portions.
-        by_channel: See :class:`calibration.counting.Tally`.
-    """
-
-    model: bytes
-    sha256: str
-    path: str
-    names: tuple[str, ...]
-    bins: int
-    focus: Focus | None
-    inputs: tuple[InputSpec, ...]
-    fetched: int
-    samples: int
-    by_channel: tuple[str, ...] = ()
+    model: bytes  # computes the tensors that are not inputs; serialized, empty where all are inputs
+    sha256: str  # of these bytes
+    path: str  # the model's, for messages
+    names: tuple[str, ...]  # tensors to count
+    bins: int  # see :class:`calibration.statistics.TensorStatistics`
+    focus: Focus | None  # see :func:`calibration.runner.collect`
+    inputs: tuple[InputSpec, ...]  # the model's
+    fetched: int  # bytes of one sample's tensors
+    samples: int  # of all portions
+    by_channel: tuple[str, ...] = ()  # see :class:`calibration.counting.Tally`
 
 
 @dataclass
 class Portion:
-    """Some samples.
+    """Some samples."""
 
-    Attributes:
-        numbers: The samples' numbers.
-        source: Their parts, in order; the last sample alone may be filled up.
-        identities: Of the parts, as the client sees them.
-    """
-
-    numbers: tuple[int, ...]
-    source: Source
-    identities: Sequence[bytes]
+    numbers: tuple[int, ...]  # the samples' numbers
+    source: Source  # their parts, in order; the last sample alone may be filled up
+    identities: Sequence[bytes]  # of the parts, as the client sees them
 
     def __str__(self) -> str:
         return f"samples {self.numbers[0]} to {self.numbers[-1]}"
@@ -84,10 +65,8 @@ class Engine:
         slots = worker_count(assignment.fetched, threads)
         self.assignment = assignment
         counters = max(1, threads // slots)
-        session: Any = None
-        if assignment.model:
-            session = open_packed(assignment.model, counters, assignment.path)
-            assignment.model = b""
+        session = open_packed(assignment.model, counters, assignment.path) if assignment.model else None
+        assignment.model = b""
         self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
         for _ in range(slots):
             self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters,
@@ -108,12 +87,7 @@ class Held(Part):
     """A source whose samples have to be those that the client of a cluster saw."""
 
     def __init__(self, source: Source, identities: Sequence[bytes]) -> None:
-        """Holds them.
-
-        Args:
-            source: What this process reads.
-            identities: :meth:`~calibration.dataset.Source.identity` of each sample, as the client sees it.
-        """
+        """Holds what this process reads, with each sample's ``identity`` as the client sees it."""
         super().__init__(source, range(len(identities)))
         self.identities = identities
 
@@ -184,17 +158,9 @@ class ClusterPass:
         self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
         computed: Sequence[str], bins: int, focus: Focus | None,
     ) -> None:
-        """Prepares the work.
+        """Prepares to count the tensors ``names``, of which the model computes some, on samples that are not ``done``.
 
-        Args:
-            cluster: Where to count.
-            model: Computes the tensors.
-            dataset: The samples; gets what was noticed about them.
-            done: Numbers of samples to leave out.
-            names: Tensors to count.
-            computed: Tensors to compute.
-            bins: See :class:`calibration.statistics.TensorStatistics`.
-            focus: See :func:`calibration.runner.collect`.
+        The dataset gets what is noticed about its samples; ``bins`` and ``focus`` are as in :class:`Assignment`.
 
         Raises:
             ModelError: The model cannot be sent.
@@ -206,9 +172,7 @@ class ClusterPass:
             packed, hashlib.sha256(packed).hexdigest(), model.path, tuple(names), bins, focus, tuple(dataset.inputs),
             fetched_bytes(model, computed), len(dataset), tuple(sorted(linear_inputs(model).intersection(names))),
         )
-        self.cluster = cluster
-        self.dataset = dataset
-        self.left_out = done
+        self.cluster, self.dataset, self.left_out = cluster, dataset, done
         self.names = tuple(names)
         self.tensors = {n: TensorStatistics(bins) for n in names}
         self.images = 0
@@ -235,8 +199,7 @@ class ClusterPass:
         begin = time.perf_counter()
         self.tensors = {n: self.tensors[n].merge(packed["tensors"][n]) for n in self.names}
         self.images += packed["images"]
-        for number in portion.numbers:
-            self.done.add(number)
+        self.done.update(portion.numbers)
         self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
         self._pace.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
 
@@ -285,12 +248,7 @@ class _Pace:
         self._merging = merging if not self._merging else 0.7 * self._merging + 0.3 * merging
 
     def size(self, left: int, slots: int) -> int:
-        """Samples of the next portion.
-
-        Args:
-            left: Samples that are left.
-            slots: Threads of the cluster.
-        """
+        """Samples of the next portion, of those that are left, for so many threads of the cluster."""
         if not self._samples:
             return _FIRST
         each = self._counting / self._samples or 1e-9

@@ -16,7 +16,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.base.process import temporary_folder
@@ -48,11 +47,8 @@ _ADDRESS = re.compile(r"(?:[a-z]+://)?[^\s/]+:\d{1,5}/?|[a-z]+://\S+")
 def check_where(where: object) -> None:
     """Refuses what cannot be a cluster, before any work is done.
 
-    Args:
-        where: A scheduler's address, ``local:N`` or a ``distributed.Client``.
-
     Raises:
-        ClusterError: It is none of these, or Dask is not installed.
+        ClusterError: It is no address of a scheduler, ``local:N`` or ``distributed.Client``, or Dask is not installed.
     """
     try:
         from distributed import Client
@@ -79,9 +75,6 @@ def check_where(where: object) -> None:
 def connected(where: object) -> Iterator[Client]:
     """A client of the scheduler; one that was made here is closed at the end, with what was started here.
 
-    Args:
-        where: See :func:`check_where`.
-
     Raises:
         ClusterError: The scheduler cannot be reached, or the processes cannot be started.
     """
@@ -97,11 +90,8 @@ def connected(where: object) -> Iterator[Client]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of other versions of what does not matter; what does is reported by `facts`
         local = _LOCAL.fullmatch(where)
-        address: Any = where
-        if local is not None:
-            address, security = stack.enter_context(_processes(local[1]))
-        else:
-            security = None  # as Dask's configuration says
+        address: Any
+        address, security = (where, None) if local is None else stack.enter_context(_processes(local[1]))
         try:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool", security=security)
         except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
@@ -109,8 +99,11 @@ def connected(where: object) -> Iterator[Client]:
             raise ClusterError(
                 f"`cluster={where}`: no scheduler can be reached there; start one with `dask scheduler` ({reason})"
             ) from None
-        stack.callback(_close, client)
-        yield client
+        try:
+            yield client
+        finally:
+            with contextlib.suppress(Exception):
+                client.close(timeout=5)
 
 
 @contextlib.contextmanager
@@ -120,8 +113,7 @@ def _processes(count: str | None) -> Iterator[Any]:
     Other users of the machine reach its ports, and whoever may connect to a worker runs programs on it: certificates
     that this process makes for itself admit nobody else. There are no web pages: they ask for none.
 
-    Yields:
-        The cluster, and what a client needs to connect to it.
+    Yields the cluster, and what a client needs to connect to it.
     """
     import dask
     from distributed import LocalCluster, Security
@@ -132,8 +124,7 @@ def _processes(count: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise ClusterError(f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})") from None
     wanted = int(count) if count else cores()
-    with temporary_folder("cluster-") as folder, \
-            dask.config.set(_LOCAL_CONFIG):
+    with temporary_folder("cluster-") as folder, dask.config.set(_LOCAL_CONFIG):
         cluster = None
         try:
             try:
@@ -178,18 +169,13 @@ def _interrupts_kept() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _close(client: Client) -> None:
-    with contextlib.suppress(Exception):
-        client.close(timeout=5)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Nothing of Dask's log reaches stderr: what matters of it is reported in one line of ours."""
-    names = [n for n in logging.root.manager.loggerDict if n.partition(".")[0] in ("distributed", "tornado", "asyncio")]
-    loggers = [logging.getLogger(n) for n in {*names, "distributed", "tornado", "asyncio"}]
-    before = [(logger, logger.level) for logger in loggers]
-    for logger in loggers:
+    roots = ("distributed", "tornado", "asyncio")
+    names = {*roots, *(n for n in logging.root.manager.loggerDict if n.partition(".")[0] in roots)}
+    before = [(logger, logger.level) for logger in map(logging.getLogger, names)]
+    for logger, _ in before:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
@@ -228,19 +214,10 @@ _ATTEMPTS, _AGAIN_SECONDS = 3, 3.0  # to hand out the shared part
 
 
 class Cluster(contextlib.ExitStack):
-    """A scheduler whose workers are fit for the work. A context manager: it closes what it opened.
-
-    Attributes:
-        client: Dask's client.
-        mixed_cpus: Whether processors that compute other last bits are permitted.
-    """
+    """A scheduler whose workers are fit for the work. A context manager: it closes what it opened."""
 
     def __init__(self, where: object, mixed_cpus: bool = False) -> None:
-        """Opens it.
-
-        Args:
-            where: A scheduler's address, ``local:N`` or a ``distributed.Client``.
-            mixed_cpus: Whether processors that compute other last bits are permitted.
+        """Opens it; ``mixed_cpus`` permits processors that compute other last bits.
 
         Raises:
             ClusterError: The scheduler cannot be reached.
@@ -255,11 +232,7 @@ class Cluster(contextlib.ExitStack):
 
 
 class Job:
-    """Pieces of work that share a part, which each worker gets once. A context manager: it leaves nothing behind.
-
-    Attributes:
-        slots: Threads of all workers, as last seen.
-    """
+    """Pieces of work that share a part, which each worker gets once. A context manager: it leaves nothing behind."""
 
     def __init__(self, cluster: Cluster, factory: str, payload: Any, function: str) -> None:
         """Prepares it; nothing is sent yet.
@@ -272,13 +245,10 @@ class Job:
             function: ``module:function`` called as ``function(state, item, stopped)`` for each piece; it ends early
                 when the event ``stopped`` is set.
         """
-        self.cluster = cluster
-        self.client = cluster.client
-        self.factory = factory
-        self.payload = payload
-        self.function = function
-        self.name = f"qdqtool-{uuid.uuid4().hex}"
-        self.slots = 1
+        self.cluster, self.client = cluster, cluster.client
+        self.factory, self.payload, self.function = factory, payload, function
+        self.name = ""
+        self.slots = 1  # threads of all workers, as last seen
         self._submitted = 0
         self._waiting: dict[Any, tuple[Future, Any]] = {}
         self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
@@ -287,6 +257,7 @@ class Job:
 
     def __enter__(self) -> Job:
         for attempt in range(_ATTEMPTS):
+            self.name = f"qdqtool-{uuid.uuid4().hex}"
             try:
                 self._hand_out()
                 break
@@ -295,7 +266,6 @@ class Job:
                 if attempt + 1 == _ATTEMPTS or self.client.status != "running":
                     raise ClusterError(f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
                                        "workers end, as for want of memory, their logs say why") from None
-                self.name = f"qdqtool-{uuid.uuid4().hex}"
                 time.sleep(_AGAIN_SECONDS)
             except BaseException:
                 self._clean()
@@ -320,9 +290,7 @@ class Job:
                 raise ClusterError(f"cluster worker {address} {refusal}")
         self.slots = sum(self.client.nthreads().values())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._clean()
 
     def results(self, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -28,11 +29,7 @@ VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 
 
 def facts(threads: int = 1) -> dict[str, str]:
-    """The facts of this process.
-
-    Args:
-        threads: That one onnxruntime session may use here; the probe runs with one and with so many.
-    """
+    """The facts of this process, where one onnxruntime session may use so many threads."""
     import onnx
     import onnxruntime
     import PIL
@@ -78,13 +75,10 @@ def _source() -> str:
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return " ".join(line.partition(":")[2].split())[:80]
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())[:80]
     return (platform.processor() or platform.machine())[:80]
 
 
@@ -183,8 +177,6 @@ def _picture() -> bytes:
 
 #: Makes what the pieces of one job share, once for each process: (shared part, threads of the worker) to state.
 Factory = Callable[[Any, int], Any]
-
-
 _JOBS: dict[tuple[str, str], Carrier] = {}  # by job and worker: several workers may live in one process
 
 
@@ -200,20 +192,12 @@ class Carrier(WorkerPlugin):  # type: ignore[misc]
     stopped: threading.Event
 
     def __init__(self, job: str, factory: str, payload: Any, expected: dict[str, str], mixed_cpus: bool) -> None:
-        """Describes it; a worker gets a copy of its own.
+        """Describes it, as for :class:`~qdqtool.cluster.mapping.Job`; ``expected`` are the client's facts.
 
-        Args:
-            job: A name.
-            factory: ``module:function`` of a :data:`Factory`.
-            payload: The shared part.
-            expected: The client's facts.
-            mixed_cpus: Whether processors that compute other last bits are permitted.
+        A worker gets a copy of its own.
         """
-        self.name = job
-        self.factory = factory
-        self.payload = payload
-        self.expected = expected
-        self.mixed_cpus = mixed_cpus
+        self.name, self.factory, self.payload = job, factory, payload
+        self.expected, self.mixed_cpus = expected, mixed_cpus
 
     def setup(self, worker: Any) -> None:
         self.threads = int(worker.state.nthreads)

@@ -27,9 +27,10 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.parts import BestTime, Calibration, FixTime, FloatTime, Gain, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
+from qdqtool.timing.work import Work
 from qdqtool.trt.outcome import assumed_target, settled
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import Cause, EngineLayer, Evidence, Finding, FindingCode, Json, Precision, Prediction, Refusal
+from qdqtool.types import Cause, EngineLayer, Evidence, Finding, FindingCode, Json, Precision, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
@@ -43,57 +44,35 @@ _OPEN = "trt10"  # the newest target whose builder chooses what floats are, and 
 
 @dataclass(slots=True)
 class TimeEstimate:
-    """How long an engine takes on a GPU.
+    """How long an engine takes on a GPU."""
 
-    Attributes:
-        gpu: The GPU, as the user runs it.
-        total_ms: One execution, end to end on the GPU (what trtexec calls GPU Compute Time), in milliseconds.
-        low_ms: With ``high_ms`` the range in which 80 % of measured times lie.
-        high_ms: See ``low_ms``.
-        conversions_ms: Part of the total that converts data types (Q and DQ that stay).
-        layouts_ms: Part of the total that changes memory layouts and no types.
-        layouts: How many kernels do that.
-        conversions: How many kernels convert data types.
-        waiting_ms: Part of the total that launching its kernels takes, had they nothing to compute and to move.
-        graph: Whether it is of an engine that runs as a CUDA graph.
-        layers: Milliseconds of each predicted layer as a profile would show them, in the prediction's order.
-        kernels: Every kernel, the slowest first.
-        float_time: The same network without Q/DQ, in FP16 where the GPU is fast in it; None where not simulated.
-        best: The network with Q/DQ where ``insert`` would put them; None where that is not known.
-        batch: Factor on the model's own batch.
-        calibration: The correction that went in.
-        unknown: Layers whose shapes are not known.
-        notes: What the user should know about the figures.
-        plain: What floats are: FP16 or FP32.
-        is_float: Whether the time is that of a network without Q/DQ.
-        asked: The batch that was asked for; None for the model's own.
-        fixes: What automatic fixes save, by kind, the most first (``fixing.whatif``).
-        load: The work that the time was estimated for; its layers are in the prediction's order where those are named.
-    """
-
-    gpu: Gpu
-    total_ms: float
-    low_ms: float
+    gpu: Gpu  # the GPU, as the user runs it
+    total_ms: float  # one execution, end to end on the GPU (what trtexec calls GPU Compute Time), in milliseconds
+    low_ms: float  # with ``high_ms`` the range in which 80 % of measured times lie
     high_ms: float
-    conversions_ms: float
-    layers: list[float]
-    kernels: list[Kernel]
+    conversions_ms: float  # part of the total that converts data types (Q and DQ that stay)
+    layers: list[float]  # milliseconds of each predicted layer as a profile would show them, in the prediction's order
+    kernels: list[Kernel]  # every kernel, the slowest first
+    # the same network without Q/DQ, in FP16 where the GPU is fast in it; None where not simulated
     float_time: FloatTime | None = None
-    best: BestTime | None = None
-    batch: float = 1.0
-    calibration: Calibration | None = None
-    unknown: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    plain: Precision = Precision.FP16
-    is_float: bool = False
-    asked: int | None = None
+    best: BestTime | None = None  # the network with Q/DQ where ``insert`` would put them; None where that is not known
+    batch: float = 1.0  # factor on the model's own batch
+    calibration: Calibration | None = None  # the correction that went in
+    unknown: list[str] = field(default_factory=list)  # layers whose shapes are not known
+    notes: list[str] = field(default_factory=list)  # what the user should know about the figures
+    plain: Precision = Precision.FP16  # what floats are: FP16 or FP32
+    is_float: bool = False  # whether the time is that of a network without Q/DQ
+    asked: int | None = None  # the batch that was asked for; None for the model's own
+    # what automatic fixes save, by kind, the most first (``fixing.whatif``)
     fixes: list[FixTime] = field(default_factory=list)
+    # the work that the time was estimated for; its layers are in the prediction's order where those are named
     load: Workload | None = field(default=None, repr=False)
-    layouts_ms: float = 0.0
-    layouts: int = 0
-    conversions: int = 0
+    layouts_ms: float = 0.0  # part of the total that changes memory layouts and no types
+    layouts: int = 0  # how many kernels do that
+    conversions: int = 0  # how many kernels convert data types
+    # part of the total that launching its kernels takes, had they nothing to compute and to move
     waiting_ms: float = 0.0
-    graph: bool = False
+    graph: bool = False  # whether it is of an engine that runs as a CUDA graph
 
     @property
     def gain(self) -> float | None:
@@ -123,17 +102,42 @@ class TimeEstimate:
         return Gain(value / spread, value, value * spread, self.float_time.precision, *fitted.signs)
 
     def as_json(self) -> Json:
-        parts = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
-        times = {name: rounded(getattr(self, name)) for name in ("total_ms", "low_ms", "high_ms", "conversions_ms",
-                                                                 "layouts_ms")}  # fmt: skip
+        made = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
+        times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
-            "gpu": self.gpu.name, "clock_mhz": round(self.gpu.clock), **times, "layouts": self.layouts,
+            "gpu": self.gpu.name, "clock_mhz": round(self.gpu.clock),
+            **{name: rounded(getattr(self, name)) for name in times}, "layouts": self.layouts,
             "layers_ms": rounded(sum(self.layers)),
-            **{name: part.as_json() if part else None for name, part in parts.items()},
+            **{name: part.as_json() if part else None for name, part in made.items()},
             "fixes": [f.as_json() for f in self.fixes], "slowest": [k.as_json() for k in self.kernels[:10]],
             "batch": self.batch, "calibration": self.calibration.as_json() if self.calibration else None,
             "unknown_layers": len(self.unknown), "notes": list(self.notes),
         }
+
+
+@dataclass(slots=True)
+class _Engine:
+    """A simulated engine on a GPU: its work, and of each kernel the milliseconds and how many it is (0: no time)."""
+
+    listed: Prediction
+    load: Workload
+    raw: Array
+    kernels: Array
+
+    def ms(self, correction: Calibration | None = None, *, enqueued: bool = True, raw: Array | None = None) -> Array:
+        """Milliseconds of layers in a running engine: corrected, with the gaps of one without a CUDA graph.
+
+        A profile's own correction says what each kernel takes; nothing is added to it.
+        """
+        ms = self.raw if raw is None else raw
+        if enqueued and not (correction and correction.profiled):
+            ms = ms + self.kernels * constants().gap_us * 1e-3
+        return correction.apply(ms, self.kernels) if correction else ms
+
+    def least(self, gpu: Gpu) -> Array:
+        """Milliseconds of each kernel if it had nothing to compute and to move: its floor."""
+        idle = [Work(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps) for w in self.load.all]
+        return seconds(idle, gpu) * 1e3
 
 
 def estimate(
@@ -174,34 +178,31 @@ def estimate(
         notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
     else:
         listed = _with_layers(shaped, prediction, notes)
-    load, raw, kernels = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
+    engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
+    load, kernels = engine.load, engine.kernels
     if gpu.fuses_conversions and twin.has_qdq(shaped):
         notes.append(
             f"on {gpu.rates.architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or "
             "copy values count as part of them, as in one engine seen"
         )
-    correction = _calibration(calibrate, gpu, listed, raw, kernels)
-    ms = _settled(raw, kernels, correction, enqueued=not graph)
+    correction = _calibration(calibrate, gpu, engine)
+    ms = engine.ms(correction, enqueued=not graph)
     added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
-    shown = _settled(raw, kernels, correction, enqueued=False) + kernels * added * 1e-3  # as a profile shows them
-    result = TimeEstimate(
-        gpu, float(ms.sum()), 0.0, 0.0, 0.0, [], [], batch=factor, calibration=correction, unknown=load.unknown,
-        notes=notes, plain=plain, is_float=not twin.has_qdq(shaped), asked=batch, load=load, graph=graph,
-    )  # fmt: skip
-    changes = [i for i, e in enumerate(load.extras, len(load.layers)) if e.reformat is not None]
-    result.layouts, result.layouts_ms = len(changes), float(ms[changes].sum())
-    converting = [i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0]
-    result.conversions, result.conversions_ms = len(converting), float(ms[converting].sum())
-    result.waiting_ms = float(_settled(_least(load, gpu), kernels, correction, enqueued=not graph).sum())
-    _range(result, fitted, len(load.all), float(kernels.sum()))
+    shown = engine.ms(correction, enqueued=False) + kernels * added * 1e-3  # as a profile shows them
     count = len(load.layers)
-    result.kernels = sorted(_kernels(listed, load, shown), key=lambda k: -k.ms)
+    changes = [i for i, e in enumerate(load.extras, count) if e.reformat is not None]
+    converting = [i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0]
+    result = TimeEstimate(
+        gpu, float(ms.sum()), 0.0, 0.0, float(ms[converting].sum()), [], _kernels(engine, shown), batch=factor,
+        calibration=correction, unknown=load.unknown, notes=notes, plain=plain, is_float=not twin.has_qdq(shaped),
+        asked=batch, load=load, layouts_ms=float(ms[changes].sum()), layouts=len(changes), conversions=len(converting),
+        waiting_ms=float(engine.ms(correction, enqueued=not graph, raw=engine.least(gpu)).sum()), graph=graph,
+    )  # fmt: skip
+    _range(result, fitted, len(load.all), float(kernels.sum()))
     if listed is prediction:
         result.layers = shown[:count].tolist()
-        for layer, value in zip(prediction.layers, result.layers, strict=True):
-            layer.ms = round(value, 5)
-        _note_layouts(prediction, load, shown)
-    parts.add_savings(prediction, listed, load, ms, gpu, fitted, correction)
+        _note_times(prediction, load, shown)
+    parts.add_savings(prediction, listed, load, ms, gpu, correction)
     if compare and 2 * len(load.unknown) <= len(load.all):
         _compare(result, model, shaped, target)
     return result
@@ -221,27 +222,17 @@ def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
     return batch / own
 
 
-def _settled(raw: Array, kernels: Array, correction: Calibration | None, *, enqueued: bool = True) -> Array:
-    """Milliseconds of layers in a running engine: corrected, with the gaps between kernels of one without a CUDA graph.
-
-    A profile's own correction says what each kernel takes; nothing is added to it.
-    """
-    gaps = kernels * constants().gap_us * 1e-3 if enqueued and not (correction and correction.profiled) else 0.0
-    ms: Array = raw + gaps
-    return correction.apply(ms, kernels) if correction else ms
-
-
-def _note_layouts(prediction: Prediction, load: Workload, shown: Array) -> None:
-    """Writes the changes of layout in front of each layer into it."""
-    by_name = {layer.name: layer for layer in prediction.layers}
-    for layer in prediction.layers:
-        layer.layouts = []
-    for extra, value in zip(load.extras, shown[len(load.layers) :].tolist(), strict=True):
+def _note_times(prediction: Prediction, load: Workload, shown: Array) -> None:
+    """Writes into each layer what it takes, and the changes of layout in front of it."""
+    by_name = {}
+    times = [round(value, 5) for value in shown.tolist()]
+    for layer, value in zip(prediction.layers, times, strict=False):
+        layer.ms, layer.layouts = value, []
+        by_name[layer.name] = layer
+    for extra, value in zip(load.extras, times[len(load.layers):], strict=True):
         change = extra.reformat
-        found = by_name.get(change.layer.removeprefix("PWN behind ")) if change is not None else None
-        if change is not None and found is not None:
-            found.layouts.append({"tensor": change.tensor, "from": change.source, "to": change.target,
-                                  "ms": round(value, 5)})  # fmt: skip
+        if change is not None and (found := by_name.get(change.layer.removeprefix("PWN behind "))) is not None:
+            found.layouts.append({"tensor": change.tensor, "from": change.source, "to": change.target, "ms": value})
 
 
 def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Prediction:
@@ -260,11 +251,14 @@ def _with_names(target: Target) -> Target:
 
 def _engine(
     model: Model, listed: Prediction, gpu: Gpu, floats: Sequence[Precision], batch: float = 1.0
-) -> tuple[Workload, Array, Array]:
-    """Work of a simulated engine with the floats that make it fastest, and of each kernel milliseconds and number."""
-    loads = [workload_of(model, listed, plain, batch, gpu) for plain in floats]
-    engines = [(load, seconds(load.all, gpu) * 1e3, _kernel_counts(load)) for load in loads]
-    return min(engines, key=lambda engine: float(_settled(engine[1], engine[2], None).sum()))
+) -> _Engine:
+    """A simulated engine with the floats that make it fastest."""
+    engines = []
+    for plain in floats:
+        load = workload_of(model, listed, plain, batch, gpu)
+        counts = np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
+        engines.append(_Engine(listed, load, seconds(load.all, gpu) * 1e3, counts))
+    return min(engines, key=lambda engine: float(engine.ms().sum()))
 
 
 def _floats_of(model: Model, target: Target, plain: Precision) -> tuple[Precision, ...]:
@@ -285,20 +279,12 @@ def _stored(model: Model) -> Precision:
     return Precision.FP16 if 2 * halves > len(types) else Precision.FP32
 
 
-def _least(load: Workload, gpu: Gpu) -> Array:
-    """Milliseconds of each kernel if it had nothing to compute and to move: its floor."""
-    return seconds([replace(w, kind=w.kind if w.kind == work.NOTHING else work.POINTWISE, read=0.0, weights=0.0,
-                            written=0.0) for w in load.all], gpu) * 1e3  # fmt: skip
-
-
-def _calibration(
-    given: str | None, gpu: Gpu, prediction: Prediction, ms: Array, kernels: Array
-) -> Calibration | None:
+def _calibration(given: str | None, gpu: Gpu, engine: _Engine) -> Calibration | None:
     if given is None:
         return None
     time = parts.measured_time(given)
     if time is not None:
-        return parts.of_time(gpu.name, time, float(_settled(ms, kernels, None).sum()))
+        return parts.of_time(gpu.name, time, float(engine.ms().sum()))
     kept = parts.read_calibration(given)
     if kept is not None:
         if kept.gpu != gpu.name:
@@ -311,25 +297,16 @@ def _calibration(
         raise QdqtoolError(
             f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
         )
-    measured, estimated = matched(prediction, build.profile_rows, ms)
-    timed = sum(1 for row in build.profile_rows if row.ms > 0)
-    if measured and 2 * len(measured) < min(timed, len(prediction.layers)):
+    layers, rows = engine.listed.layers, build.profile_rows
+    pairs = [(row.ms, value) for row, value in zip(in_profile(layers, rows), engine.raw.tolist(), strict=False)
+             if row is not None and row.ms > 0 and value > 0]  # fmt: skip
+    timed = sum(1 for row in rows if row.ms > 0)
+    if pairs and 2 * len(pairs) < min(timed, len(layers)):
         raise QdqtoolError(
-            f"{given}: only {len(measured)} of its {timed} layers are in the prediction ({len(prediction.layers)} "
-            "layers); it is a profile of another engine"
+            f"{given}: only {len(pairs)} of its {timed} layers are in the prediction ({len(layers)} layers); it is a "
+            "profile of another engine"
         )
-    return parts.of_layers(gpu.name, measured, estimated, given)
-
-
-def matched(prediction: Prediction, rows: Sequence[ProfileRow], ms: Array) -> tuple[list[float], list[float]]:
-    """Milliseconds of the layers that a profile and a prediction share by name: measured, estimated."""
-    measured, estimated = [], []
-    for row, value in zip(in_profile(prediction.layers, rows), ms.tolist(), strict=False):
-        found = row.ms if row is not None else 0.0
-        if found > 0 and value > 0:
-            measured.append(found)
-            estimated.append(value)
-    return measured, estimated
+    return parts.of_layers(gpu.name, [m for m, _ in pairs], [e for _, e in pairs], given)
 
 
 def in_profile(layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]) -> list[ProfileRow | None]:
@@ -343,25 +320,24 @@ def in_profile(layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]) -> lis
 def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float) -> None:
     gpu = result.gpu
     known = fitted.is_measured(gpu.cc)
-    spread = fitted.spreads["total" if known else "total_unknown"]
-    if result.calibration is not None:
-        spread = _REPEATED if result.calibration.direct else fitted.spreads["total_calibrated"]
-    slowed = 1.0  # how far the board's power may slow it under load
-    if result.calibration is None and not known:
-        spread *= UNMEASURED
-        result.notes.append(
-            f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
-        )
-    if result.calibration is None and gpu.sustained < 1:
-        slowed = 1 / gpu.sustained
-        result.notes.append(
-            f"{gpu.power:g} W may not keep {gpu.clock:.0f} MHz under load: the upper end is for "
-            f"{gpu.clock * gpu.sustained:.0f} MHz; `clock` is better"
-        )
+    slowed, correction = 1.0, result.calibration  # how far the board's power may slow it under load
+    if correction is not None:
+        spread = _REPEATED if correction.direct else fitted.spreads["total_calibrated"]
+    else:
+        spread = fitted.spreads["total"] if known else fitted.spreads["total_unknown"] * UNMEASURED
+        if not known:
+            result.notes.append(
+                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
+            )
+        if gpu.sustained < 1:
+            slowed = 1 / gpu.sustained
+            result.notes.append(
+                f"{gpu.power:g} W may not keep {gpu.clock:.0f} MHz under load: the upper end is for "
+                f"{gpu.clock * gpu.sustained:.0f} MHz; `clock` is better"
+            )
+        spread *= 1.15 if gpu.note else 1.0
     if gpu.note:
         result.notes.append(gpu.note)
-        if result.calibration is None:
-            spread *= 1.15
     if result.unknown:
         share = len(result.unknown) / max(1, layers)
         spread *= 1 + _UNKNOWN_SPREAD * share
@@ -370,15 +346,18 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float)
             + ("" if share <= 0.5 else ", so that this time says little: export the model with fixed shapes")
         )
     result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowed
-    if result.calibration is not None and result.calibration.overhead_us:  # it may be the kernels' own after all
-        result.high_ms += kernels * result.calibration.overhead_us * 1e-3
+    if correction is not None and correction.overhead_us:  # it may be the kernels' own after all
+        result.high_ms += kernels * correction.overhead_us * 1e-3
 
 
-def _kernels(prediction: Prediction, load: Workload, shown: Array) -> list[Kernel]:
-    named = {c.layer: c.name for c in prediction.convolutions}
-    names = [layer.name for layer in prediction.layers] + [e.name for e in load.extras]
-    return [Kernel(name, w.kind, float(v), named.get(name, name))
-            for name, w, v in zip(names, load.all, shown, strict=True) if v > 0]
+def _kernels(engine: _Engine, shown: Array) -> list[Kernel]:
+    """Every kernel that takes time, the slowest first."""
+    listed, load = engine.listed, engine.load
+    named = {c.layer: c.name for c in listed.convolutions}
+    names = [layer.name for layer in listed.layers] + [e.name for e in load.extras]
+    found = [Kernel(name, w.kind, float(v), named.get(name, name))
+             for name, w, v in zip(names, load.all, shown, strict=True) if v > 0]  # fmt: skip
+    return sorted(found, key=lambda k: -k.ms)
 
 
 def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -> None:
@@ -389,7 +368,7 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
     plain = given if result.is_float else twin.with_weights(twin.float_twin(given))
     result.float_time = _without(result, model if result.is_float else twin.float_twin(model), plain, target)
     if not result.gpu.has_int8:
-        if not any("no INT8" in note for note in result.notes):
+        if not twin.has_qdq(given):
             result.notes.append("this GPU has no INT8: nothing to gain")
         return
     if plain is not None:
@@ -440,13 +419,8 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
     simulated = settled(model, _with_names(target))
-    _, raw, kernels = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
-    return simulated, float(_settled(raw, kernels, like.calibration, enqueued=not like.graph).sum())
-
-
-def _kernel_counts(load: Workload) -> Array:
-    """How many kernels each layer takes; 0 for one that takes no time."""
-    return np.asarray([0.0 if w.kind == work.NOTHING else w.steps for w in load.all])
+    engine = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
+    return simulated, float(engine.ms(like.calibration, enqueued=not like.graph).sum())
 
 
 # A prediction on a GPU: what ``--gpu`` and ``--sm`` ask for ----------------------------------------------------------
@@ -513,12 +487,14 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     int8 = [c.name for c in prediction.convolutions if c.is_int8]
     floats = [c.name for c in prediction.convolutions if not c.is_int8]
     rates = gpu.rates
-    found: list[tuple[FindingCode, Refusal, list[str], Evidence]] = []
+    found: list[Finding] = []
+    start = max((f.id for f in prediction.findings), default=-1) + 1
     where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
 
     def add(code: FindingCode, fact: GpuFact, named: list[str], evidence: Evidence, *values: str) -> None:
-        first = named[0] if named else ""
-        found.append((code, GpuLacks("GPU", "", fact, where, len(named), first, values), named, evidence))
+        lacks = GpuLacks("GPU", "", fact, where, len(named), named[0] if named else "", values)
+        found.append(Finding(code, codes.get(code).severity, "", (Cause(lacks),), evidence, worded, start + len(found),
+                             prediction.target, convolutions=named))  # fmt: skip
 
     if int8 and not gpu.has_int8:
         add("GPU-NO-INT8", GpuFact.NO_INT8, int8, rates.evidence)
@@ -539,18 +515,13 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
         add("GPU-JETSON", GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
     if floats and rates.fp16 < rates.fp32_pipe:
         add("GPU-NO-FP16", GpuFact.NO_FP16, floats, rates.evidence)
-    since, dropped = _unsupported(float(rates.cc), target_named(prediction.target).version)
-    if since or dropped:
-        fact = GpuFact.SINCE if since else GpuFact.DROPPED
-        add("GPU-VERSION", fact, [], Evidence.ASSUMED, prediction.target, since)
-    start = max((f.id for f in prediction.findings), default=-1) + 1
-    return [
-        Finding(
-            code, codes.get(code).severity, "", (Cause(refusal),), evidence, worded, start + number, prediction.target,
-            convolutions=convolutions,
-        )
-        for number, (code, refusal, convolutions, evidence) in enumerate(found)
-    ]
+    version, cc = target_named(prediction.target).version, float(rates.cc)
+    since = next((first for capability, first in _SINCE if cc >= capability), version)
+    if since > version:
+        add("GPU-VERSION", GpuFact.SINCE, [], Evidence.ASSUMED, prediction.target, f"{since[0]}.{since[1]}")
+    elif any(cc <= capability and version >= gone for capability, gone in _DROPPED):
+        add("GPU-VERSION", GpuFact.DROPPED, [], Evidence.ASSUMED, prediction.target, "")
+    return found
 
 
 def depthwise(model: Model) -> frozenset[int]:
@@ -558,13 +529,3 @@ def depthwise(model: Model) -> frozenset[int]:
     view = View(model)
     shapes = ((n, view.weight_shape(n)) for n in view.weighted if n.op == "Conv" and n.attributes.get("group", 1) != 1)
     return frozenset(node.index for node, shape in shapes if shape is not None and len(shape) > 1 and shape[1] == 1)
-
-
-def _unsupported(cc: float, version: tuple[int, int]) -> tuple[str, bool]:
-    """The version from which an architecture is known, where this one is older, and whether it was dropped before."""
-    for capability, first in _SINCE:
-        if cc >= capability:
-            if version < first:
-                return f"{first[0]}.{first[1]}", False
-            break
-    return "", any(cc <= capability and version >= gone for capability, gone in _DROPPED)

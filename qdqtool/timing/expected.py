@@ -16,7 +16,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.physics import Constants, constants, seconds
+from qdqtool.timing.physics import constants, seconds
 from qdqtool.timing.work import Work, width
 from qdqtool.types import Evidence, Precision
 
@@ -30,25 +30,15 @@ _WORTH_SAYING = 0.97
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a log's device information says; None for what it does not.
+    """What a log's device information says; None for what it does not."""
 
-    Attributes:
-        name: What the driver calls the GPU.
-        cc: Compute capability.
-        sms: Streaming multiprocessors in use.
-        clock: SM clock in MHz.
-        memory: Size of the memory in GB, as boards are sold.
-        bus: Width of the memory's bus in bits.
-        memory_clock: Clock of the memory in MHz.
-    """
-
-    name: str
-    cc: str | None = None
-    sms: int | None = None
-    clock: float | None = None
-    memory: int | None = None
-    bus: int | None = None
-    memory_clock: float | None = None
+    name: str  # what the driver calls the GPU
+    cc: str | None = None  # compute capability
+    sms: int | None = None  # streaming multiprocessors in use
+    clock: float | None = None  # SM clock in MHz
+    memory: int | None = None  # size of the memory in GB, as boards are sold
+    bus: int | None = None  # width of the memory's bus in bits
+    memory_clock: float | None = None  # clock of the memory in MHz
 
     @property
     def bandwidth(self) -> float | None:
@@ -78,11 +68,7 @@ def of_facts(name: str, facts: Mapping[str, str]) -> Device:
 
 
 def gpu_of_device(device: Device, clock: float | None = None) -> Gpu:
-    """The GPU as the log describes it.
-
-    Args:
-        device: What the log says.
-        clock: SM clock in MHz; the user's word, which comes first.
+    """The GPU as the log describes it; ``clock`` is the user's word for the SM clock in MHz, which comes first.
 
     Raises:
         QdqtoolError: Neither the name nor the figures say which GPU it is.
@@ -96,20 +82,15 @@ def gpu_of_device(device: Device, clock: float | None = None) -> Gpu:
         if device.cc is None:
             gpus.find(device.name)
         return _unnamed(device, clock)
-    board = min(named, key=lambda g: _distance(g, device))
-    return _as_stated(board, device, clock)
+    return _as_stated(min(named, key=lambda g: _distance(g, device)), device, clock)
 
 
 def _distance(board: Gpu, device: Device) -> tuple[bool, bool, int, float]:
     """How far a board is from what the log says: boards switch SMs off and clocks down, never up."""
     size = _MEMORY.search(board.name)
     sms, clock = device.sms or board.sms, device.clock or board.clock
-    return (
-        sms > board.sms,
-        bool(size and device.memory and int(size[1]) != device.memory),
-        board.sms - sms,
-        abs(clock / board.clock - 1),
-    )
+    other_size = bool(size and device.memory and int(size[1]) != device.memory)
+    return sms > board.sms, other_size, board.sms - sms, abs(clock / board.clock - 1)
 
 
 def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
@@ -129,28 +110,26 @@ def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
     if board.is_jetson or moved is None or not board.bandwidth / _NEAR <= moved <= board.bandwidth * _NEAR:
         moved = board.bandwidth
     used = clock or said
-    return replace(
-        board, sms=sms, bandwidth=moved, clock=used or board.clock, power=0.0 if used else board.power,
-        note="; ".join(notes),
-    )  # fmt: skip
+    return replace(board, sms=sms, bandwidth=moved, clock=used or board.clock, power=0.0 if used else board.power,
+                   note="; ".join(notes))  # fmt: skip
 
 
 def _unnamed(device: Device, clock: float | None) -> Gpu:
     """A GPU that is in no table: rates by its compute capability, the L2 of the board nearest in size."""
     rates, note = gpus.rates_of(device.cc or "")
     used, moved = clock or device.clock, device.bandwidth
-    kin = [g for g in gpus.gpus() if g.cc == rates.cc]
-    near = min(kin, key=lambda g: abs(g.sms - (device.sms or 0)), default=None)
-    if device.sms is None or used is None or (moved is None and near is None):
+    assert device.sms is not None
+    sms = device.sms
+    near = min((g for g in gpus.gpus() if g.cc == rates.cc), key=lambda g: abs(g.sms - sms), default=None)
+    if used is None or (moved is None and near is None):
         gpus.find(device.name)  # raises
-    assert device.sms is not None and used is not None
-    notes = [note] if note else []
-    if moved is None and near is not None:
-        moved = near.bandwidth * device.sms / near.sms
-        notes.append(f"the log says nothing of the memory: taken as that of the {near.name} for as many SMs")
-    assert moved is not None
-    return Gpu(device.name, (), device.sms, used, moved, near.l2 if near else 4.0, 0.0, rates, Evidence.SEEN,
-               "the log's device information", "; ".join(notes))  # fmt: skip
+    assert used is not None
+    if moved is None:
+        assert near is not None
+        said = f"the log says nothing of the memory: taken as that of the {near.name} for as many SMs"
+        moved, note = near.bandwidth * sms / near.sms, "; ".join(filter(None, (note, said)))
+    return Gpu(device.name, (), sms, used, moved, near.l2 if near else 4.0, 0.0, rates, Evidence.SEEN,
+               "the log's device information", note)  # fmt: skip
 
 
 def _number(text: str) -> float | None:
@@ -179,9 +158,7 @@ def work_of(cost: LayerCost) -> Work | None:
         channels=float(source[1]) if source and len(source) > 2 else 64.0, read=float(cost.input_bytes),
         weights=float(cost.weight_bytes or 0), written=float(cost.output_bytes),
     )  # fmt: skip
-    if kind not in work.COMPUTING:
-        return result
-    return _convolution(cost, result)
+    return _convolution(cost, result) if kind in work.COMPUTING else result
 
 
 def _single(precision: Precision) -> Precision:
@@ -229,11 +206,11 @@ def _convolution(cost: LayerCost, result: Work) -> Work | None:
         rows = cost.macs / (columns * groups * depth)
     count = math.prod(source)
     skipped = (count - work.touched(count, rows, depth, groups)) * width(result.precision)
-    kind = work.DEPTHWISE if groups > 1 and columns * channels <= 16 else result.kind
-    return Work(
-        kind, result.precision, result.written_as, rows, float(columns), depth, float(channels), float(groups),
-        max(0.0, result.read - skipped), result.weights or columns * groups * depth * width(result.precision),
-        result.written,
+    return replace(
+        result, kind=work.DEPTHWISE if groups > 1 and columns * channels <= 16 else result.kind, rows=rows,
+        columns=float(columns), depth=depth, channels=float(channels), groups=float(groups),
+        read=max(0.0, result.read - skipped),
+        weights=result.weights or columns * groups * depth * width(result.precision),
     )  # fmt: skip
 
 
@@ -249,10 +226,8 @@ _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 def gpu_of(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
     """The GPU that a build ran on, as its log describes it; None where that is not known.
 
-    Args:
-        build: The build.
-        name: The user's word for it: the log's figures are taken where they can be that GPU's, else the table's.
-        clock: SM clock in MHz, which comes before the log's.
+    ``name`` is the user's word for it: the log's figures are taken where they can be that GPU's, else the table's.
+    ``clock`` is its SM clock in MHz, which comes before the log's.
 
     Raises:
         QdqtoolError: The user's GPU is not known.
@@ -270,10 +245,9 @@ def gpu_of(build: Build, name: str | None = None, clock: float | None = None) ->
 
 def unknown_gpu(build: Build) -> str:
     """Why a build's GPU is not known; empty where it is, or where the build names none."""
-    if build.device is None:
-        return ""
     try:
-        gpu_of_device(of_facts(build.device, build.gpu))
+        if build.device is not None:
+            gpu_of_device(of_facts(build.device, build.gpu))
     except QdqtoolError as error:
         return str(error)
     return ""
@@ -289,23 +263,19 @@ def contradicted(build: Build, gpu: Gpu) -> str:
 
 def add_expected(report: EngineReport, gpu: Gpu) -> None:
     """Writes into every layer of known shapes what it usually takes (as a profile shows it) and could at best."""
-    fitted = constants()
-    rows, works = [], []
-    for row in report.rows:
-        found = work_of(row)
-        if found is not None and found.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN):
-            rows.append(row)
-            works.append(found)
-    overhead = overhead_of(report, fitted)
-    for row, usual, least in zip(rows, seconds(works, gpu, fitted) * 1e3, at_best(works, gpu), strict=True):
+    found = [(row, one) for row in report.rows if (one := work_of(row)) is not None
+             and one.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN)]  # fmt: skip
+    works = [one for _, one in found]
+    overhead = _overhead_of(report)
+    for (row, _), usual, least in zip(found, seconds(works, gpu) * 1e3, at_best(works, gpu), strict=True):
         row.expected_ms = float(usual) + overhead
         row.best_ms = float(least)
     report.gpu = gpu.name
 
 
-def overhead_of(report: EngineReport, fitted: Constants) -> float:
+def _overhead_of(report: EngineReport) -> float:
     """Milliseconds that this profile added to each layer: measured where the log has the time without it too."""
-    usual = fitted.overhead_us * 1e-3
+    usual = constants().overhead_us * 1e-3
     whole = report.build.gpu_ms
     timed = [row.ms for row in report.rows if row.ms]
     if whole is None or not timed:

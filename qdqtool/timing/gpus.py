@@ -33,11 +33,6 @@ _ALIKE = 0.8
 _LISTED = 5
 
 
-def without_maker(name: str) -> str:
-    """A name without the maker's words."""
-    return " ".join(w for w in name.lower().split() if w not in _MAKERS)
-
-
 def spelled_alike(name: str) -> str:
     """A name in one spelling: ``NVIDIA GeForce RTX3080Ti`` and ``rtx-3080 ti`` are both ``rtx 3080 ti``."""
     text = _SPLIT.sub(" ", name.lower())
@@ -76,9 +71,7 @@ def variants(name: str, taken: str, names: list[str]) -> list[str]:
 def nearest_names(wanted: str, names: Mapping[str, str]) -> list[str]:
     """Names that come nearest: of the same number, of the same series with a near number, or spelled alike.
 
-    Args:
-        wanted: The unknown name, in :func:`spelled_alike`.
-        names: Known names in :func:`spelled_alike`, and what to call them.
+    ``wanted`` and the keys of ``names`` are in :func:`spelled_alike`.
     """
     ranked = []
     series, number = _model(wanted)
@@ -114,58 +107,34 @@ MIN_CLOCK, MAX_CLOCK = 50.0, 5000.0  # MHz; anything else is a slip (GHz, kHz)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one SM does per clock, in dense multiply-accumulates (MAC).
+    """What one SM does per clock, in dense multiply-accumulates (MAC)."""
 
-    Attributes:
-        cc: Compute capability, ``8.6``.
-        architecture: ``Ampere`` ...
-        fp32_pipe: FP32 MACs of the CUDA cores.
-        tf32: TF32 MACs of the tensor cores, 0 for none.
-        fp16: FP16 MACs, tensor cores where there are any.
-        int8: INT8 MACs; 0 where the GPU has no INT8.
-        int8_path: ``tensor``, ``dp4a`` or ``none``.
-    """
-
-    cc: str
-    architecture: str
-    fp32_pipe: float
-    tf32: float
-    fp16: float
-    int8: float
-    int8_path: str
+    cc: str  # compute capability, ``8.6``
+    architecture: str  # ``Ampere``, ...
+    fp32_pipe: float  # FP32 MACs of the CUDA cores
+    tf32: float  # TF32 MACs of the tensor cores, 0 for none
+    fp16: float  # FP16 MACs, tensor cores where there are any
+    int8: float  # INT8 MACs; 0 where the GPU has no INT8
+    int8_path: str  # ``tensor``, ``dp4a`` or ``none``
     evidence: Evidence
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        name: As NVIDIA calls it, without ``NVIDIA GeForce``.
-        aliases: Other names, in lower case.
-        sms: Streaming multiprocessors.
-        clock: SM clock in MHz; boost unless the user gave another.
-        bandwidth: Of the memory, in GB/s.
-        l2: L2 cache in MB.
-        power: Board or module limit in W; 0 where it does not matter (a clock was given) or is not known.
-        rates: What an SM does per clock.
-        evidence: ``seen`` where a device listing of trtexec confirms the line.
-        source: Where the figures come from.
-        note: What was assumed to make this entry, for a GPU that is not in the table.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    sms: int
-    clock: float
-    bandwidth: float
-    l2: float
-    power: float
-    rates: Rates
-    evidence: Evidence
-    source: str
-    note: str = ""
+    name: str  # as NVIDIA calls it, without ``NVIDIA GeForce``
+    aliases: tuple[str, ...]  # other names, in lower case
+    sms: int  # streaming multiprocessors
+    clock: float  # SM clock in MHz; boost unless the user gave another
+    bandwidth: float  # of the memory, in GB/s
+    l2: float  # l2 cache in MB
+    power: float  # board or module limit in W; 0 where it does not matter (a clock was given) or is not known
+    rates: Rates  # what an SM does per clock
+    evidence: Evidence  # ``seen`` where a device listing of trtexec confirms the line
+    source: str  # where the figures come from
+    note: str = ""  # what was assumed to make this entry, for a GPU that is not in the table
 
     @property
     def cc(self) -> str:
@@ -267,7 +236,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
             found, tf32=0, fp16=128, int8=256, int8_path="dp4a", evidence=Evidence.DOCUMENTED,
             source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
         )  # fmt: skip
-    evidence = {"measured": Evidence.SEEN}.get(row["evidence"]) or Evidence(row["evidence"])
+    evidence = Evidence.SEEN if row["evidence"] == "measured" else Evidence(row["evidence"])
     aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
     return Gpu(row["name"], aliases, int(row["sms"]), float(row["clock"]), float(row["bandwidth"]), float(row["l2"]),
                float(row["power"]), found, evidence, row["source"])  # fmt: skip
@@ -288,10 +257,7 @@ def find(name: str) -> Gpu:
         return found[0]
     if found:
         raise QdqtoolError(shared(name, [g.name for g in found]))
-    wanted = spelled_alike(name)
-    near = [g.name for g in _longer(name, wanted)[:5]] or nearest_names(
-        wanted, {key: found[0].name for key, found in _by_words().items()}
-    )
+    near = near_names(name)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise QdqtoolError(
         f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
@@ -299,26 +265,26 @@ def find(name: str) -> Gpu:
     )
 
 
+def near_names(name: str) -> list[str]:
+    """Names that an unknown one could have meant."""
+    wanted = spelled_alike(name)
+    known = {key: found[0].name for key, found in _by_words().items()}
+    return [g.name for g in _longer(name, wanted)[:_LISTED]] or nearest_names(wanted, known)
+
+
 def answering(name: str) -> list[Gpu]:
     """The GPUs that a name stands for: one, several that share it (``Orin``), or none."""
-    plain, wanted, table = without_maker(name), spelled_alike(name), _by_words()
-    for gpu in gpus():  # spelled as in the table: nothing to normalize
-        if plain == without_maker(gpu.name):
-            return [gpu]
+    wanted, table = spelled_alike(name), _by_words()
     for text in spellings(wanted):
         if text in table:
             return list(table[text])
     if wanted.endswith(" laptop") or " laptop " in wanted:
         desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ())
         if len(desktop) == 1:
-            return [replace(
-                desktop[0],
-                name=f"{desktop[0].name} Laptop",
-                clock=desktop[0].clock * _LAPTOP,
-                evidence=Evidence.ASSUMED,
-                note=f"the laptop part is not in the table: SMs of the {desktop[0].name} at a guessed clock; give "
-                "`clock`",
-            )]  # fmt: skip
+            board = desktop[0]
+            note = f"the laptop part is not in the table: SMs of the {board.name} at a guessed clock; give `clock`"
+            return [replace(board, name=f"{board.name} Laptop", clock=board.clock * _LAPTOP, note=note,
+                            evidence=Evidence.ASSUMED)]  # fmt: skip
     longer = _longer(name, wanted)
     return longer if len(longer) == 1 else []
 
@@ -337,8 +303,7 @@ def _longer(name: str, wanted: str) -> list[Gpu]:
     """GPUs in whose name the wanted one is contained, word by word."""
     parts = set(wanted.split())
     return [
-        gpu
-        for gpu in gpus()
+        gpu for gpu in gpus()
         if wanted in (own := spelled_alike(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
         and (parts or name.strip().lower() in gpu.name.lower())
     ]
@@ -360,8 +325,8 @@ def of_description(text: str) -> Gpu:
         parts[key.strip().lower()] = value.strip()
     known, note = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
-    for key, low, high in (("sms", 1, 1024), ("clock", MIN_CLOCK, MAX_CLOCK), ("bandwidth", 1, 50_000),
-                           ("l2", 0.01, 4096)):
+    limits = {"sms": (1, 1024), "clock": (MIN_CLOCK, MAX_CLOCK), "bandwidth": (1, 50_000), "l2": (0.01, 4096)}
+    for key, (low, high) in limits.items():
         given = parts.get(key) or ("4" if key == "l2" else "")
         try:
             numbers[key] = float(given)
@@ -369,14 +334,9 @@ def of_description(text: str) -> Gpu:
             raise QdqtoolError(f"`gpu`: {key}= needs a number, not '{given}'") from None
         if not low <= numbers[key] <= high:
             raise QdqtoolError(f"`gpu`: {key}={given} is outside {low:g} to {high:g}")
-    return Gpu(
-        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
-        (), int(numbers["sms"]), numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0,
-        known,
-        Evidence.ASSUMED,
-        "described by the user",
-        note,
-    )  # fmt: skip
+    return Gpu(parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs", (), int(numbers["sms"]),
+               numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0, known, Evidence.ASSUMED,
+               "described by the user", note)  # fmt: skip
 
 
 def rates_of(cc: str) -> tuple[Rates, str]:
@@ -401,12 +361,10 @@ def rates_of(cc: str) -> tuple[Rates, str]:
 
 
 def chosen(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
-    """The GPU as the user runs it.
+    """The GPU as the user runs it, by its name or a description (see :func:`of_description`).
 
-    Args:
-        name: A name, or a description (see :func:`of_description`).
-        clock: SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load.
-        power: ``MAXN``, or a limit in W; without ``clock`` the clock is then scaled (a rough guess, and said so).
+    ``clock`` is the SM clock in MHz, as ``nvidia-smi`` or ``tegrastats`` show it under load. ``power`` is ``MAXN``, or
+    a limit in W; without ``clock`` the clock is then scaled (a rough guess, and said so).
 
     Raises:
         QdqtoolError: The GPU is not known, or a number makes no sense.

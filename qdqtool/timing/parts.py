@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,15 +23,15 @@ from qdqtool.base.records import published
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.physics import Constants, seconds
+from qdqtool.timing.physics import seconds
 from qdqtool.timing.predicted import Workload
 from qdqtool.timing.work import Work, width
-from qdqtool.types import Finding, Json, Precision, Prediction
+from qdqtool.types import Json, Precision, Prediction
 
+Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_MOST = budgets.JSON_FILE
 _FACTORS = (0.1, 20.0)  # beyond, the measurement is of something else
 _MOST_OVERHEAD = 7.5  # microseconds that a profile adds to a layer, the most of eleven engines (docs/timing.md)
 _FEW = 5  # layers by which a profile says more than its sum
@@ -38,30 +39,20 @@ _FEW = 5  # layers by which a profile says more than its sum
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a measurement says of a machine.
+    """What a measurement says of a machine."""
 
-    Attributes:
-        gpu: The GPU it was made on.
-        factor: Measured time over estimated time of a kernel's work.
-        kernel_us: Microseconds that each kernel takes more (less, where negative).
-        source: What it was made from.
-        overhead_us: What the profile added to each kernel, as measured; in no estimate.
-        direct: Whether it was made from the very network that it corrects.
-        profiled: Whether it was made from the layers of a profile.
-    """
-
-    gpu: str
-    factor: float = 1.0
-    kernel_us: float = 0.0
-    source: str = ""
-    overhead_us: float = 0.0
-    direct: bool = False
-    profiled: bool = False
+    gpu: str  # the GPU it was made on
+    factor: float = 1.0  # measured time over estimated time of a kernel's work
+    kernel_us: float = 0.0  # microseconds that each kernel takes more (less, where negative)
+    source: str = ""  # what it was made from
+    overhead_us: float = 0.0  # what the profile added to each kernel, as measured; in no estimate
+    direct: bool = False  # whether it was made from the very network that it corrects
+    profiled: bool = False  # whether it was made from the layers of a profile
 
     def as_json(self) -> Json:
         return {"schema": CALIBRATION_SCHEMA, **published(self, "gpu", "factor", "kernel_us", "source")}
 
-    def apply(self, ms: npt.NDArray[np.float64], kernels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def apply(self, ms: Array, kernels: Array) -> Array:
         """Corrected milliseconds of layers; ``kernels`` is how many each takes (0 for one that takes no time)."""
         corrected = np.maximum(ms * self.factor + kernels * self.kernel_us * 1e-3, 0.2 * ms)
         return np.asarray(corrected, dtype=np.float64)
@@ -142,16 +133,16 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
         raise QdqtoolError(
             f"`calibrate` {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a trtexec profile"
         )
-    text = read_input(file, _MOST).decode("utf-8", "replace")
+    text = read_input(file, budgets.JSON_FILE).decode("utf-8", "replace")
     if CALIBRATION_SCHEMA not in text[:4096]:
         return None
     try:
         data = parse_json(text)
         gpu, factor, kernel = str(data["gpu"])[:200], float(data["factor"]), float(data["kernel_us"])
+        if not (math.isfinite(factor) and math.isfinite(kernel) and abs(kernel) <= 1000):
+            raise ValueError(text[:100])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`") from None
-    if not (math.isfinite(factor) and math.isfinite(kernel) and abs(kernel) <= 1000):
-        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`")
     return Calibration(gpu, _checked(factor, str(file)), kernel, str(data.get("source", ""))[:500])
 
 
@@ -189,17 +180,14 @@ class Gain:
     pairs: int
 
     @property
-    def faster(self) -> str:
-        return "INT8" if self.value > 1 else str(self.precision)
-
-    @property
     def is_sure(self) -> bool:
         """Whether the whole range lies on one side."""
         return self.low > 1 or self.high < 1
 
     def as_json(self) -> Json:
         return {"low": round(self.low, 3), "value": round(self.value, 3), "high": round(self.high, 3),
-                "faster": self.faster, "signs_right": self.right, "signs_measured": self.pairs}  # fmt: skip
+                "faster": "INT8" if self.value > 1 else str(self.precision),
+                "signs_right": self.right, "signs_measured": self.pairs}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -255,15 +243,12 @@ def rounded(value: float) -> float:
 
 # What each fix saves at most -----------------------------------------------------------------------------------------
 
-Array = npt.NDArray[np.float64]
 _LEAST_MS = 5e-5  # a fix that saves less is not worth a line
-_FUSED = "Pooling"  # what a convolution that writes INT8 takes into its own layer
 
 
 def add_savings(
-    prediction: Prediction, listed: Prediction, load: Workload, ms: Array, gpu: Gpu, fitted: Constants,
-    correction: Calibration | None,
-) -> None:  # fmt: skip
+    prediction: Prediction, listed: Prediction, load: Workload, ms: Array, gpu: Gpu, correction: Calibration | None
+) -> None:
     """Writes into each finding what its fix saves at most.
 
     That is: its convolutions from INT8 to INT8, the poolings that they then take in gone, and the conversions and
@@ -271,59 +256,52 @@ def add_savings(
     """
     if not gpu.has_int8 or not prediction.findings:
         return
-    quantized = [_quantized(w) for w in load.layers]
-    best = seconds(quantized, gpu, fitted) * 1e3
+    layers = listed.layers
+    best = seconds([_quantized(w) for w in load.layers], gpu) * 1e3
     if correction:
-        best = correction.apply(best, np.ones(len(quantized)))
-    saved = _Saved(listed, load, ms, best)
+        best = correction.apply(best, np.ones(len(layers)))
+    place = {layer.name: i for i, layer in enumerate(layers)}
     names = {c.name: c.layer for c in prediction.convolutions}
+    gone_behind = _vanishing(listed, load)
     for finding in prediction.findings:
-        finding.saves_ms = saved.by(finding, names)
+        own = place.get(finding.node)
+        if own is not None and layers[own].type == "Conversion":
+            finding.saves_ms = round(float(ms[own]), 5)
+            continue
+        at = dict.fromkeys(place[n] for n in map(names.get, finding.convolutions) if n is not None and n in place)
+        slow = [i for i in at if load.layers[i].kind in work.COMPUTING]
+        faster = sum(max(0.0, ms[i] - best[i]) for i in slow)
+        total = float(faster + sum(ms[j] for j in gone_behind(slow)))
+        finding.saves_ms = round(total, 5) if total > _LEAST_MS else None
 
 
-class _Saved:
-    def __init__(self, listed: Prediction, load: Workload, ms: Array, best: Array) -> None:
-        self.layers, self.load, self.ms, self.best = listed.layers, load, ms, best
-        self.place = {layer.name: i for i, layer in enumerate(listed.layers)}
-        self.readers: dict[str, list[int]] = {}
-        for i, layer in enumerate(listed.layers):
-            for edge in layer.inputs:
-                self.readers.setdefault(edge.tensor, []).append(i)
-        self.extras = {  # reformats where FP32 was written for want of a kernel, not those of the network's outputs
-            e.name: i
-            for i, e in enumerate(load.extras, len(load.layers))
-            if (e.work.precision, e.work.written_as) == (Precision.FP32, Precision.FP16)
-        }
+def _vanishing(listed: Prediction, load: Workload) -> Callable[[Iterable[int]], set[int]]:
+    """Finds what vanishes where convolutions write INT8: poolings behind them, and what converts in between."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    for i, layer in enumerate(listed.layers):
+        for edge in layer.inputs:
+            readers[edge.tensor].append(i)
+    extras = {  # reformats where FP32 was written for want of a kernel, not those of the network's outputs
+        e.name: i for i, e in enumerate(load.extras, len(load.layers))
+        if (e.work.precision, e.work.written_as) == (Precision.FP32, Precision.FP16)
+    }
 
-    def by(self, finding: Finding, names: dict[str, str | None]) -> float | None:
-        """Milliseconds that the fix of a finding saves at most; None where it saves nothing worth a line."""
-        own = self.place.get(finding.node)
-        if own is not None and self.layers[own].type == "Conversion":
-            return round(float(self.ms[own]), 5)
-        layers = (names.get(name) for name in finding.convolutions)
-        at = dict.fromkeys(self.place[name] for name in layers if name is not None and name in self.place)
-        slow = [i for i in at if self.load.layers[i].kind in work.COMPUTING]
-        gone = self._behind(slow)
-        faster = sum(max(0.0, self.ms[i] - self.best[i]) for i in slow)
-        total = float(faster + sum(self.ms[j] for j in gone))
-        return round(total, 5) if total > _LEAST_MS else None
-
-    def _behind(self, convolutions: Iterable[int]) -> set[int]:
-        """Layers that vanish where convolutions write INT8: poolings behind them, and what converts in between."""
+    def gone_behind(convolutions: Iterable[int]) -> set[int]:
         gone: set[int] = set()
-        waiting = [edge.tensor for i in convolutions for edge in self.layers[i].outputs]
+        waiting = [edge.tensor for i in convolutions for edge in listed.layers[i].outputs]
         while waiting:
             tensor = waiting.pop()
-            if f"reformat of {tensor}" in self.extras:
-                gone.add(self.extras[f"reformat of {tensor}"])
-            for j in self.readers.get(tensor, ()):
-                kind = self.layers[j].type
-                fused = kind == _FUSED and self.load.layers[j].precision.is_float
+            if f"reformat of {tensor}" in extras:
+                gone.add(extras[f"reformat of {tensor}"])
+            for j in readers.get(tensor, ()):
+                kind = listed.layers[j].type
+                fused = kind == "Pooling" and load.layers[j].precision.is_float  # into the convolution's own layer
                 if j not in gone and (kind == "Conversion" or fused):
                     gone.add(j)
-                    if kind == _FUSED:
-                        waiting += [edge.tensor for edge in self.layers[j].outputs]
+                    waiting += [edge.tensor for edge in listed.layers[j].outputs] if fused else []
         return gone
+
+    return gone_behind
 
 
 def _quantized(found: Work) -> Work:

@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,25 +50,19 @@ NAMES = ("floor_us", "floor_clocks", *PATHS, "dram", "l2", "l2_share", "few_int8
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted.
+    """What was fitted."""
 
-    Attributes:
-        values: By name (:data:`NAMES`).
-        architectures: Compute capability to the factor on computing rates, of those that were measured.
-        overhead_us: What a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen).
-        spreads: ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown``
-            (the architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is
-            the same for FP16's time over that of the network with Q/DQ, GPU and network left out.
-        gap_us: Between two kernels of an engine that runs without a CUDA graph, in microseconds.
-        signs: Of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the
-            faster one of, by a fit that had seen neither the network nor the GPU, and how many there are.
-    """
-
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # by name (:data:`NAMES`)
+    # compute capability to the factor on computing rates, of those that were measured
     architectures: Mapping[str, float]
-    overhead_us: float
+    overhead_us: float  # what a profile adds to each layer, in microseconds (the median over GPUs; 0 to 7.5 were seen)
+    # ``layer``, ``total`` (the GPU left out of the fit, its architecture measured) and ``total_unknown`` (the
+    # architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is the same for
+    # FP16's time over that of the network with Q/DQ, GPU and network left out
     spreads: Mapping[str, float]
-    gap_us: float = 0.0
+    gap_us: float = 0.0  # between two kernels of an engine that runs without a CUDA graph, in microseconds
+    # of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the faster one
+    # of, by a fit that had seen neither the network nor the GPU, and how many there are
     signs: tuple[int, int] = (0, 0)
 
     def is_measured(self, cc: str) -> bool:
@@ -97,52 +92,33 @@ def constants() -> Constants:
                      (signs["right"], signs["pairs"]))  # fmt: skip
 
 
-@dataclass
-class Features:
-    """Layers as arrays, one element for each, with the GPU figures that go with it."""
+def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> SimpleNamespace:
+    """Arrays of one or more layers, each with its GPU, named as in :func:`_row`; ``cc`` is a list.
 
-    kind: npt.NDArray[np.str_]
-    path: npt.NDArray[np.int64]
-    rate: Array  # MAC per clock and SM at the peak
-    clocks: Array  # SM clocks per second, all SMs
-    sms: Array
-    bandwidth: Array  # bytes/s
-    l2: Array  # bytes
-    pipe: Array  # FP32 MAC per clock and SM of the CUDA cores
-    pipelined: npt.NDArray[np.bool_]  # copies to shared memory beside the computing: from compute capability 8.0 on
-    rows: Array
-    columns: Array
-    depth: Array
-    channels: Array
-    groups: Array
-    pooled: npt.NDArray[np.bool_]  # the layer writes far less than its convolution makes: a pooling is fused
-    width: Array  # bytes of an element that it computes with
-    moved: Array
-    cold: Array  # bytes of weights that come from memory each time: those of the whole network do not fit the L2
-    steps: Array
-    to_float: npt.NDArray[np.bool_]  # computes in integers and writes floats, before compute capability 8.0
-    cc: list[str]
+    ``cold`` says whose weights come from memory each time.
+    """
+    rows = [_row(*one) for one in zip(works, gpus, cold or [False] * len(works), strict=True)]
+    columns = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+    return SimpleNamespace(**columns, cc=[g.cc for g in gpus])
 
 
-def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> Features:
-    """Arrays of one or more layers, each with its GPU; ``cold`` says whose weights come from memory each time."""
-    rows = (_row(*one) for one in zip(works, gpus, cold or [False] * len(works), strict=True))
-    *columns, cc = zip(*rows, strict=True)
-    fields: list[Any] = [*map(np.asarray, columns), list(cc)]
-    return Features(*fields)
-
-
-def _row(w: Work, g: Gpu, cold: bool) -> tuple[Any, ...]:
-    """The fields of :class:`Features` for one layer."""
-    path, pooled = _path(w.precision, g), w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as)
-    old = float(g.cc) < 8.0
-    return (
-        w.kind, PATHS.index(path), float(_rate(path, w.precision, g)), g.per_second, float(g.sms), g.bandwidth * 1e9,
-        g.l2 * 1e6, float(g.rates.fp32_pipe), not old, float(w.rows), float(w.columns),
-        float(w.depth * _filled(w.channels, w)), float(w.channels), float(w.groups), pooled, width(w.precision),
-        float(_moved(w)), w.weights if cold else 0.0, float(w.steps),
-        old and w.written_as.is_float and not w.precision.is_float, g.cc,
-    )
+def _row(w: Work, g: Gpu, cold: bool) -> dict[str, Any]:
+    (path, rate), old = _path(w.precision, g), float(g.cc) < 8.0
+    return {
+        "kind": w.kind, "path": PATHS.index(path),
+        "rate": float(rate),  # MAC per clock and SM at the peak
+        "clocks": g.per_second, "sms": float(g.sms),  # SM clocks per second, all SMs
+        "bandwidth": g.bandwidth * 1e9, "l2": g.l2 * 1e6,  # bytes/s, bytes
+        "pipe": float(g.rates.fp32_pipe),  # FP32 MAC per clock and SM of the CUDA cores
+        "pipelined": not old,  # copies to shared memory beside the computing
+        "rows": float(w.rows), "columns": float(w.columns), "depth": float(w.depth * _filled(w.channels, w)),
+        "channels": float(w.channels), "groups": float(w.groups), "steps": float(w.steps),
+        # The layer writes far less than its convolution makes: a pooling is fused.
+        "pooled": w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as),
+        "width": width(w.precision), "moved": float(_moved(w)),
+        "cold": w.weights if cold else 0.0,  # bytes that come from memory each time
+        "to_float": old and w.written_as.is_float and not w.precision.is_float,
+    }  # fmt: skip
 
 
 def _filled(channels: float, w: Work) -> float:
@@ -162,33 +138,23 @@ def _moved(w: Work) -> float:
     return w.read * come + w.weights * come + w.written * (1.0 if w.written_as == Precision.FP32 else go)
 
 
-def _path(precision: Precision, gpu: Gpu) -> str:
-    """What multiplies: tensor cores by type, dp4a, or (``fp32``) the CUDA cores (FP16 at its own rate)."""
-    rates = gpu.rates
-    if precision in _INTEGERS and rates.int8:
-        return "int8" if rates.int8_path == "tensor" else "dp4a"
-    if precision in _HALVES and gpu.has_tensor_cores:
-        return "fp16"
-    return "tf32" if gpu.has_tf32 and precision not in _HALVES else "fp32"
-
-
 _INTEGERS = (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4)
-_HALVES = (Precision.FP16, Precision.BF16)
 
 
-def _rate(path: str, precision: Precision, gpu: Gpu) -> float:
+def _path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
+    """What multiplies, tensor cores by type, dp4a, or (``fp32``) the CUDA cores; and its rate (FP16 has its own)."""
     r = gpu.rates
-    cores = max(r.fp32_pipe, r.fp16) if precision in _HALVES else r.fp32_pipe
-    return {"int8": r.int8, "dp4a": r.int8, "fp16": r.fp16, "tf32": r.tf32}.get(path, cores)
+    if precision in _INTEGERS and r.int8:
+        return "int8" if r.int8_path == "tensor" else "dp4a", r.int8
+    if precision in (Precision.FP16, Precision.BF16):
+        return ("fp16", r.fp16) if gpu.has_tensor_cores else ("fp32", max(r.fp32_pipe, r.fp16))
+    return ("tf32", r.tf32) if gpu.has_tf32 else ("fp32", r.fp32_pipe)
 
 
-def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
-    """Seconds of each layer's kernel in a running engine.
+def kernel_seconds(f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+    """Seconds of each layer's kernel (:func:`features`) in a running engine.
 
-    Args:
-        f: The layers.
-        c: Constants by name.
-        factors: Compute capability to the factor on computing rates.
+    ``c`` are constants by name, ``factors`` those on computing rates by compute capability.
     """
     known = {cc: factor_of(cc, factors) for cc in set(f.cc)}
     factor = np.asarray([known[cc] for cc in f.cc])
@@ -204,21 +170,16 @@ def kernel_seconds(f: Features, c: Mapping[str, float], factors: Mapping[str, fl
     steps = depth * f.width / STEP_BYTES
     rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
     rate = np.where(f.to_float, rate * c["to_float_old"], rate)
-    compute = f.rows * columns * depth * f.groups / (f.clocks * rate)
     depthwise = f.kind == work.DEPTHWISE
     computing = depthwise | np.isin(f.kind, (work.CONV, work.DECONV))
-    compute = np.where(
-        depthwise, f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"]), compute
-    )
+    by_cores = f.rows * f.columns * f.depth * f.groups / (f.clocks * f.pipe * c["depthwise"])
+    compute = np.where(depthwise, by_cores, f.rows * columns * depth * f.groups / (f.clocks * rate))
     compute = np.where(computing, compute, 0.0)
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
     # Few bytes of each position: neither memory nor L2 is used well.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
-    share = np.where(
-        copies,
-        np.where(scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])),
-        np.where(computing, c["dram"], c["pool"])
-    )
+    of_copies = np.where(scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"]))
+    share = np.where(copies, of_copies, np.where(computing, c["dram"], c["pool"]))
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
     cached = moved / (c["l2"] * f.clocks * L2_BYTES) * np.where(scattered, c["copy"] / c["few_copy"], 1.0)
@@ -237,11 +198,11 @@ def _padded(values: Array, step: float | Array) -> Array:
     return padded
 
 
-def seconds(works: Sequence[Work], gpu: Gpu, fitted: Constants | None = None) -> Array:
+def seconds(works: Sequence[Work], gpu: Gpu) -> Array:
     """Seconds of each layer in a running engine on a GPU."""
     if not works:
         return np.zeros(0)
-    fitted = fitted or constants()
+    fitted = constants()
     cold = [weights_are_cold(works, gpu)] * len(works)
     return kernel_seconds(features(works, [gpu] * len(works), cold), fitted.values, fitted.architectures)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -35,16 +34,11 @@ class Extra:
 
 @dataclass
 class Workload:
-    """What an engine does.
+    """What an engine does."""
 
-    Attributes:
-        layers: The work of each predicted layer, in the prediction's order.
-        extras: Kernels beside them.
-        unknown: Names of layers whose shapes are not known: they count as nothing but a kernel's floor.
-    """
-
-    layers: list[Work] = field(default_factory=list)
-    extras: list[Extra] = field(default_factory=list)
+    layers: list[Work] = field(default_factory=list)  # the work of each predicted layer, in the prediction's order
+    extras: list[Extra] = field(default_factory=list)  # kernels beside them
+    # names of layers whose shapes are not known: they count as nothing but a kernel's floor
     unknown: list[str] = field(default_factory=list)
 
     @property
@@ -56,29 +50,21 @@ _MAPPING = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
 
 
 def workload_of(
-    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0,
-    gpu: Gpu | None = None,
-) -> Workload:  # fmt: skip
-    """The work of a predicted engine.
+    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0, gpu: Gpu | None = None
+) -> Workload:
+    """The work of a predicted engine of a model whose shapes have no symbolic dimensions.
 
-    Args:
-        model: The model predicted; shapes without symbolic dimensions.
-        prediction: Its prediction.
-        plain: What the builder takes for a float: FP16 (``--fp16`` given) or FP32.
-        batch: Factor on the model's own batch.
-        gpu: Where it runs, which decides about changes of layout; None for a GPU with TF32 before Blackwell.
+    ``plain`` is what the builder takes for a float: FP16 (``--fp16`` given) or FP32; ``batch`` is a factor on the
+    model's own. The GPU decides about changes of layout; None is one with TF32 before Blackwell.
     """
     return _Reader(model, prediction, plain, batch, gpu).run()
 
 
 class _Reader:
-    def __init__(
-        self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None
-    ) -> None:
-        self.model = model
+    def __init__(self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None) -> None:
+        self.model, self.prediction, self.plain, self.batch = model, prediction, plain, batch
         self.tf32 = gpu is None or gpu.has_tf32
         self.myelin = gpu is not None and gpu.fuses_conversions
-        self.prediction = prediction
         self.target = target_named(prediction.target)
         self.regions = region_nodes(model) if self.target.regions else frozenset()
         self.by_name = {n.name: n for n in model.nodes}
@@ -87,8 +73,6 @@ class _Reader:
         for layer in prediction.layers:
             for edge in layer.inputs:
                 self.readers[edge.tensor].append(layer)
-        self.plain = plain
-        self.batch = batch
         self.made: dict[str, float] = {}  # elements of tensors that only the engine has
         self.wide: set[str] = set()  # tensors that are FP32 though floats are FP16
         self.narrowed: dict[str, float] = {}  # elements of FP32 tensors that get a reformat to FP16
@@ -129,49 +113,38 @@ class _Reader:
         writes FP32, which is linear, so that nothing has to change the layout (12 layers that write FP32 and 25
         reformats that convert nothing on 8.6.1; inferred from these counts).
         """
-        layers, works = self.prediction.layers, list(self.result.layers)
-        mapping = {edge.tensor for layer, one in zip(layers, works, strict=True) if one.kind in _MAPPING
+        pairs = list(zip(self.prediction.layers, self.result.layers, strict=True))
+        mapping = {edge.tensor for layer, one in pairs if one.kind in _MAPPING
                    for edge in (*layer.inputs, *layer.outputs)}  # fmt: skip
-        found: list[EngineLayer] = []
-        matching: list[Work] = []
-        target = self.target
-        for number, (layer, one) in enumerate(zip(layers, works, strict=True)):
+        found: list[tuple[EngineLayer, Work]] = []
+        for number, (layer, one) in enumerate(pairs):
             nodes = self._nodes(layer) if one.kind in work.COMPUTING else []
-            to_float = one.written_as.is_float and not one.precision.is_float and not target.is_rtx
-            if to_float and any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes):
-                made = [f"{edge.tensor} before its activation" for edge in layer.outputs]
-                first = replace(layer, outputs=[replace(e, tensor=t) for e, t in zip(layer.outputs, made, strict=True)])
-                own = EngineLayer(f"PWN behind {layer.name}", "PointWise", first.outputs, list(layer.outputs))
-                for edge, name in zip(layer.outputs, made, strict=True):
-                    self.twins[name] = edge.tensor
-                    mapping.add(edge.tensor)
-                mapped = Work(work.POINTWISE, one.written_as, one.written_as, read=one.written, written=one.written)
-                if not self._goes_to_sum(layer) and self._is_open(layer):
-                    one = replace(one, written_as=Precision.FP32,
-                                  written=one.written / width(one.written_as) * width(Precision.FP32))  # fmt: skip
-                    mapped = replace(mapped, precision=Precision.FP32, read=one.written)
-                    self.result.layers[number] = one
-                self.result.extras.append(Extra(own.name, mapped))
-                found += [first, own]
-                matching += [one, mapped]
-            else:
-                found.append(layer)
-                matching.append(one)
+            to_float = one.written_as.is_float and not one.precision.is_float and not self.target.is_rtx
+            if not to_float or not any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes):
+                found.append((layer, one))
+                continue
+            made = [replace(edge, tensor=f"{edge.tensor} before its activation") for edge in layer.outputs]
+            self.twins.update((new.tensor, edge.tensor) for new, edge in zip(made, layer.outputs, strict=True))
+            mapping.update(edge.tensor for edge in layer.outputs)
+            first = one.writing_fp32() if not self._goes_to_sum(layer) and self._is_open(layer) else one
+            self.result.layers[number] = first
+            own = EngineLayer(f"PWN behind {layer.name}", "PointWise", made, list(layer.outputs))
+            mapped = Work(work.POINTWISE, first.written_as, one.written_as, read=first.written, written=one.written)
+            self.result.extras.append(Extra(own.name, mapped))
+            found += [(replace(layer, outputs=made), first), (own, mapped)]
         if self.myelin:
             self._fuse_conversions(mapping)
-        if target.is_rtx or self.myelin:
+        if self.target.is_rtx or self.myelin:
             return
-        outside = [self.regions.isdisjoint(layer.nodes) for layer in found]
-        found, matching = list(itertools.compress(found, outside)), list(itertools.compress(matching, outside))
-        for change in reformats_of(found, matching, lambda tensor: self._shape(self.twins.get(tensor, tensor)),
+        found = [pair for pair in found if self.regions.isdisjoint(pair[0].nodes)]
+        for change in reformats_of(found, lambda tensor: self._shape(self.twins.get(tensor, tensor)),
                                    self.model.inputs, self.model.outputs):
             if change.needs_tf32 and not self.tf32:
                 continue
             moved = change.elements * width(change.precision)
             self._extra(f"layout of {self.twins.get(change.tensor, change.tensor)}", Work(
                 work.REFORMAT, change.precision, change.precision, channels=change.channels, read=moved, written=moved,
-            ))  # fmt: skip
-            self.result.extras[-1].reformat = change
+            ), change)  # fmt: skip
 
     def _is_open(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of what a layer writes: on 8.x; 10 is known by typed builds."""
@@ -197,8 +170,8 @@ class _Reader:
         b = self.batch
         return found if b == 1 else replace(found, rows=found.rows * b, read=found.read * b, written=found.written * b)
 
-    def _extra(self, name: str, found: Work) -> None:
-        self.result.extras.append(Extra(name, self._scaled(found)))
+    def _extra(self, name: str, found: Work, reformat: Reformat | None = None) -> None:
+        self.result.extras.append(Extra(name, self._scaled(found), reformat))
 
     # Types and sizes ------------------------------------------------------------------------------------------
 
@@ -212,8 +185,8 @@ class _Reader:
         """
         if self.plain == Precision.FP32 or found is None or not found.written_as.is_float:
             return found
-        by_fours = found.kind in work.COMPUTING and found.channels < work.FEW_CHANNELS and (
-            found.precision == Precision.INT8)
+        integer = found.precision == Precision.INT8
+        by_fours = integer and found.kind in work.COMPUTING and found.channels < work.FEW_CHANNELS
         if not by_fours and not (self._goes_on(layer) and any(t.tensor in self.wide for t in layer.inputs)):
             return found
         for edge in layer.outputs:
@@ -221,8 +194,7 @@ class _Reader:
                 self.wide.add(edge.tensor)
             elif count := self._elements(edge.tensor):
                 self.narrowed[edge.tensor] = count
-        elements = found.written / width(found.written_as)
-        return replace(found, written_as=Precision.FP32, written=elements * width(Precision.FP32))
+        return found.writing_fp32()
 
     def _goes_on(self, layer: EngineLayer) -> bool:
         """Whether a layer computes in whatever float it reads."""
@@ -234,9 +206,9 @@ class _Reader:
             return Precision.FP32 if stored == Precision.UNKNOWN else stored
         if tensor in self.wide and precision.is_float:
             return Precision.FP32
-        if precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN):
-            return precision if precision == Precision.FP32 and self.target.strongly_typed else self.plain
-        return precision
+        fixed = precision == Precision.FP32 and self.target.strongly_typed
+        is_open = precision in (Precision.FLOAT, Precision.FP32, Precision.UNKNOWN)
+        return self.plain if is_open and not fixed else precision
 
     def _elements(self, tensor: str) -> float | None:
         if tensor in self.made:
@@ -256,9 +228,8 @@ class _Reader:
         if weighted:
             return self._weighted(layer, nodes, weighted)
         low, high = self._ends(layer)
-        if layer.type == "NoOp" or (
-            layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
-        ):
+        still = layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
+        if still or layer.type == "NoOp":
             return Work(work.NOTHING, low, high)
         kind = work.KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
         read, written = self._moved(layer, nodes, kind)
@@ -269,19 +240,17 @@ class _Reader:
         return Work(kind, low, high, channels=channels, read=read * width(low), written=written * width(high))
 
     def _ends(self, layer: EngineLayer) -> tuple[Precision, Precision]:
-        low = self._type(layer.inputs[0].precision, layer.inputs[0].tensor) if layer.inputs else self.plain
-        high = self._type(layer.outputs[0].precision, layer.outputs[0].tensor) if layer.outputs else low
-        return low, high
+        low, high = (self._type(edges[0].precision, edges[0].tensor) if edges else None
+                     for edges in (layer.inputs, layer.outputs))  # fmt: skip
+        return low or self.plain, high or low or self.plain
 
     def _moved(self, layer: EngineLayer, nodes: list[Node], kind: str) -> tuple[float | None, float | None]:
         """Elements read and written by a layer that only moves or maps values."""
         if nodes:
-            inside = {t for n in nodes for t in n.outputs}
-            read_by = (t for n in nodes for t in n.inputs if t and t not in inside)
-            outside = dict.fromkeys(t for t in read_by if not self.model.is_constant(t))
+            outside = dict.fromkeys(self._outside(nodes))
             sizes = [self._elements(t) for t in outside]
             last = self._elements(nodes[-1].output)
-            read = None if any(s is None for s in sizes) else sum(s for s in sizes if s is not None)
+            read = None if None in sizes else sum(filter(None, sizes))
             if layer.outputs and last is not None:
                 self.made.setdefault(layer.outputs[0].tensor, last)
             if read is not None and last is not None and kind == work.POINTWISE:
@@ -292,6 +261,11 @@ class _Reader:
         if not known:
             return (0.0, 0.0) if layer.type in ("PointWise", "Scale", "ElementWise") else (None, None)
         return sum(known), max(known)
+
+    def _outside(self, nodes: list[Node]) -> list[str]:
+        """What nodes read that none of them makes, constants apart."""
+        inside = {t for n in nodes for t in n.outputs}
+        return [t for n in nodes for t in n.inputs if t and t not in inside and not self.model.is_constant(t)]
 
     def _weighted(self, layer: EngineLayer, nodes: list[Node], weighted: list[Node]) -> Work | None:
         parts = [p for n in weighted if (p := product_of(n, self._shape)) is not None]
@@ -386,16 +360,14 @@ class _Reader:
             chain.clear()
 
     def _region(self, nodes: list[Node], kind: str) -> None:
-        inside = {t for n in nodes for t in n.outputs}
-        outside = (t for n in nodes for t in n.inputs if t and t not in inside)
-        sizes = [self._elements(t) for t in outside if not self.model.is_constant(t)]
+        sizes = [self._elements(t) for t in self._outside(nodes)]
         last, name = self._elements(nodes[-1].output), nodes[-1].name
         if last is None or None in sizes:
             self.result.unknown.append(name)
             self._extra(name, Work(work.UNKNOWN, self.plain, self.plain))
             return
         size = width(self.plain)
-        read = sum(s for s in sizes if s is not None) * size
+        read = sum(filter(None, sizes)) * size
         self._extra(name, Work(kind, self.plain, self.plain, read=read, written=last * size))
 
     def _edges(self) -> None:

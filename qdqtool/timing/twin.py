@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Container, Iterable
 from typing import Any
@@ -156,66 +155,60 @@ class Shapes:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._found: dict[str, Known] = {}
+        self._values: dict[str, Array] = {}
+        self._walked = False
 
     def get(self, tensor: str) -> Known | None:
         """Dimensions of a tensor; None when one is not known."""
         shape = self._plain(tensor)
-        return shape if shape is not None else self._worked_out.get(tensor)
+        if shape is None and not self._walked:
+            self._walked = True
+            self._walk()
+        return shape if shape is not None else self._found.get(tensor)
 
     def _plain(self, tensor: str) -> Known | None:
         shape = self._model.shape(tensor)
         return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
 
-    @functools.cached_property
-    def _worked_out(self) -> dict[str, Known]:
-        """One pass over the graph; only nodes whose outputs are not known are inferred again."""
-        model = self._model
-        found: dict[str, Known] = {}
-        values: dict[str, Array] = {}
-        for node in model.ordered:
-            for output in node.outputs:
-                if not output or node.domain not in ("", "ai.onnx"):
-                    continue
-                known = self._plain(output)
-                if known is None:
-                    known = self._inferred(node, found, values).get(output)
-                    if known is not None:
-                        found[output] = known
-            value = self._value(node, found, values)
-            if value is not None and value.size <= _SMALL:
-                values[node.output] = value
-                found.setdefault(node.output, value.shape)
-        return found
+    def _known(self, tensor: str) -> Known | None:
+        return self._plain(tensor) or self._found.get(tensor)
 
-    def _constant(self, tensor: str, values: dict[str, Array]) -> Array | None:
-        if tensor in values:
-            return values[tensor]
+    def _walk(self) -> None:
+        """One pass over the graph; only nodes whose outputs are not known are inferred again."""
+        for node in self._model.ordered:
+            for output in node.outputs:
+                if output and node.domain in ("", "ai.onnx") and self._plain(output) is None:
+                    known = self._inferred(node).get(output)
+                    if known is not None:
+                        self._found[output] = known
+            value = self._value(node)
+            if value is not None and value.size <= _SMALL:
+                self._values[node.output] = value
+                self._found.setdefault(node.output, value.shape)
+
+    def _constant(self, tensor: str) -> Array | None:
+        if tensor in self._values:
+            return self._values[tensor]
         shape = self._model.constant_shape(tensor)
         if shape is None or int(np.prod(shape, dtype=np.float64)) > _SMALL:
             return None
         stored = self._model.constant_proto(tensor)
-        if stored is not None and not has_data(stored):
-            return None
-        return self._model.constant(tensor)
+        return None if stored is not None and not has_data(stored) else self._model.constant(tensor)
 
-    def _inferred(self, node: Node, found: dict[str, Known], values: dict[str, Array]) -> dict[str, Known]:
+    def _inferred(self, node: Node) -> dict[str, Known]:
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, TensorProto] = {}
-        for tensor in node.inputs:
-            if not tensor:
-                continue
-            shape = self._plain(tensor) or found.get(tensor)
-            value = self._constant(tensor, values)
-            kind = self._model.elem_type(tensor) or (
-                helper.np_dtype_to_tensor_dtype(value.dtype) if value is not None else TensorProto.FLOAT
-            )
-            if shape is None and value is None:
-                return {}
-            types[tensor] = helper.make_tensor_type_proto(
-                kind, value.shape if shape is None and value is not None else shape
-            )
+        for tensor in filter(None, node.inputs):
+            shape, value = self._known(tensor), self._constant(tensor)
             if value is not None:
                 data[tensor] = numpy_helper.from_array(np.ascontiguousarray(value), tensor)
+                shape = value.shape if shape is None else shape
+            if shape is None:
+                return {}
+            kind = self._model.elem_type(tensor) or (
+                TensorProto.FLOAT if value is None else helper.np_dtype_to_tensor_dtype(value.dtype))
+            types[tensor] = helper.make_tensor_type_proto(kind, shape)
         if not stays_small(node.proto, types, self._model.opset):
             return {}
         try:
@@ -223,22 +216,17 @@ class Shapes:
             result = onnx.shape_inference.infer_node_outputs(schema, node.proto, types, data)
         except Exception:  # a custom or odd node: its shape stays unknown
             return {}
-        shapes: dict[str, Known] = {}
-        for name, kind_of in result.items():
-            tensor_type = kind_of.tensor_type
-            if tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in tensor_type.shape.dim):
-                shapes[name] = tuple(d.dim_value for d in tensor_type.shape.dim)
-        return shapes
+        dims = {name: kind.tensor_type.shape.dim for name, kind in result.items() if kind.tensor_type.HasField("shape")}
+        return {name: tuple(d.dim_value for d in found) for name, found in dims.items()
+                if all(d.HasField("dim_value") for d in found)}  # fmt: skip
 
-    def _value(self, node: Node, found: dict[str, Known], values: dict[str, Array]) -> Array | None:
+    def _value(self, node: Node) -> Array | None:
         if node.op == "Shape" and not node.attributes:
-            shape = self._plain(node.input(0)) or found.get(node.input(0))
+            shape = self._known(node.input(0))
             return None if shape is None else np.asarray(shape, np.int64)
         work = _OPERATORS.get(node.op)
-        if work is None:
-            return None
-        inputs = [self._constant(t, values) for t in node.inputs if t]
-        if not inputs or any(i is None for i in inputs):
+        inputs = [] if work is None else [self._constant(t) for t in node.inputs if t]
+        if work is None or not inputs or any(i is None for i in inputs):
             return None
         try:
             return np.asarray(work(node, *inputs))

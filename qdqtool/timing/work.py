@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from qdqtool.model.graph import Model, Node
@@ -24,35 +24,21 @@ FEW_CHANNELS = 16  # input channels below which a convolution's kernel cannot fe
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A layer as the time model sees it.
+    """A layer as the time model sees it."""
 
-    Attributes:
-        kind: One of the words above.
-        precision: What it computes in; FP16 or FP32 for a float.
-        written_as: Precision of its output.
-        rows: Output positions of the convolution (batch x height x width, before a fused pooling); 0 for others.
-        columns: Output channels of one group.
-        depth: Products per output value: input channels of one group x kernel positions.
-        channels: Input channels of one group; of a conversion, the tensor's channels.
-        groups: Of the convolution.
-        read: Bytes read, weights apart.
-        weights: Bytes of the weights.
-        written: Bytes written.
-        steps: Kernels that it takes; 1 but for a region of many operators.
-    """
-
-    kind: str
-    precision: Precision = Precision.FP32
-    written_as: Precision = Precision.FP32
+    kind: str  # one of the words above
+    precision: Precision = Precision.FP32  # what it computes in; FP16 or FP32 for a float
+    written_as: Precision = Precision.FP32  # precision of its output
+    # output positions of the convolution (batch x height x width, before a fused pooling); 0 for others
     rows: float = 0.0
-    columns: float = 0.0
-    depth: float = 0.0
-    channels: float = 0.0
-    groups: float = 1.0
-    read: float = 0.0
-    weights: float = 0.0
-    written: float = 0.0
-    steps: float = 1.0
+    columns: float = 0.0  # output channels of one group
+    depth: float = 0.0  # products per output value: input channels of one group x kernel positions
+    channels: float = 0.0  # input channels of one group; of a conversion, the tensor's channels
+    groups: float = 1.0  # of the convolution
+    read: float = 0.0  # bytes read, weights apart
+    weights: float = 0.0  # bytes of the weights
+    written: float = 0.0  # bytes written
+    steps: float = 1.0  # kernels that it takes; 1 but for a region of many operators
 
     @property
     def macs(self) -> float:
@@ -63,6 +49,11 @@ class Work:
     def moved(self) -> float:
         """Bytes read and written, weights included."""
         return self.read + self.weights + self.written
+
+    def writing_fp32(self) -> Work:
+        """The same with an output in FP32."""
+        elements = self.written / width(self.written_as)
+        return replace(self, written_as=Precision.FP32, written=elements * width(Precision.FP32))
 
 
 def touched(source: float, rows: float, depth: float, groups: float) -> float:
@@ -149,89 +140,67 @@ _LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce"
 
 
 def reformats_of(
-    layers: Sequence[EngineLayer],
-    works: Sequence[Work],
-    shape_of: ShapeOf,
-    inputs: Iterable[str],
-    outputs: Iterable[str],
+    engine: Sequence[tuple[EngineLayer, Work]], shape_of: ShapeOf, inputs: Iterable[str], outputs: Iterable[str]
 ) -> list[Reformat]:
-    """The reformats of a predicted engine.
+    """The reformats of a predicted engine: layers, each behind those whose results it reads, and the work of each.
 
-    Args:
-        layers: Its layers, each behind those whose results it reads.
-        works: What each computes and moves.
-        shape_of: Shape of a tensor (NCHW), None where it is not known.
-        inputs: The network's inputs, which are linear.
-        outputs: Its outputs, which have to be.
+    The network's inputs are linear, its outputs have to be.
     """
-    return _Layouts(layers, works, shape_of).run(inputs, outputs)
+    return _Layouts(engine, shape_of).run(inputs, outputs)
 
 
 class _Layouts:
-    def __init__(
-        self, layers: Sequence[EngineLayer], works: Sequence[Work],
-        shape_of: ShapeOf,
-    ) -> None:  # fmt: skip
-        self.layers, self.works, self.shape_of = layers, works, shape_of
+    def __init__(self, engine: Sequence[tuple[EngineLayer, Work]], shape_of: ShapeOf) -> None:
+        self.engine, self.shape_of = engine, shape_of
         self.at: dict[str, Layout] = {}
         self.made: set[tuple[str, Layout, str]] = set()
         self.result: list[Reformat] = []
-        self.alike: dict[str, bool] = {}
+        self.reads = [self._reads(layer, found) for layer, found in engine]
         self.readers: dict[str, list[int]] = defaultdict(list)
         self.writers: dict[str, list[int]] = defaultdict(list)
-        for i, layer in enumerate(layers):
+        for i, (layer, _) in enumerate(engine):
             for edge in layer.inputs:
                 self.readers[edge.tensor].append(i)
             for edge in layer.outputs:
                 self.writers[edge.tensor].append(i)
+        # What all readers want in one layout is changed once, behind its maker (ResNet-18 in FP32 on an A100).
+        self.alike = {t for t, readers in self.readers.items() if len({self.reads[i] for i in readers}) == 1}
 
     def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[Reformat]:
-        for tensor in inputs:
-            self.at[tensor] = Layout.LINEAR
-        for i, (layer, found) in enumerate(zip(self.layers, self.works, strict=True)):
-            wanted = self._reads(i)
+        self.at = dict.fromkeys(inputs, Layout.LINEAR)
+        for i, (layer, found) in enumerate(self.engine):
+            wanted = self.reads[i]
             have = [self.at.get(edge.tensor) for edge in layer.inputs]
             if len(wanted) > 1 and layer.type not in ("Convolution", "Deconvolution"):
                 # One layout for all its inputs: the first that needs no reformat.
                 wanted = (next((h for h in have if h in wanted), wanted[0]),)
             for k, edge in enumerate(layer.inputs):
-                accepted = wanted
-                if k and found.kind in COMPUTING:
-                    accepted = (self._writes(i),)  # the residual
+                residual = k and found.kind in COMPUTING
                 is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
-                self._reach(edge.tensor, layer.name, accepted, found.precision if is_open else edge.precision)
+                self._reach(edge.tensor, layer.name, (self._writes(i),) if residual else wanted,
+                            found.precision if is_open else edge.precision)
             for edge in layer.outputs:
-                before = self.at.get(edge.tensor)
-                made = self._writes(i)
-                self.at[edge.tensor] = before if before is not None and len(self.writers[edge.tensor]) > 1 else made
+                if edge.tensor not in self.at or len(self.writers[edge.tensor]) == 1:
+                    self.at[edge.tensor] = self._writes(i)
         for tensor in outputs:
             for i in self.writers.get(tensor, ())[:1]:
-                self._reach(tensor, "", _LINEAR, self.works[i].written_as)
+                self._reach(tensor, "", _LINEAR, self.engine[i][1].written_as)
         return self.result
 
     def _reach(self, tensor: str, layer: str, wanted: tuple[Layout, ...], precision: Precision) -> None:
         """Brings a tensor into one of the layouts; nothing to do where it has no layout (or one position only)."""
         have = self.at.get(tensor)
-        if have is None or not wanted or have in wanted:
+        shape = None if have is None or not wanted or have in wanted else self.shape_of(tensor)
+        if have is None or shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
             return
-        shape = self.shape_of(tensor)
-        if shape is None or len(shape) != 4 or shape[2] * shape[3] == 1:
-            return
-        key = (tensor, wanted[0], '' if layer and self._wanted_alike(tensor) else layer)
+        key = (tensor, wanted[0], "" if tensor in self.alike else layer)
         if key not in self.made:
             self.made.add(key)
             elements = float(math.prod(shape))
             self.result.append(Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision))
 
-    def _wanted_alike(self, tensor: str) -> bool:
-        """Whether all readers want one layout: it is changed once, behind its maker (ResNet-18 in FP32 on an A100)."""
-        if tensor not in self.alike:
-            self.alike[tensor] = len({self._reads(i) for i in self.readers[tensor]}) == 1
-        return self.alike[tensor]
-
-    def _reads(self, i: int) -> tuple[Layout, ...]:
+    def _reads(self, layer: EngineLayer, found: Work) -> tuple[Layout, ...]:
         """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
-        layer, found = self.layers[i], self.works[i]
         if layer.type == "Conversion" or found.kind == UNKNOWN:
             return ()
         if layer.type in _LINEAR_TYPES:
@@ -261,28 +230,24 @@ class _Layouts:
             self.shape_of(layer.inputs[0].tensor) == self.shape_of(layer.outputs[0].tensor))
 
     def _writes(self, i: int) -> Layout:
-        layer, found = self.layers[i], self.works[i]
+        layer, found = self.engine[i]
         if found.kind in COMPUTING:
             if found.precision == Precision.INT8:
                 return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
             return self._floats(found)
-        if layer.type == "Conversion":
-            return self._readers_want(i)
+        if layer.type == "Conversion":  # what the first reader that is not open wants
+            readers = (self.reads[j] for edge in layer.outputs for j in self.readers.get(edge.tensor, ()))
+            if wanted := next(filter(None, readers), ()):
+                return wanted[0]
+            return Layout.BLOCKS if found.written_as == Precision.INT8 else Layout.LINEAR
         if layer.type in _LINEAR_TYPES and not self._keeps(layer):
             return Layout.LINEAR
         have = self.at.get(layer.inputs[0].tensor) if layer.inputs else None
-        wanted = self._reads(i)
+        wanted = self.reads[i]
         if not wanted:
             return have or Layout.LINEAR
         known = [self.at.get(edge.tensor) for edge in layer.inputs]
         return next((h for h in known if h is not None and h in wanted), wanted[0])
-
-    def _readers_want(self, i: int) -> Layout:
-        """What a conversion writes: the layout of a tensor that others write as well, else the first reader's."""
-        readers = (j for edge in self.layers[i].outputs for j in self.readers.get(edge.tensor, ()))
-        if wanted := next(filter(None, map(self._reads, readers)), ()):
-            return wanted[0]
-        return Layout.BLOCKS if self.works[i].written_as == Precision.INT8 else Layout.LINEAR
 
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
+from qdqtool.cluster import mapping
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
@@ -34,11 +36,11 @@ from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.measure import Job, Mapper, default_workers, local
+from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Goal, Search, expected
+from qdqtool.tuning.search import Search, expected
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
@@ -84,13 +86,11 @@ def tune(
     """
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
-        from qdqtool.cluster.mapping import check_where
-
-        check_where(where.cluster)
+        mapping.check_where(where.cluster)
     limit = budgets.seconds(effort.check_timeout, "check_timeout")
     _check(aim, machine.gpu, effort)
     keep, time_limit = aim.keep, effort.time_limit
-    goal = Goal(KEEP if keep is None and aim.budget_ms is None else keep, aim.budget_ms)
+    keep = KEEP if keep is None and aim.budget_ms is None else keep
     chosen = target_named(on.target)
     chip = _gpu(machine)
     loaded = load_full(model)
@@ -99,7 +99,7 @@ def tune(
     rules = rules_for(work, placing, chosen)
     measure = metric_for(work, aim.metric, limit)
     sets = open_sets(work, data, aim.evaluation, images, max_images=ranges.max_images, chosen_on=effort.chosen_on,
-                     judged_on=effort.judged_on).swept_on_at_most(effort.swept_on)
+                     judged_on=effort.judged_on, swept_on=effort.swept_on)
     settings = _settings({**vars(ranges), **vars(placing), **vars(images), **vars(remainder)}, chosen, measure.identity)
     identity = {"model": hashlib.sha256(_serialized(work)).hexdigest()[:20], "images": sets.fingerprint,
                 "settings": settings}  # fmt: skip
@@ -110,9 +110,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
-            from qdqtool.cluster.mapping import Cluster
-
-            opened = stack.enter_context(Cluster(where.cluster, where.mixed_cpus))
+            opened = stack.enter_context(mapping.Cluster(where.cluster, where.mixed_cpus))
         calibration = _calibrate(planner, sets, progress, replaced(where, cluster=getattr(opened, "client", None)))
         scores = class_outputs(work)
         base = planner.plan(Configuration())
@@ -124,12 +122,11 @@ def tune(
                   scores if set(scores) <= set(compared(work)) else (), measure)
         count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
-            from qdqtool.tuning.measure import ClusterMapper
-
             mapper = stack.enter_context(ClusterMapper(opened))
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
-        search = Search(planner, bench, goal, effort.whole_front, say or (lambda line: None), time_limit or 0.0)
+        search = Search(planner, bench, keep, aim.budget_ms, effort.whole_front, say or (lambda line: None),
+                        time_limit or 0.0)
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
@@ -141,7 +138,7 @@ def tune(
             notes.extend(_moved_by_half(work, plan.recipe.build(work)[0], made, sets, warnings))
         made.path, made.sha256 = "", None
         result = Tuning(
-            made.proto, quantized, prediction.predict(made, chosen), reached, goal.keep, goal.budget, point, bought,
+            made.proto, quantized, prediction.predict(made, chosen), reached, keep, aim.budget_ms, point, bought,
             shown,
             [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point),
             planner.cost(search.start),
@@ -163,7 +160,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
     try:
         for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # is there anything to agree with at all?
             own = search.float_value(samples)
-            if search.goal.keep is not None and own <= 0.0:
+            if search.keep is not None and own <= 0.0:
                 raise QdqtoolError(f"`metric` {bench.job.metric.name}: gives {own:.4g} for the float model itself; "
                                    "`keep` is a part of that, which has to be above 0 (higher is better)")
         search.prepare()
@@ -182,8 +179,7 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
 
 def _serialized(model: Model) -> bytes:
     try:
-        data: bytes = model.proto.SerializeToString()
-        return data
+        return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned") from None
 
@@ -284,20 +280,16 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
     before = search.error(search.start)
     taken = {s.name for s in search.parts(chosen.configuration)}
-    by_site: dict[str, list[Choice]] = {}
-    for judged in search.judged:
-        error = None if judged.why_not else search.error(search.start.joined(judged.candidate.configuration))
-        by_site.setdefault(judged.candidate.site.name + judged.candidate.site.kind, []).append(
-            Choice(judged.candidate.choice, judged.cost, error, judged.why_not))
-    for candidate in search.scales:
-        error = search.error(search.start.joined(candidate.configuration))
-        cost = search.planner.cost(search.start.joined(candidate.configuration))
-        by_site.setdefault(candidate.site.name + candidate.site.kind, []).append(
-            Choice(candidate.choice, cost, error))
+    by_site: dict[tuple[str, str], list[Choice]] = defaultdict(list)
+    looked_at = [(j.candidate, j.cost, j.why_not) for j in search.judged]
+    looked_at += [(c, search.planner.cost(search.with_choice(c)), "") for c in search.scales]
+    for candidate, cost, why in looked_at:
+        error = None if why else search.error(search.with_choice(candidate))
+        by_site[candidate.site.name, candidate.site.kind].append(Choice(candidate.choice, cost, error, why))
     methods = dict(chosen.configuration.methods)
     found = []
     for site in search.sites:
-        choices = by_site.get(site.name + site.kind, [])
+        choices = by_site[site.name, site.kind]
         first = choices[0] if choices else None
         loss = None
         if first is not None and first.error is not None and before is not None and first.choice == FLOAT:
@@ -323,8 +315,8 @@ def _against_float(search: Search, point: Point) -> list[str]:
     alone, own = search.planner.cost(search.everything_float).ms, point.cost.ms
     if alone is None or own is None:
         return []
-    written = " and is what was written" if not point.cost.int8 else ""
-    if search.goal.budget is not None and alone <= search.goal.budget:
+    written = "" if point.cost.int8 else " and is what was written"
+    if search.budget is not None and alone <= search.budget:
         return [f"the float model itself is predicted to take {alone:.4g} ms, which fits{written}: no INT8 is needed"]
     if written:
         return [f"the float model is predicted to take {alone:.4g} ms{written}: no placement that is accurate enough "
@@ -342,13 +334,11 @@ def _cost_words(gpu: gpus.Gpu | None) -> Json:
 
 
 def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
-    def described(source: object) -> str:
-        return os.fspath(source) if isinstance(source, str | os.PathLike) else ""
-
+    paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
         "calibration": calibration["images"], "chosen_on": len(sets.chosen_on),
         "swept_on": len(sets.swept_on), "judged_on": len(sets.judged_on),
-        "calibration_data": described(data), "evaluation_data": described(evaluation), "fingerprint": sets.fingerprint,
+        "calibration_data": paths[0], "evaluation_data": paths[1], "fingerprint": sets.fingerprint,
     }  # fmt: skip
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
+import operator
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -32,21 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """One quantized activation.
+    """One quantized activation."""
 
-    Attributes:
-        tensor: Its name.
-        readers: Node index, input position and role of everything that reads it dequantized.
-        scale: In units of the tensor per integer step.
-        method: How the scale was chosen.
-        group: Number of its scale group; None for a scale of its own.
-    """
-
-    tensor: str
+    tensor: str  # its name
+    # node index, input position and role of everything that reads it dequantized
     readers: tuple[tuple[int, int, str], ...]
-    scale: float
-    method: str
-    group: int | None = None
+    scale: float  # in units of the tensor per integer step
+    method: str  # how the scale was chosen
+    group: int | None = None  # number of its scale group; None for a scale of its own
 
 
 @dataclass(frozen=True)
@@ -65,23 +61,19 @@ class Recipe:
     @functools.cached_property
     def reads(self) -> Mapping[int, tuple[object, ...]]:
         """For each node what it reads quantized: equal entries compute the same from the same inputs."""
-        found: dict[int, list[object]] = {}
+        found: dict[int, list[object]] = defaultdict(list)
         for pair in self.pairs:
             for index, position, _ in pair.readers:
-                found.setdefault(index, []).append((position, pair.tensor, pair.scale))
+                found[index].append((position, pair.tensor, pair.scale))
         for index, tensor, axis in self.weights:
-            found.setdefault(index, []).append((tensor, axis))
+            found[index].append((tensor, axis))
         return {index: tuple(sorted(entries, key=repr)) for index, entries in found.items()}
 
     def build(self, model: Model, weights: str = "float") -> tuple[Model, list[QuantizedTensor]]:
-        """The Q/DQ model.
+        """The Q/DQ model, and what got a Q/DQ pair.
 
-        Args:
-            model: The prepared float model that the recipe was made for; it is not changed.
-            weights: As for :func:`qdqtool.insertion.rewrite.rewrite`.
-
-        Returns:
-            The model, and what got a Q/DQ pair.
+        ``model`` is the prepared float model that the recipe was made for, and is not changed; ``weights`` is as for
+        :func:`qdqtool.insertion.rewrite.rewrite`.
         """
         copy = model.copy()
         placement = Placement(
@@ -94,10 +86,8 @@ class Recipe:
 
 def first_change(model: Model, one: Recipe, other: Recipe) -> int:
     """Position in ``model.ordered`` of the first node that reads something else; the number of nodes if none does."""
-    for position, node in enumerate(model.ordered):
-        if one.reads.get(node.index) != other.reads.get(node.index):
-            return position
-    return len(model.ordered)
+    changed = (i for i, n in enumerate(model.ordered) if one.reads.get(n.index) != other.reads.get(n.index))
+    return next(changed, len(model.ordered))
 
 
 def share_behind(model: Model) -> list[float]:
@@ -106,13 +96,10 @@ def share_behind(model: Model) -> list[float]:
     work = []
     for node in model.ordered:
         product = product_of(node, shapes.get) if node.op in WEIGHTED else None
-        work.append(1.0 if product is None else product.rows * product.columns * product.depth * product.groups)
+        work.append(1.0 if product is None else product.macs)
     total = sum(work) or 1.0
-    behind, left = [], total
-    for amount in work:
-        behind.append(left / total)
-        left -= amount
-    return [*behind, 0.0]
+    left = itertools.accumulate(work, operator.sub, initial=total)
+    return [amount / total for amount in left][:-1] + [0.0]
 
 
 # Configurations ------------------------------------------------------------------------------------------------------
@@ -122,18 +109,13 @@ FLOAT = "float"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What differs from everything INT8.
+    """What differs from everything INT8."""
 
-    Attributes:
-        floats: Names of nodes that are float.
-        quantized: Names of nodes that are INT8 although the head preset leaves them float.
-        methods: Calibration methods by quantized tensor; they go for its whole scale group.
-        apart: Quantized tensors that have a scale of their own although they are tied to others.
-    """
-
-    floats: frozenset[str] = frozenset()
-    quantized: frozenset[str] = frozenset()
+    floats: frozenset[str] = frozenset()  # names of nodes that are float
+    quantized: frozenset[str] = frozenset()  # names of nodes that are INT8 although the head preset leaves them float
+    # calibration methods by quantized tensor; they go for its whole scale group
     methods: frozenset[tuple[str, str]] = frozenset()
+    # quantized tensors that have a scale of their own although they are tied to others
     apart: frozenset[str] = frozenset()
 
     def joined(self, other: Configuration) -> Configuration:
@@ -147,19 +129,12 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a placement costs.
+    """What a placement costs."""
 
-    Attributes:
-        convolutions: Convolutions and products in all.
-        int8: Those of them that run in INT8.
-        conversions: Conversions; 0 where the target names none.
-        ms: Predicted milliseconds; None without a GPU.
-    """
-
-    convolutions: int
-    int8: int
-    conversions: int
-    ms: float | None = None
+    convolutions: int  # convolutions and products in all
+    int8: int  # those of them that run in INT8
+    conversions: int  # conversions; 0 where the target names none
+    ms: float | None = None  # predicted milliseconds; None without a GPU
 
     @property
     def value(self) -> float:
@@ -171,7 +146,6 @@ class Cost:
 class Plan:
     """A configuration worked out."""
 
-    configuration: Configuration
     placement: Placement
     scales: list[GroupScale]
     recipe: Recipe
@@ -180,28 +154,18 @@ class Plan:
 
 @dataclass(eq=False)
 class Planner:
-    """Works configurations out for one network.
+    """Works configurations out for one network."""
 
-    Attributes:
-        model: The prepared float network.
-        rules: The user's placement rules.
-        target: Which TensorRT.
-        methods: The user's calibration methods.
-        unify: Whether tied tensors share a scale.
-        gpu: Where it will run; None counts float convolutions and conversions.
-        half: Whether what is not quantized will be FP16.
-        wide: Tensors that FP16 cannot hold; set before costs are asked for.
-        statistics: Of the network's tensors; set before plans are asked for.
-    """
-
-    model: Model
-    rules: Rules
-    target: Target
-    methods: MethodChoice
-    unify: bool = True
-    gpu: Gpu | None = None
-    half: bool = False
+    model: Model  # the prepared float network
+    rules: Rules  # the user's placement rules
+    target: Target  # which TensorRT
+    methods: MethodChoice  # the user's calibration methods
+    unify: bool = True  # whether tied tensors share a scale
+    gpu: Gpu | None = None  # where it will run; None counts float convolutions and conversions
+    half: bool = False  # whether what is not quantized will be FP16
+    # tensors that FP16 cannot hold; set before costs are asked for
     wide: Mapping[str, float] = field(default_factory=dict)
+    # of the network's tensors; set before plans are asked for
     statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
     _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = field(
         default_factory=dict)
@@ -237,13 +201,6 @@ class Planner:
                         wide.readers.setdefault(tensor, [])
         return [*self.groups(wide), *self.groups(wide, wide.readers)]
 
-    def method_of(self, group: ScaleGroup, configuration: Configuration) -> str:
-        chosen = dict(configuration.methods)
-        for tensor in group.quantized:
-            if tensor in chosen:
-                return chosen[tensor]
-        return self.methods.of(group)
-
     def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[str]]:
         key = (group.quantized, group.sources, method)
         if key not in self._scales:
@@ -257,11 +214,13 @@ class Planner:
             placement = self.placement(configuration)
             scales: list[GroupScale] = []
             warnings: list[str] = []
+            chosen = dict(configuration.methods)
             for group in self.groups(placement, configuration.apart):
-                scale, said = self.scale(group, self.method_of(group, configuration))
+                method = next((chosen[t] for t in group.quantized if t in chosen), None)
+                scale, said = self.scale(group, method or self.methods.of(group))
                 scales.append(scale)
                 warnings += said
-            self._plans[configuration] = Plan(configuration, placement, scales, _recipe(placement, scales), warnings)
+            self._plans[configuration] = Plan(placement, scales, _recipe(placement, scales), warnings)
         return self._plans[configuration]
 
     def build(self, plan: Plan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
@@ -306,12 +265,11 @@ def cost_of(predicted: Prediction, ms: float | None) -> Cost:
 
 
 def _recipe(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
-    numbers: dict[int, int] = {}
+    numbers = itertools.count()  # of tied groups
     by_tensor: dict[str, tuple[float, str, int | None]] = {}
     for scale in scales:
-        number = numbers.setdefault(id(scale), len(numbers)) if scale.group.tied else None
-        for tensor in scale.group.quantized:
-            by_tensor[tensor] = (scale.scale, scale.method, number)
+        number = next(numbers) if scale.group.tied else None
+        by_tensor.update(dict.fromkeys(scale.group.quantized, (scale.scale, scale.method, number)))
     return Recipe(
         tuple(
             Pair(t, tuple((r.node.index, r.position, r.role) for r in readers), *by_tensor[t])

@@ -39,27 +39,20 @@ from qdqtool.tuning.metrics import Evidence, Metric
 
 
 class Cuts:
-    """Cuts through a network in front of each of its nodes, in topological order.
+    """Cuts through a float network in front of each of its nodes, in topological order.
 
-    Args:
-        model: The float network.
-        wanted: Tensors that are read at the end.
+    ``wanted`` are the tensors that are read at the end.
     """
 
     def __init__(self, model: Model, wanted: Sequence[str]) -> None:
         self.model = model
-        end = len(model.ordered)
         self._made: dict[str, int] = {}
         self._last: dict[str, int] = {}
         for position, node in enumerate(model.ordered):
-            for tensor in node.outputs:
-                if tensor and not model.is_constant(tensor):
-                    self._made[tensor] = position
-            for tensor in (*node.inputs, *node.captured):
-                if tensor:
-                    self._last[tensor] = position
+            self._made.update((t, position) for t in node.outputs if t and not model.is_constant(t))
+            self._last.update(dict.fromkeys((*node.inputs, *node.captured), position))
         self._made.update(dict.fromkeys(model.inputs, -1))
-        self._last.update(dict.fromkeys(wanted, end))
+        self._last.update(dict.fromkeys(wanted, len(model.ordered)))
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - one object for a whole tuning
     def crossing(self, position: int) -> tuple[str, ...]:
@@ -76,58 +69,43 @@ class Cuts:
         """Size of what crosses, open dimensions counted as 1."""
         return sum(bytes_of(self.model, tensor) for tensor in self.crossing(position))
 
-    def given(self, position: int) -> list[onnx.ValueInfoProto]:
-        """What has to be fed at a cut."""
-        return [
-            helper.make_tensor_value_info(t, self.model.elem_type(t), None)
-            for t in self.crossing(position) if t not in self.model.inputs
-        ]
-
     def behind(self, quantized: Model, position: int, outputs: Sequence[str]) -> onnx.ModelProto:
         """The part of a Q/DQ model of this network behind a cut that computes the given tensors."""
-        return partial_model(quantized, outputs, self.given(position))
+        given = [helper.make_tensor_value_info(t, self.model.elem_type(t), None)
+                 for t in self.crossing(position) if t not in self.model.inputs]  # fmt: skip
+        return partial_model(quantized, outputs, given)
 
 
 # Jobs and tasks ------------------------------------------------------------------------------------------------------
 
 _Arrays = dict[str, npt.NDArray[Any]]
+_Samples = Mapping[int, _Arrays]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate on one sample.
+    """One candidate on one sample."""
 
-    Attributes:
-        error: Of the compared tensors, of their standard deviation (:class:`qdqtool.insertion.losses.Compared`).
-        evidence: What the metric saw; None in a sweep.
-    """
-
-    error: float
-    evidence: Evidence = None
+    error: float  # of the compared tensors, of their standard deviation (:class:`qdqtool.insertion.losses.Compared`)
+    evidence: Evidence = None  # what the metric saw; None in a sweep
 
     def as_json(self) -> list[Any]:
         return [self.error, self.evidence]
 
 
+Rows = dict[int, Row | None]  # by sample; None for one that cannot be read
+
+
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a tuning share.
+    """What all tasks of a tuning share."""
 
-    Attributes:
-        model: The prepared float network, serialized.
-        images: The samples, by number.
-        base: The recipe that a sweep changes one site of.
-        compared: Tensors whose error is measured.
-        scores: Class outputs that show where the network looks; may be empty.
-        metric: The metric.
-    """
-
-    model: bytes
-    images: Dataset
-    base: Recipe
-    compared: tuple[str, ...]
-    scores: tuple[str, ...]
-    metric: Metric
+    model: bytes  # the prepared float network, serialized
+    images: Dataset  # the samples, by number
+    base: Recipe  # the recipe that a sweep changes one site of
+    compared: tuple[str, ...]  # tensors whose error is measured
+    scores: tuple[str, ...]  # class outputs that show where the network looks; may be empty
+    metric: Metric  # the metric
     _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,8 +121,8 @@ class Job:
         with _parsing:
             if "network" not in self._kept:
                 self._kept["network"] = Network(self)
-            found: Network = self._kept["network"]
-            return found
+        found: Network = self._kept["network"]
+        return found
 
     @property
     def references(self) -> References:
@@ -155,27 +133,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Task:
-    """Which candidates to measure on which samples.
+    """Which candidates to measure on which samples."""
 
-    Attributes:
-        key: Names the task.
-        images: Numbers of samples.
-        candidates: What to measure.
-        whole: Whether the metric is asked too; else only the error is measured, from cuts.
-    """
-
-    key: str
-    images: tuple[int, ...]
-    candidates: tuple[Recipe, ...]
-    whole: bool = False
+    key: str  # names the task
+    images: tuple[int, ...]  # numbers of samples
+    candidates: tuple[Recipe, ...]  # what to measure
+    whole: bool = False  # whether the metric is asked too; else only the error is measured, from cuts
 
 
 @dataclass(frozen=True)
 class Result:
-    """Rows of one task, or of a part of one: by candidate's key and sample; None for a sample that cannot be read."""
+    """Rows of one task, or of a part of one, by candidate's key."""
 
     key: str
-    rows: dict[str, dict[int, Row | None]]
+    rows: dict[str, Rows]
 
 
 class Mapper(Protocol):
@@ -185,19 +156,16 @@ class Mapper(Protocol):
 
 
 def run_task(job: Job, task: Task, stopped: threading.Event | None = None) -> Result:
-    """All rows of a task. The same job and task give the same bits, wherever and in whatever order they run.
+    """All rows of a task; ends early, with the rows that there are, once ``stopped`` is set.
 
-    Args:
-        job: What the tasks share.
-        task: Which rows.
-        stopped: Ends it early once it is set, with the rows that there are.
+    The same job and task give the same bits, wherever and in whatever order they run.
 
     Raises:
         ModelError: onnxruntime cannot run a candidate.
         DataError: A sample of arrays is damaged.
         QdqtoolError: The user's metric failed.
     """
-    rows: dict[str, dict[int, Row | None]] = {}
+    rows: dict[str, Rows] = {}
     for part in iterate(job, task):
         rows.update(part.rows)
         if stopped is not None and stopped.is_set():
@@ -208,15 +176,11 @@ def run_task(job: Job, task: Task, stopped: threading.Event | None = None) -> Re
 def iterate(job: Job, task: Task) -> Iterator[Result]:
     """The same, candidate by candidate as they are measured."""
     network = job.network
-    samples = {}
-    for number in task.images:
-        loaded = job.images.load(number)
-        if loaded is not None:
-            samples[number] = loaded
-    broken: dict[int, Row | None] = {n: None for n in task.images if n not in samples}
+    loaded = {number: job.images.load(number) for number in task.images}
+    samples = {number: sample for number, sample in loaded.items() if sample is not None}
+    broken: Rows = dict.fromkeys(n for n in task.images if n not in samples)
     reference = network.reference(samples)
-    measured = network.whole(samples, reference, task) if task.whole else network.sweep(samples, reference, task)
-    for key, rows in measured:
+    for key, rows in (network.whole if task.whole else network.sweep)(samples, reference, task):
         yield Result(task.key, {key: {**rows, **broken}})
 
 
@@ -263,21 +227,13 @@ class References:
 
 
 class Network:
-    """A network that can be run in parts, with any recipe.
-
-    Attributes:
-        job: What is measured.
-        model: The float network, without its large weights.
-        weights: These, as they are and as Q and DQ leave them.
-        cuts: Through it.
-        focus: Where it looks; None where that is not known.
-    """
+    """A network that can be run in parts, with any recipe."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         whole = Model(onnx.ModelProto.FromString(job.model))
         slim = without_large_weights(whole.proto)
-        self.weights = SharedWeights()
+        self.weights = SharedWeights()  # the large ones, as they are and as Q and DQ leave them
         for tensor in slim.graph.initializer:
             own = whole.initializers[tensor.name]
             if not has_data(tensor) and own.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
@@ -286,13 +242,13 @@ class Network:
                 tensor.CopyFrom(own)
         self.model = Model(slim, types=whole, constants=whole)
         self.cuts = Cuts(self.model, job.compared)
-        self.focus = Focus(job.scores) if job.scores else None
+        self.focus = Focus(job.scores) if job.scores else None  # where it looks, if that is known
 
     @functools.cached_property
     def _everything(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.job.compared, *self.job.metric.tensors)))
 
-    def reference(self, samples: Mapping[int, _Arrays]) -> dict[int, Reference]:
+    def reference(self, samples: _Samples) -> dict[int, Reference]:
         """What the float network does on samples; runs it on those that are not known yet."""
         job = self.job
         found = job.references.known(samples)
@@ -309,29 +265,22 @@ class Network:
             job.references.add(number, found[number])
         return found
 
-    def whole(
-        self, samples: Mapping[int, _Arrays], reference: Mapping[int, Reference], task: Task
-    ) -> Iterator[tuple[str, dict[int, Row | None]]]:
+    def whole(self, samples: _Samples, reference: Mapping[int, Reference], task: Task) -> Iterator[tuple[str, Rows]]:
         """Every candidate from the network's inputs to its outputs."""
+        metric, images = self.job.metric, self.job.images
         for recipe in task.candidates:
             session = self._session(recipe, 0, self._everything)
-            rows: dict[int, Row | None] = {}
+            rows: Rows = {}
             for number, sample in samples.items():
                 outputs = session.run(sample)
                 before = reference[number]
-                seen = self.job.metric.look(
-                    before.kept, {t: outputs[t] for t in self.job.metric.tensors}, self.job.images.name(number)
-                )
+                seen = metric.look(before.kept, {t: outputs[t] for t in metric.tensors}, images.name(number))
                 rows[number] = Row(before.compared.error(outputs), seen)
             yield recipe.key, rows
 
-    def sweep(
-        self, samples: Mapping[int, _Arrays], reference: Mapping[int, Reference], task: Task
-    ) -> Iterator[tuple[str, dict[int, Row | None]]]:
+    def sweep(self, samples: _Samples, reference: Mapping[int, Reference], task: Task) -> Iterator[tuple[str, Rows]]:
         """Every candidate from its cut, the base recipe in front of it."""
-        base = self.job.base
-        end = len(self.model.ordered)
-        starts = [(min(first_change(self.model, base, r), end), i) for i, r in enumerate(task.candidates)]
+        starts = [(first_change(self.model, self.job.base, r), i) for i, r in enumerate(task.candidates)]
         here = 0
         state = {number: dict(sample) for number, sample in samples.items()}
         for position, index in sorted(starts):
@@ -342,11 +291,10 @@ class Network:
             recipe = task.candidates[index]
             behind = [t for t in self.job.compared if t not in self.cuts.crossing(here)]
             session = self._session(recipe, here, behind) if behind else None
-            rows: dict[int, Row | None] = {}
+            rows: Rows = {}
             for number, tensors in state.items():
-                outputs = {t: tensors[t] for t in self.job.compared if t in tensors}
-                if session is not None:
-                    outputs.update(session.run(tensors))
+                made = session.run(tensors) if session is not None else {}
+                outputs = {t: tensors[t] for t in self.job.compared if t in tensors} | made
                 rows[number] = Row(reference[number].compared.error(outputs))
             yield recipe.key, rows
 
@@ -438,8 +386,7 @@ class ClusterMapper(contextlib.ExitStack):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.cluster = cluster
-        self._handed: Handed | None = None
-        self._job: Job | None = None
+        self._handed: tuple[Handed, Job] | None = None
 
     def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         """Results as they are done, each task's once.
@@ -448,18 +395,13 @@ class ClusterMapper(contextlib.ExitStack):
             ClusterError: The cluster is lost, or a worker is not fit or sees other samples.
             QdqtoolError: What a task raised.
         """
-        handed = self._handed_out(job)
-        for _, result in handed.results(Piece(job.base, task) for task in tasks):
-            yield result
-
-    def _handed_out(self, job: Job) -> Handed:
-        if self._handed is None or self._job is None or replace(job, base=self._job.base) != self._job:
+        if self._handed is None or replace(job, base=self._handed[1].base) != self._handed[1]:
             self.close()
             given = replace(job, images=shared(job.images))
             made = Handed(self.cluster, "qdqtool.tuning.measure:Bench", given, "qdqtool.tuning.measure:work")
-            self._handed = self.enter_context(made)
-            self._job = job
-        return self._handed
+            self._handed = self.enter_context(made), job
+        for _, result in self._handed[0].results(Piece(job.base, task) for task in tasks):
+            yield result
 
 
 class Bench:

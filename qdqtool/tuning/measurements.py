@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.arrays import Preprocess, open_data
-from calibration.dataset import Dataset, Part, Source, spread
+from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
 from qdqtool.base import budgets
 from qdqtool.base.files import check_output, open_input, same_file
@@ -32,7 +32,7 @@ from qdqtool.base.process import track
 from qdqtool.errors import DataError
 from qdqtool.options import Effort, Ranges
 from qdqtool.tuning.configuration import Recipe
-from qdqtool.tuning.measure import Job, Mapper, Result, Row, Task
+from qdqtool.tuning.measure import Job, Mapper, Result, Row, Rows, Task
 from qdqtool.tuning.metrics import Evidence, resampled
 from qdqtool.types import TOOL_VERSION, Json
 
@@ -45,11 +45,9 @@ SWEEP, WHOLE = "sweep", "whole"
 
 
 class Store:
-    """Rows by kind of measurement, candidate and sample.
+    """Rows by kind of measurement, candidate and sample, in a file (None: in none).
 
-    Args:
-        path: The file; None keeps nothing.
-        identity: Of what was measured: model, images, settings. Another's file is refused.
+    ``identity`` is that of what was measured: model, images, settings. Another's file is refused.
 
     Raises:
         DataError: The file is damaged, or of another tuning.
@@ -59,7 +57,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
         self.path = None if path is None else Path(path)
         self.identity = {**identity, "tool": TOOL_VERSION}
-        self.rows: dict[str, dict[str, dict[int, Row | None]]] = {SWEEP: {}, WHOLE: {}}
+        self.rows: dict[str, dict[str, Rows]] = {SWEEP: {}, WHOLE: {}}
         self.resumed = 0
         self._saved = time.monotonic()
         self._changed = False
@@ -68,10 +66,10 @@ class Store:
             if self.path.exists():
                 self._read(self.path)
 
-    def known(self, kind: str, candidate: str) -> dict[int, Row | None]:
+    def known(self, kind: str, candidate: str) -> Rows:
         return self.rows[kind].get(candidate, {})
 
-    def add(self, kind: str, rows: dict[str, dict[int, Row | None]]) -> None:
+    def add(self, kind: str, rows: dict[str, Rows]) -> None:
         """Takes rows in, and writes the file when the last time was long ago."""
         for candidate, found in rows.items():
             self.rows[kind].setdefault(candidate, {}).update(found)
@@ -98,10 +96,16 @@ class Store:
     def _read(self, path: Path) -> None:
         what = f"{path}: is no file of an earlier `qdqtool tune`"
         remedy = "give another name with `state`, or remove it"
-        try:
-            data = parse_json(_unpacked(path))
-        except (ValueError, RecursionError):
-            raise DataError(f"{what}, or damaged; {remedy}") from None
+        with open_input(path, error=DataError, note=False) as file:
+            head = file.read(HEAD)
+            if not kind_of(head):
+                raise DataError(f"{what}; give another name with `state`")
+            limit = budgets.TUNING_STATE
+            blocks = unpack(head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError)
+            try:
+                data = parse_json(b"".join(blocks))
+            except (ValueError, RecursionError):
+                raise DataError(f"{what}, or damaged; {remedy}") from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise DataError(f"{what}; {remedy}")
         for name, value in self.identity.items():
@@ -116,18 +120,8 @@ class Store:
             raise DataError(f"{path}: is damaged; {remedy}") from None
 
 
-_WORDS = {"model": "model", "images": "set of images",
-          "settings": "setting (target, method, metric or its source, head ...)",
+_WORDS = {"images": "set of images", "settings": "setting (target, method, metric or its source, head ...)",
           "tool": "version of qdqtool"}  # fmt: skip
-
-
-def _unpacked(path: Path) -> bytes:
-    with open_input(path, error=DataError, note=False) as file:
-        head = file.read(HEAD)
-        if not kind_of(head):
-            raise DataError(f"{path}: is no file of an earlier `qdqtool tune`; give another name with `state`")
-        blocks = unpack(head, lambda: file.read(BLOCK), str(path), budgets.TUNING_STATE, whole=True, error=DataError)
-        return b"".join(blocks)
 
 
 def _row(data: Any) -> Row | None:
@@ -152,27 +146,16 @@ class OutOfTime(Exception):
 
 @dataclass
 class Measurements:
-    """All measurements of a tuning.
+    """All measurements of a tuning."""
 
-    Attributes:
-        job: What is measured.
-        sets: On which samples.
-        mapper: Who measures.
-        store: Where it is kept.
-        workers: How many tasks run at the same time.
-        deadline: Of ``time.monotonic()``; None without a limit.
-        progress: Whether to draw a bar.
-        runs: Candidates times samples measured in this process.
-    """
-
-    job: Job
-    sets: Sets
-    mapper: Mapper
-    store: Store
-    workers: int
-    deadline: float | None = None
-    progress: bool = False
-    runs: int = 0
+    job: Job  # what is measured
+    sets: Sets  # on which samples
+    mapper: Mapper  # who measures
+    store: Store  # where it is kept
+    workers: int  # how many tasks run at the same time
+    deadline: float | None = None  # of ``time.monotonic()``; None without a limit
+    progress: bool = False  # whether to draw a bar
+    runs: int = 0  # candidates times samples measured in this process
     _values: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
     _resampled: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.float64]] = field(default_factory=dict)
 
@@ -181,16 +164,9 @@ class Measurements:
     def sweep(
         self, recipes: Sequence[Recipe], what: str, until: float | None = None, images: Sequence[int] | None = None
     ) -> bool:
-        """Measures the error of each recipe on the samples for single sites.
+        """Measures the error of each recipe on the samples for single sites, or on other ``images``.
 
-        Args:
-            recipes: What to measure.
-            what: In words, for the bar.
-            until: When to stop, where that is in front of the deadline.
-            images: Other samples.
-
-        Returns:
-            Whether all was measured; False where the time came first.
+        It stops at ``until`` where that is in front of the deadline, and returns whether all was measured before.
         """
         images = tuple(self.sets.swept_on if images is None else images)
         unique = {r.key: r for r in recipes}
@@ -199,9 +175,8 @@ class Measurements:
         tasks = []
         for start in range(0, len(images), size):
             chunk = images[start : start + size]
-            left = [r for r in unique.values() if any(n not in self.store.known(SWEEP, r.key) for n in chunk)]
-            if left:
-                tasks.append(Task(f"sweep {start}", chunk, tuple(left)))
+            left = tuple(r for r in unique.values() if not self.store.known(SWEEP, r.key).keys() >= set(chunk))
+            tasks += [Task(f"sweep {start}", chunk, left)] if left else []
         try:
             self._run(SWEEP, tasks, what, until)
         except OutOfTime:
@@ -278,22 +253,24 @@ class Measurements:
     def _run(self, kind: str, tasks: Sequence[Task], what: str, until: float | None = None) -> None:
         if not tasks:
             return
+        end = min((t for t in (self.deadline, until) if t is not None), default=math.inf)
+        steps = self._measured(kind, self.mapper(self.job, tasks), end)
         total = sum(len(t.candidates) * len(t.images) for t in tasks)
-        ends = [t for t in (self.deadline, until) if t is not None]
-        results = self._until(min(ends, default=None), self.mapper(self.job, tasks))
         try:
-            for result in track(_single(results), what, total) if self.progress else _single(results):
-                if isinstance(result, Result):
-                    self.store.add(kind, result.rows)
-                    self.runs += sum(len(rows) for rows in result.rows.values())
+            for _ in track(steps, what, total) if self.progress else steps:
+                pass
         finally:
             self.store.save()
 
-    def _until(self, end: float | None, results: Iterator[Result]) -> Iterator[Result]:
+    def _measured(self, kind: str, results: Iterator[Result], end: float) -> Iterator[None]:
+        """Keeps results as they come; one step for each sample."""
         try:
             for result in results:
-                yield result
-                if end is not None and time.monotonic() > end:
+                rows = sum(map(len, result.rows.values()))
+                self.store.add(kind, result.rows)
+                self.runs += rows
+                yield from itertools.repeat(None, rows)
+                if time.monotonic() > end:
                     raise OutOfTime
         finally:
             close = getattr(results, "close", None)
@@ -305,14 +282,6 @@ class Measurements:
         return self.deadline is not None and time.monotonic() > self.deadline
 
 
-def _single(results: Iterator[Result]) -> Iterator[Result | None]:
-    """A result, and None for each further row of it: one step of the bar for each sample."""
-    for result in results:
-        yield result
-        for _ in range(sum(len(rows) for rows in result.rows.values()) - 1):
-            yield None
-
-
 # Three sets of samples -----------------------------------------------------------------------------------------------
 
 
@@ -322,29 +291,13 @@ _FEWEST = 4
 
 @dataclass
 class Sets:
-    """The samples of a tuning.
+    """The samples of a tuning."""
 
-    Attributes:
-        calibration: To make ranges from.
-        measured: All others; numbers count in it.
-        chosen_on: Numbers of those that choices are made on.
-        judged_on: Numbers of those that the result is judged on, and nothing is chosen by.
-        swept_on: Numbers of those to choose on that single sites are measured on; all of them by default.
-    """
-
-    calibration: Dataset
-    measured: Dataset
-    chosen_on: tuple[int, ...]
-    judged_on: tuple[int, ...]
-    swept_on: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.swept_on = self.swept_on or self.chosen_on
-
-    def swept_on_at_most(self, count: int | None) -> Sets:
-        """The same, with so many of the samples to choose on, evenly spread, for the sensitivity of single sites."""
-        at = spread(len(self.chosen_on), min(count or len(self.chosen_on), len(self.chosen_on)))
-        return replace(self, swept_on=tuple(self.chosen_on[i] for i in at))
+    calibration: Dataset  # to make ranges from
+    measured: Dataset  # all others; numbers count in it
+    chosen_on: tuple[int, ...]  # numbers of those that choices are made on
+    judged_on: tuple[int, ...]  # numbers of those that the result is judged on, and nothing is chosen by
+    swept_on: tuple[int, ...]  # numbers of those to choose on that single sites are measured on
 
     @property
     def fingerprint(self) -> str:
@@ -356,6 +309,7 @@ class Sets:
 def open_sets(
     model: Model, data: object, evaluation: object = None, images: Images | None = None, *,
     max_images: int = Ranges.max_images, chosen_on: int = Effort.chosen_on, judged_on: int = Effort.judged_on,
+    swept_on: int | None = None,
 ) -> Sets:
     """Divides the data.
 
@@ -377,8 +331,7 @@ def open_sets(
                 f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
             )
         rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
-        calibration, measured = (_part(whole.source, part, whole) for part in (rest, [*chosen, *judged]))
-        return Sets(calibration, measured, *_numbers(chosen, judged, whole.batch))
+        return _divided(whole, _part(whole, rest), chosen, judged, swept_on)
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
         raise DataError(f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left to "
@@ -388,17 +341,14 @@ def open_sets(
     if len(other.indices) < 2 * other.batch:
         raise DataError(f"`evaluation`: {_images(len(other.indices))} too few to choose on one half and judge on the "
                         f"other; give {2 * other.batch} or more")
-    chosen, judged = _halves(other.indices, other.batch, chosen_on, judged_on)
-    return Sets(whole, _part(other.source, [*chosen, *judged], other), *_numbers(chosen, judged, other.batch))
+    return _divided(other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on), swept_on)
 
 
 def _images(count: int) -> str:
     return "1 image is" if count == 1 else f"{count} images are"
 
 
-def _open(
-    model: Model, data: object, images: Images, limit: int, what: str
-) -> Dataset:
+def _open(model: Model, data: object, images: Images, limit: int, what: str) -> Dataset:
     if data is None:
         raise DataError(f"`{what}`: no images; give a folder of images")
     if isinstance(data, Iterator):
@@ -410,23 +360,24 @@ def _open(
     return dataset
 
 
-def _part(source: Source, indices: Sequence[int], like: Dataset) -> Dataset:
-    return Dataset(Part(source, indices), like.inputs, max(1, len(indices)))
+def _part(whole: Dataset, indices: Sequence[int]) -> Dataset:
+    return Dataset(Part(whole.source, indices), whole.inputs, max(1, len(indices)))
 
 
-def _numbers(chosen: Sequence[int], judged: Sequence[int], batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    first = len(chosen) // batch
-    return tuple(range(first)), tuple(range(first, first + len(judged) // batch))
+def _divided(
+    whole: Dataset, calibration: Dataset, chosen: list[int], judged: list[int], swept_on: int | None
+) -> Sets:
+    """The sets with numbers of samples, of whole batches, for indices."""
+    chosen, judged = (items[: len(items) // whole.batch * whole.batch] for items in (chosen, judged))
+    first, all_ = len(chosen) // whole.batch, (len(chosen) + len(judged)) // whole.batch
+    swept = tuple(spread(first, min(swept_on or first, first)))
+    return Sets(calibration, _part(whole, chosen + judged), tuple(range(first)), tuple(range(first, all_)), swept)
 
 
 def _blocks(items: Sequence[int]) -> list[list[int]]:
     count = min(_BLOCKS, max(1, len(items) // _FEWEST))
     bounds = [len(items) * k // count for k in range(count + 1)]
     return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
-
-
-def _whole(items: Sequence[int], batch: int) -> list[int]:
-    return list(items[: len(items) // batch * batch])
 
 
 def _share(wanted: int, blocks: int, k: int) -> int:
@@ -440,16 +391,14 @@ def _three(
     quarter = len(items) // _FEWEST // batch * batch
     chosen_on, judged_on = (max(batch, min(n * batch, quarter)) for n in (chosen_on, judged_on))
     blocks = _blocks(items)
-    rest: list[int] = []
-    chosen: list[int] = []
-    judged: list[int] = []
+    rest, chosen, judged = [], [], []
     for k, block in enumerate(blocks):
         c, j = _share(chosen_on, len(blocks), k), _share(judged_on, len(blocks), k)
         keep = max(0, len(block) - c - j)
         rest += block[:keep]
         chosen += block[keep : keep + c]
         judged += block[keep + c : keep + c + j]
-    return rest, _whole(chosen, batch), _whole(judged, batch)
+    return rest, chosen, judged
 
 
 def _halves(items: Sequence[int], batch: int, chosen_on: int, judged_on: int) -> tuple[list[int], list[int]]:
@@ -461,4 +410,4 @@ def _halves(items: Sequence[int], batch: int, chosen_on: int, judged_on: int) ->
         for part, into, wanted in ((block[:middle], chosen, chosen_on), (block[middle:], judged, judged_on)):
             share = max(1, _share(wanted * batch, len(blocks), k))
             into += [part[i] for i in spread(len(part), share)] if part else []
-    return _whole(chosen, batch), _whole(judged, batch)
+    return chosen, judged

@@ -14,6 +14,7 @@ import importlib
 import inspect
 import math
 import os
+import queue
 import signal
 import sys
 import threading
@@ -92,19 +93,12 @@ def decode(output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7,
 
 @dataclass
 class Matches:
-    """How the detections of one image fit its reference boxes; enough for every average precision over any images.
+    """How the detections of one image fit its reference boxes; enough for every average precision over any images."""
 
-    Attributes:
-        scores: [n].
-        hits: [n, 10], whether a detection takes a reference box at each of IOUS.
-        classes: [n].
-        truth: Classes of the reference boxes.
-    """
-
-    scores: Floats
-    hits: npt.NDArray[np.bool_]
-    classes: npt.NDArray[np.int64]
-    truth: npt.NDArray[np.int64]
+    scores: Floats  # [n]
+    hits: npt.NDArray[np.bool_]  # [n, 10], whether a detection takes a reference box at each of IOUS
+    classes: npt.NDArray[np.int64]  # [n]
+    truth: npt.NDArray[np.int64]  # classes of the reference boxes
 
     def as_json(self) -> dict[str, list[Any]]:
         """As plain numbers: the hits of one detection are the bits of one number."""
@@ -142,18 +136,15 @@ def match(reference: Detections, found: Detections) -> Matches:
 def precision(matches: Sequence[Matches], pooled: bool) -> Floats:
     """COCO's 101-point average precision at each of IOUS, [10]; NaN without reference boxes.
 
-    Args:
-        matches: Of the images, with repetition (for bootstrap).
-        pooled: Rank the detections of all classes together; else the mean over the classes that have references.
+    ``matches`` are of the images, with repetition (for bootstrap). ``pooled`` ranks the detections of all classes
+    together; else it is the mean over the classes that have references.
     """
-    scores = np.concatenate([m.scores for m in matches])
-    hits = np.concatenate([m.hits for m in matches])
-    truth = np.concatenate([m.truth for m in matches])
+    scores, hits, truth, classes = (
+        np.concatenate([getattr(m, name) for m in matches]) for name in ("scores", "hits", "truth", "classes"))
     if not len(truth):
         return np.full(len(IOUS), np.nan)
     if pooled:
         return _curve(scores, hits, len(truth))
-    classes = np.concatenate([m.classes for m in matches])
     each = [_curve(scores[classes == c], hits[classes == c], int((truth == c).sum())) for c in np.unique(truth)]
     result: Floats = np.mean(each, axis=0)
     return result
@@ -180,85 +171,69 @@ class Over(Exception):
     """The time is over, or the result is not wanted any more."""
 
 
-_running: dict[threading.Thread, _Call] = {}
+_running: dict[threading.Thread, queue.SimpleQueue[Any]] = {}  # by caller: where an answer is waited for
 
 
 def within(seconds: float, function: Callable[..., Any], *args: object) -> Any:
-    """What a function returns.
+    """What a function returns that may take so many seconds.
 
-    Args:
-        seconds: The time it may take.
-        function: Runs in a thread of its own: no thread can be stopped from outside while it computes, but the one
-            that waits for it goes on.
-        args: What it is called with.
+    It runs in a thread of its own: no thread can be stopped from outside while it computes, but the one that waits for
+    it goes on.
 
     Raises:
         Over: The time is over, or :func:`end` was called.
         BaseException: What the function raised.
     """
-    call = _Call(function, args)
-    caller = threading.current_thread()
-    _running[caller] = call
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((function(*args), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    call, caller = threading.Thread(target=run, daemon=True), threading.current_thread()
+    _running[caller] = answers
+    answer = None
     try:
         call.start()
-        if not call.done.wait(seconds) or not call.returned:
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=seconds)
+        if answer is None:
             raise Over
     except BaseException:
-        call.end()
+        _stop(call)
         raise
     finally:
         del _running[caller]
-    if call.error is not None:
-        raise call.error
-    return call.result
+    result, error = answer
+    if error is not None:
+        raise error
+    return result
 
 
 def end(callers: Iterable[threading.Thread]) -> None:
     """Ends what these threads wait for in :func:`within`."""
-    for caller in callers:
-        call = _running.get(caller)
-        if call is not None:
-            call.done.set()
+    for answers in filter(None, map(_running.get, callers)):
+        answers.put(None)
 
 
-class _Call(threading.Thread):
-    """One call. Attributes say whether it returned, and what."""
-
-    def __init__(self, function: Callable[..., Any], args: tuple[object, ...]) -> None:
-        super().__init__(daemon=True)
-        self.done = threading.Event()
-        self.returned = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._function = function
-        self._given = args
-
-    def run(self) -> None:
-        try:
-            self.result = self._function(*self._given)
-        except BaseException as error:
-            self.error = error
-        self.returned = True
-        self.done.set()
-
-    def end(self) -> None:
-        """Ends the processes that the function started, and the function where Python computes it."""
-        if self.native_id is None or self.returned:
-            return
-        if self.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
-        for process in descendants("self", self.native_id):
-            with contextlib.suppress(OSError):
-                if os.getpgid(process) == process:
-                    os.killpg(process, signal.SIGKILL)
-                os.kill(process, signal.SIGKILL)
+def _stop(call: threading.Thread) -> None:
+    """Ends the processes that a function started, and the function where Python computes it."""
+    if not call.is_alive() or call.ident is None or call.native_id is None:
+        return
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.ident), ctypes.py_object(SystemExit))
+    for process in descendants("self", call.native_id):
+        with contextlib.suppress(OSError):
+            if os.getpgid(process) == process:
+                os.killpg(process, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 # Metrics -------------------------------------------------------------------------------------------------------------
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Evidence = Any  # of JSON's types
-_SORTS = ("TopK", "NonMaxSuppression", "ArgMax")
 _BOXES = ("detect", "segment", "pose")  # tasks in the metadata that Ultralytics writes
 _SCORE = 0.25  # of the float network's detections that count as there
 
@@ -271,41 +246,30 @@ class Metric(Protocol):
     @property
     def identity(self) -> str:
         """Another one's measurements are not this one's."""
-        ...
     @property
     def sentence(self) -> str: ...
     @property
     def tensors(self) -> tuple[str, ...]:
         """What it looks at."""
-        ...
 
     def kept(self, reference: Outputs) -> Any:
         """What is held of the float network's outputs on one sample, to look at many placements."""
-        ...
 
     def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
         """What one sample shows: what was kept of the float network's outputs, and the quantized one's, by name."""
-        ...
 
     def value(self, evidence: Sequence[Evidence]) -> float:
         """The value over samples."""
-        ...
 
 
 @dataclass(frozen=True)
 class AgreementMap:
-    """Average precision of the detections, those of the float network taken as the truth.
+    """Average precision of the detections, those of the float network taken as the truth."""
 
-    Attributes:
-        output: An output [n, 4 + classes + others, anchors]: centre, size, scores; or with the last two dimensions
-            exchanged.
-        classes: Number of classes.
-        transposed: Whether they are exchanged.
-    """
-
+    # an output [n, 4 + classes + others, anchors]: centre, size, scores; or with the last two dimensions exchanged
     output: str
-    classes: int
-    transposed: bool = False
+    classes: int  # number of classes
+    transposed: bool = False  # whether they are exchanged
     name: str = "agreement-map"
     sentence: str = (
         "agreement mAP: average precision (IoU .50 to .95, all classes ranked together) of the INT8 detections, with "
@@ -365,19 +329,12 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class UserMetric:
-    """A user's function ``(reference, outputs, image) -> float``, called once for each sample; its mean counts.
+    """A user's function ``(reference, outputs, image) -> float``, called once for each sample; its mean counts."""
 
-    Attributes:
-        name: ``package.module:function``, imported where it is called.
-        tensors: The network's outputs.
-        function: The function itself, where it was given as one.
-        seconds: How long one call may take.
-    """
-
-    name: str
-    tensors: tuple[str, ...]
-    function: Callable[[Outputs, Outputs, str], float] | None = None
-    seconds: float = budgets.USER_SECONDS
+    name: str  # ``package.module:function``, imported where it is called
+    tensors: tuple[str, ...]  # the network's outputs
+    function: Callable[[Outputs, Outputs, str], float] | None = None  # the function itself, where it was given as one
+    seconds: float = budgets.USER_SECONDS  # how long one call may take
 
     @property
     def identity(self) -> str:
@@ -473,19 +430,18 @@ def metric_for(
     if wanted is not None:
         name = f"{getattr(wanted, '__module__', '')}:{getattr(wanted, '__qualname__', type(wanted).__name__)}"
         return UserMetric(name, tuple(model.outputs), wanted, seconds)
-    found = _detector(model)
-    if found is not None:
-        return found
-    if any(n.op in _SORTS for n in model.nodes):
-        return OutputAgreement(tuple(compared(model)))
-    floats = [t for t in model.outputs if model.elem_type(t) in (1, 10, 11)]
-    return OutputAgreement(tuple(floats or compared(model)))
+    floats = [] if _sorts(model) else [t for t in model.outputs if model.elem_type(t) in (1, 10, 11)]
+    return _detector(model) or OutputAgreement(tuple(floats or compared(model)))
+
+
+def _sorts(model: Model) -> bool:
+    return any(n.op in ("TopK", "NonMaxSuppression", "ArgMax") for n in model.nodes)
 
 
 def compared(model: Model) -> list[str]:
     """Where the output error is measured; of a network that sorts its results, what is not sorted yet."""
     found = compared_tensors(model)
-    if found == list(model.outputs) and any(n.op in _SORTS for n in model.nodes):
+    if found == list(model.outputs) and _sorts(model):
         last = find_head(model).finals
         found = [n.output for n in model.ordered if n.index in last] or found
     return found
@@ -497,17 +453,15 @@ def _detector(model: Model) -> AgreementMap | None:
     if not scores or not (find_head(model).dfl or model.metadata.get("task", "") in _BOXES):
         return None
     channels = {(model.shape(t) or (0, None))[1] for t in scores}
-    if len(channels) != 1 or (classes := channels.pop()) is None:
+    if len(channels) != 1 or (classes := channels.pop()) is None or _sorts(model):
         return None
     for output in model.outputs:
         shape = model.shape(output)
-        if shape is None or len(shape) != 3 or None in shape[1:] or any(n.op in _SORTS for n in model.nodes):
+        if shape is None or len(shape) != 3 or None in shape[1:]:
             continue
         rows, columns = (int(d or 0) for d in shape[1:])
-        if 4 + classes <= rows < columns:
-            return AgreementMap(output, classes)
-        if 4 + classes <= columns < rows:
-            return AgreementMap(output, classes, True)
+        if 4 + classes <= min(rows, columns) and rows != columns:
+            return AgreementMap(output, classes, rows > columns)
     return None
 
 

@@ -19,44 +19,26 @@ SCHEMA = "qdqtool/tuning/1"
 
 @dataclass
 class Choice:
-    """One choice at a site: what was predicted and measured of it.
+    """One choice at a site: what was predicted and measured of it."""
 
-    Attributes:
-        choice: ``float``, ``int8``, a calibration method, or ``own-scale``.
-        cost: Of the network with this choice alone.
-        error: Output error with this choice alone; None where it was not measured.
-        why: Why it was not measured, or empty.
-    """
-
-    choice: str
-    cost: Cost
-    error: float | None = None
-    why: str = ""
+    choice: str  # ``float``, ``int8``, a calibration method, or ``own-scale``
+    cost: Cost  # of the network with this choice alone
+    error: float | None = None  # output error with this choice alone; None where it was not measured
+    why: str = ""  # why it was not measured, or empty
 
 
 @dataclass
 class SiteResult:
-    """A site and what became of it.
+    """A site and what became of it."""
 
-    Attributes:
-        site: Its name.
-        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention``.
-        nodes: Nodes that are float where it is.
-        tensors: Activations that are not quantized any more then.
-        choice: What was chosen.
-        why: In one sentence.
-        loss: By how much the output error falls when it is float; None where that was not measured.
-        choices: All that were looked at.
-    """
-
-    site: str
-    kind: str
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
-    choice: str
-    why: str
-    loss: float | None
-    choices: list[Choice]
+    site: str  # its name
+    kind: str  # ``convolution``, ``group``, ``residual``, ``head`` or ``attention``
+    nodes: tuple[str, ...]  # nodes that are float where it is
+    tensors: tuple[str, ...]  # activations that are not quantized any more then
+    choice: str  # what was chosen
+    why: str  # in one sentence
+    loss: float | None  # by how much the output error falls when it is float; None where that was not measured
+    choices: list[Choice]  # all that were looked at
 
     def as_json(self, base: Cost) -> Json:
         first = self.choices[0] if self.choices else None
@@ -83,28 +65,16 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass
 class Point:
-    """A placement with what it costs and how well it does.
+    """A placement with what it costs and how well it does."""
 
-    Attributes:
-        name: In a few words.
-        configuration: What is chosen.
-        sites: Sites that are float, by name.
-        changed: Other choices by site.
-        cost: Predicted.
-        chosen_on: The metric on the samples that choices were made on.
-        metric: On those that it is judged on; None where that was not measured.
-        low: With ``high`` its 95 % interval, by bootstrap over the samples.
-        high: See ``low``.
-    """
-
-    name: str
-    configuration: Configuration
-    sites: list[str]
-    changed: dict[str, str]
-    cost: Cost
-    chosen_on: float
-    metric: float | None = None
-    low: float | None = None
+    name: str  # in a few words
+    configuration: Configuration  # what is chosen
+    sites: list[str]  # sites that are float, by name
+    changed: dict[str, str]  # other choices by site
+    cost: Cost  # predicted
+    chosen_on: float  # the metric on the samples that choices were made on
+    metric: float | None = None  # on those that it is judged on; None where that was not measured
+    low: float | None = None  # with ``high`` its 95 % interval, by bootstrap over the samples
     high: float | None = None
 
     def as_json(self) -> Json:

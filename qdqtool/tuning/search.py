@@ -1,35 +1,24 @@
 """The search: which choices together, each combination measured as a whole."""
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from calibration.dataset import spread
 from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
+from qdqtool.tuning import sites as choices
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change, share_behind
 from qdqtool.tuning.measurements import Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
-from qdqtool.tuning.sites import (
-    CONVOLUTION,
-    HEAD,
-    INT8,
-    Candidate,
-    Gain,
-    Judged,
-    Site,
-    candidates,
-    chain,
-    find_sites,
-    judge,
-    neighbours,
-    other_scales,
-)
+from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judged, Site
 
 _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
@@ -46,42 +35,22 @@ FIRST_SAMPLES = 8  # on which all choices are measured alone,
 BETTER = 1 / 3  # and this part of them on all samples
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Goal:
-    """``keep`` is a part of the float model's value; ``budget`` is in milliseconds. One of them is None."""
-
-    keep: float | None
-    budget: float | None
 
 
 @dataclass
 class Search:
-    """One search.
+    """One search."""
 
-    Attributes:
-        planner: Works configurations out.
-        bench: Measures them.
-        goal: What is to be reached.
-        whole_front: Whether to measure the front even where everything INT8 is enough.
-        say: Gets what comes next.
-        limit: Seconds that all of it may take, where the bench has a deadline.
-        ends: When all of that is measured has to be; None without a limit.
-        last_judged: When only one placement more can be judged.
-        each: Seconds that a run on one sample takes, where the bench has a deadline.
-    """
-
-    planner: Planner
-    bench: Measurements
-    goal: Goal
-    whole_front: bool
-    say: Say
-    limit: float = 0.0
-    ends: float | None = None
-    last_judged: float | None = None
-    each: float = 0.0
+    planner: Planner  # works configurations out
+    bench: Measurements  # measures them
+    keep: float | None  # the part of the float model's value that is to be kept; None with a budget
+    budget: float | None  # milliseconds that it may take; None without
+    whole_front: bool  # whether to measure the front even where everything INT8 is enough
+    say: Callable[[str], None]  # gets what comes next
+    limit: float = 0.0  # seconds that all of it may take, where the bench has a deadline
+    ends: float | None = None  # when all of that is measured has to be; None without a limit
+    last_judged: float | None = None  # when only one placement more can be judged
+    each: float = 0.0  # seconds that a run on one sample takes, where the bench has a deadline
     sites: list[Site] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     scales: list[Candidate] = field(default_factory=list)
@@ -89,14 +58,13 @@ class Search:
     pool: dict[str, Point] = field(default_factory=dict)
     stopped: str = ""
     notes: list[str] = field(default_factory=list)
-    enough: bool = False  # whether everything INT8 is
 
     # Before anything is measured --------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Finds the sites and predicts every choice."""
-        self.sites = find_sites(self.planner)
-        self.start, self.judged = judge(candidates(self.sites), self.planner.cost)
+        self.sites = choices.find_sites(self.planner)
+        self.start, self.judged = choices.judge(choices.candidates(self.sites), self.planner.cost)
 
     @functools.cached_property
     def everything_float(self) -> Configuration:
@@ -127,8 +95,7 @@ class Search:
         try:
             self._everything_int8()
             self._float_model()
-            if self._is_enough(self.start) and not self.whole_front:
-                self.enough = True
+            if self._is_enough() and not self.whole_front:
                 return
             if self.bench.deadline is not None:
                 self.measure([*self._heads(), *self._worst(self._by_own_error, "by their own error")])
@@ -143,17 +110,15 @@ class Search:
              self.start.joined(j.candidate.configuration))
             for j in self.judged if j.candidate.choice == INT8 and not j.why_not
         ]
-        if self.goal.budget is not None or self._is_enough(self.start):
+        if self.budget is not None or self._is_enough():
             self.measure(more)
 
-    def _is_enough(self, configuration: Configuration) -> bool:
-        if self.goal.keep is None or self.bench.is_late:
+    def _is_enough(self) -> bool:
+        """Whether everything INT8 reaches the goal."""
+        if self.keep is None or self.bench.is_late or not self._is_good(self.start):
             return False
-        recipe = self.recipe(configuration)
-        if not self._reaches(recipe, self.bench.sets.chosen_on):
-            return False
-        self._judge([configuration])
-        return self._reaches(recipe, self.bench.sets.judged_on)
+        self._judge([self.start])
+        return self._reaches(self.start, self.bench.sets.judged_on)
 
     def _sweep(self) -> bool:
         """The error of each choice alone, on a few samples first; the better part of them then on all.
@@ -165,13 +130,13 @@ class Search:
         """
         start, images = self.recipe(self.start), self.bench.sets.swept_on
         until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        choices = self.swept() if until is None else self._promising(until, min(len(images), FIRST_SAMPLES))
-        recipes = [self.recipe(self.with_choice(j.candidate)) for j in choices]
+        tried = self.swept() if until is None else self._promising(until, min(len(images), FIRST_SAMPLES))
+        recipes = [self.recipe(self.with_choice(j.candidate)) for j in tried]
         if len(images) > FIRST_SAMPLES:
             first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
             if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
                 return False
-            better = sorted(self._gained(), key=lambda x: -x[1])[: math.ceil(BETTER * len(recipes))]
+            better = self._gained()[: math.ceil(BETTER * len(recipes))]
             recipes = [self.recipe(self.with_choice(j.candidate)) for j, _ in better]
         return self.bench.sweep([start, *recipes], "Sensitivity", until)
 
@@ -183,13 +148,9 @@ class Search:
         rank = {n: k for k, c in enumerate(self._by_own_error) for n in c.floats}
         ranked = sorted(self.swept(), key=lambda j: min((rank[n] for n in j.candidate.site.nodes if n in rank),
                                                         default=len(rank)))
-        left, found = until - time.monotonic(), []
-        for judged in ranked:
-            left -= self.each * images * self.share(judged)
-            if left < 0.0:
-                break
-            found.append(judged)
-        return found
+        left = until - time.monotonic()
+        needed = itertools.accumulate(self.each * images * self.share(j) for j in ranked)
+        return [j for j, seconds in zip(ranked, needed, strict=True) if seconds <= left]
 
     def share(self, judged: Judged) -> float:
         """The part of a run's multiplications that a sweep has to do again for a choice."""
@@ -201,11 +162,7 @@ class Search:
         return share_behind(self.planner.model)
 
     def leave_time(self, each: float) -> None:
-        """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be.
-
-        Args:
-            each: Seconds that a run on one sample takes.
-        """
+        """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be."""
         bench = self.bench
         if bench.deadline is None:
             return
@@ -225,29 +182,33 @@ class Search:
 
     def loss(self, configuration: Configuration) -> float | None:
         """By how much it makes the output error smaller, on the samples that it was measured on."""
-        before, after = (self.bench.errors(self.recipe(c)) ** 2 for c in (self.start, configuration))
+        before, after = self._squared(self.start), self._squared(configuration)
         both = ~np.isnan(before) & ~np.isnan(after)
         return float(np.sqrt(before[both].mean()) - np.sqrt(after[both].mean())) if both.any() else None
 
     def error(self, configuration: Configuration) -> float | None:
         """Root of the mean squared output error over the samples; None where it was not measured."""
-        errors = self.bench.errors(self.recipe(configuration))
-        return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
+        errors = self._squared(configuration)
+        return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors)))
+
+    def _squared(self, configuration: Configuration) -> npt.NDArray[np.float64]:
+        """Squared output errors on the samples for single sites, NaN where it was not measured."""
+        squares: npt.NDArray[np.float64] = self.bench.errors(self.recipe(configuration)) ** 2
+        return squares
 
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
-        before = self.bench.errors(self.recipe(self.start))
-        worst = [j for j, _ in sorted(self._gained(), key=lambda x: -x[1])
+        before = self._squared(self.start)
+        worst = [j.candidate.site for j, _ in self._gained()
                  if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
-        self.scales = other_scales(self.planner, [j.candidate.site for j in worst[:_LOOKED_AT]])
         price = self.planner.cost(self.start).value
-        self.scales = [c for c in self.scales if not c.configuration.apart
+        self.scales = [c for c in choices.other_scales(self.planner, worst[:_LOOKED_AT]) if not c.configuration.apart
                        or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
         if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in self.scales], "Other ranges"):
             raise OutOfTime
         better: list[tuple[float, Candidate]] = []
         for candidate in self.scales:
-            gain = before**2 - self.bench.errors(self.recipe(self.with_choice(candidate))) ** 2
+            gain = before - self._squared(self.with_choice(candidate))
             gain = gain[~np.isnan(gain)]
             if len(gain) >= 4 and gain.mean() > _SURE * gain.std(ddof=1) / math.sqrt(len(gain)):
                 better.append((float(gain.mean()), candidate))
@@ -258,19 +219,19 @@ class Search:
             if not tensors & taken:
                 taken |= tensors
                 ranges = ranges.joined(candidate.configuration)
-        if ranges == self.start:
-            return self.start
-        self.measure([("other ranges", ranges)])
-        one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
-        if float(np.nanmean(one - other)) <= 0.0:
-            self.notes.append("other ranges had a smaller output error and not a better metric: not taken")
-            return self.start
+        if ranges != self.start:
+            self.measure([("other ranges", ranges)])
+            one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
+            if float(np.nanmean(one - other)) <= 0.0:
+                self.notes.append("other ranges had a smaller output error and not a better metric: not taken")
+                return self.start
         return ranges
 
     def _combinations(self, ranges: Configuration) -> None:
         self.say("putting choices together")
         self.measure(self.obvious())
-        self._along(chain(ranges, self.gains(), self.planner.cost, neighbours(self.planner.model)))
+        near = choices.neighbours(self.planner.model)
+        self._along(choices.chain(ranges, self.gains(), self.planner.cost, near))
         self._take_back()
         self._fit_in()
 
@@ -297,52 +258,48 @@ class Search:
                 good = index
             elif good is None:
                 bad = index
-            elif self.goal.budget is None and index > good + good // 2 and cost.value > dearest:
+            elif self.budget is None and index > good + good // 2 and cost.value > dearest:
                 break
-        if self.goal.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
-            fits = [n for n in named if self.planner.cost(n[1]).value <= self.goal.budget]
+        if self.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
+            fits = [n for n in named if self.planner.cost(n[1]).value <= self.budget]
             self.measure(fits[-_FITTING:])
-        self.measure([beside for p in self.points() if (beside := self._beside(p, named))] if self.whole_front else [])
+        if self.whole_front:
+            costs = [self.planner.cost(c).value for _, c in named]
+            last = (max((i for i, cost in enumerate(costs) if cost <= p.cost.value + _EQUAL), default=None)
+                    for p in self.points())  # the last step that costs no more than a placement
+            self.measure([named[i] for i in last if i is not None])
         if good is None and named:
             self.measure([named[-1]])
             good = len(named) - 1 if self._is_good(named[-1][1]) else None
-            if good is None and self.goal.keep is not None:
+            if good is None and self.keep is not None:
                 self.notes.append("the choices that were tried together do not reach the goal with anything in INT8")
         while good is not None and good - bad > 1:
             middle = (good + bad) // 2
             self.measure([named[middle]])
             good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
 
-    def _beside(self, point: Point, named: Sequence[tuple[str, Configuration]]) -> tuple[str, Configuration] | None:
-        """The last step of the chain that costs no more than a placement."""
-        fits = (n for n in reversed(named) if self.planner.cost(n[1]).value <= point.cost.value + _EQUAL)
-        return next(fits, None)
-
     def gains(self) -> list[Gain]:
         """Measured floats; those that do not make the output error smaller come last."""
-        before = self.error(self.start)
+        least = _LEAST * (self.error(self.start) or 0.0) ** 2
         price = self.planner.cost(self.start).value
-        found = []
-        for judged, gain in self._gained():
-            if judged.candidate.choice == FLOAT and before is not None:
-                gain = max(gain, _LEAST * before**2)
-                found.append(Gain(judged.candidate.configuration, gain, judged.cost.value - price))
-        return found
+        return [Gain(j.candidate.configuration, max(gain, least), j.cost.value - price)
+                for j, gain in self._gained() if j.candidate.choice == FLOAT]  # fmt: skip
 
-    def _gained(self) -> Iterator[tuple[Judged, float]]:
-        """By how much each choice made the squared error smaller, on the samples that it was measured on."""
-        before = self.bench.errors(self.recipe(self.start)) ** 2
+    def _gained(self) -> list[tuple[Judged, float]]:
+        """By how much each choice made the squared error smaller, on the samples that it was measured on; most first.
+        """
+        before, found = self._squared(self.start), []
         for judged in self.swept():
-            after = self.bench.errors(self.recipe(self.with_choice(judged.candidate))) ** 2
+            after = self._squared(self.with_choice(judged.candidate))
             both = ~np.isnan(before) & ~np.isnan(after)  # a limited sweep has not measured all on the same
             if both.any():
-                yield judged, float(before[both].mean() - after[both].mean())
+                found.append((judged, float(before[both].mean() - after[both].mean())))
+        return sorted(found, key=lambda x: -x[1])
 
     def obvious(self) -> list[tuple[str, Configuration]]:
         """What one would try without a search: the head float, and the worst convolutions."""
-        single = [(gain, j.candidate) for j, gain in self._gained()
+        ranked = [j.candidate.configuration for j, _ in self._gained()
                   if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT]  # fmt: skip
-        ranked = [c.configuration for _, c in sorted(single, key=lambda x: -x[0])]
         return [*self._heads(), *self._worst(ranked, "worst by sensitivity")]
 
     def _heads(self) -> list[tuple[str, Configuration]]:
@@ -376,10 +333,12 @@ class Search:
 
     def _take_back(self) -> None:
         """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good."""
-        best = self.cheapest_good()
-        if best is None or self.goal.keep is None:
+        if self.keep is None:
             return
-        here = best.configuration
+        level = self._level(self.bench.sets.chosen_on)
+        here = next((p.configuration for p in self.points() if p.chosen_on >= level), None)
+        if here is None:
+            return
         parts = self.parts(here)
         price = self.planner.cost(here).value
         saved = [(price - self.planner.cost(self.without(here, s)).value, s) for s in parts]
@@ -396,7 +355,7 @@ class Search:
 
         A float convolution between INT8 ones costs conversions, so that more choices are not always dearer.
         """
-        budget = self.goal.budget
+        budget = self.budget
         if budget is None:
             return
         points = self.points()
@@ -439,17 +398,12 @@ class Search:
             if self.bench.deadline is not None:  # one by one: what was measured when time is over is in the pool
                 self.bench.whole([self.recipe(configuration)], self.bench.sets.chosen_on, "Combinations")
             recipe = self.recipe(configuration)
-            value = self.bench.value(recipe, self.bench.sets.chosen_on)
+            changed = {**dict(sorted(configuration.methods)), **dict.fromkeys(sorted(configuration.apart), choices.OWN),
+                       **dict.fromkeys(sorted(configuration.quantized), INT8)}  # fmt: skip
             self.pool.setdefault(recipe.key, Point(
-                name, configuration, [s.name for s in self.parts(configuration)], self._changed(configuration),
-                self.planner.cost(configuration), value,
+                name, configuration, [s.name for s in self.parts(configuration)], changed,
+                self.planner.cost(configuration), self.bench.value(recipe, self.bench.sets.chosen_on),
             ))  # fmt: skip
-
-    def _changed(self, configuration: Configuration) -> dict[str, str]:
-        changed = dict(sorted(configuration.methods))
-        changed.update(dict.fromkeys(sorted(configuration.apart), "own-scale"))
-        changed.update(dict.fromkeys(sorted(configuration.quantized), INT8))
-        return changed
 
     def _judge(self, configurations: Iterable[Configuration]) -> None:
         recipes = [self.recipe(c) for c in configurations]
@@ -460,15 +414,18 @@ class Search:
         self.bench.whole([FLOAT_RECIPE], samples, "Float")
         return self.bench.value(FLOAT_RECIPE, samples)
 
-    def _reaches(self, recipe: Recipe, samples: Sequence[int]) -> bool:
-        assert self.goal.keep is not None
-        return self.bench.value(recipe, samples) >= self.goal.keep * self.float_value(samples)
+    def _reaches(self, configuration: Configuration, samples: Sequence[int]) -> bool:
+        return self.bench.value(self.recipe(configuration), samples) >= self._level(samples)
+
+    def _level(self, samples: Sequence[int]) -> float:
+        assert self.keep is not None
+        return self.keep * self.float_value(samples)
 
     def _is_good(self, configuration: Configuration) -> bool:
-        if self.goal.keep is not None:
-            return self._reaches(self.recipe(configuration), self.bench.sets.chosen_on)
-        assert self.goal.budget is not None
-        return self.planner.cost(configuration).value > self.goal.budget
+        if self.keep is not None:
+            return self._reaches(configuration, self.bench.sets.chosen_on)
+        assert self.budget is not None
+        return self.planner.cost(configuration).value > self.budget
 
     # The end ----------------------------------------------------------------------------------------------------
 
@@ -484,12 +441,6 @@ class Search:
                 found.append(point)
         return found
 
-    def cheapest_good(self) -> Point | None:
-        if self.goal.keep is None:
-            return None
-        level = self.goal.keep * self.float_value(self.bench.sets.chosen_on)
-        return next((p for p in self.points() if p.chosen_on >= level), None)
-
     def choose(self) -> tuple[Point, bool]:
         """The placement to take, and whether the goal is reached on the samples that nothing was chosen by.
 
@@ -500,15 +451,14 @@ class Search:
         if not front:
             raise QdqtoolError("no convolution would run in INT8 whatever is quantized, so that there is nothing to "
                                "choose; insert and predict say why")
-        if self.goal.budget is not None:
-            fits = [p for p in front if p.cost.value <= self.goal.budget]
+        if self.budget is not None:
+            fits = [p for p in front if p.cost.value <= self.budget]
             return (fits[-1], True) if fits else (front[0], False)
-        assert self.goal.keep is not None
-        level = self.goal.keep * self.float_value(self.bench.sets.chosen_on)
+        level = self._level(self.bench.sets.chosen_on)
         for point in front:
             if point.chosen_on >= level:
                 self._judge([point.configuration])
-                if self._reaches(self.recipe(point.configuration), self.bench.sets.judged_on):
+                if self._reaches(point.configuration, self.bench.sets.judged_on):
                     return point, True
                 if self.last_judged is not None and time.monotonic() > self.last_judged:
                     break
@@ -573,9 +523,9 @@ def expected(search: Search) -> tuple[str, float]:
     images = len(bench.sets.swept_on)
     swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
     whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
-    choices = len(search.swept())
     total = each * (sweep * swept + whole) if ran else None
-    return sentence(choices, len(search.judged) - choices, images, total, bench.workers), each
+    many = len(search.swept())
+    return sentence(many, len(search.judged) - many, images, total, bench.workers), each
 
 
 def sentence(choices: int, never: int, images: int, seconds: float | None, workers: int) -> str:
@@ -584,8 +534,6 @@ def sentence(choices: int, never: int, images: int, seconds: float | None, worke
     many = counted(workers, "worker")
     if seconds is None:
         long = "what an earlier run measured is taken"
-    elif seconds < 90:
-        long = f"at most about a minute with {many}"
     else:
-        long = f"at most about {seconds / 60:.0f} minutes with {many}"
+        long = f"at most about {'a minute' if seconds < 90 else f'{seconds / 60:.0f} minutes'} with {many}"
     return f"{choices} choices to measure on {counted(images, 'image')}{unmeasured}, then combinations: {long}"

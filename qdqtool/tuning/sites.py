@@ -10,6 +10,7 @@ Never measured is a choice that cannot pay, whatever its accuracy:
 * ``INT8 gains nothing here`` for what the preset leaves float: quantizing it is predicted to bring no time.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,21 +29,13 @@ _FEWEST_BITS = 0.5  # that a tensor has to lose in its group before a scale of i
 
 @dataclass(frozen=True)
 class Site:
-    """Something that can be chosen.
+    """Something that can be chosen."""
 
-    Attributes:
-        name: Of the convolution or residual; the first tensor of a group; ``branch of`` and a last convolution.
-        kind: ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without weights).
-        nodes: Names of the nodes that are float where it is.
-        tensors: Activations that are not quantized any more then.
-        default: ``int8``, or ``float`` for what the head preset leaves float.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
-    default: str = INT8
+    name: str  # of the convolution or residual; the first tensor of a group; ``branch of`` and a last convolution
+    kind: str  # ``convolution``, ``group``, ``residual``, ``head`` or ``attention`` (of products without weights)
+    nodes: tuple[str, ...]  # names of the nodes that are float where it is
+    tensors: tuple[str, ...]  # activations that are not quantized any more then
+    default: str = INT8  # ``int8``, or ``float`` for what the head preset leaves float
 
     def as_float(self) -> Configuration:
         return Configuration(floats=frozenset(self.nodes))
@@ -63,106 +56,92 @@ def find_sites(planner: Planner) -> list[Site]:
     placement = planner.placement(Configuration())
     found: dict[frozenset[str], Site] = {}
 
-    def add(name: str, kind: str, nodes: Iterable[str], default: str = INT8) -> None:
-        names = tuple(dict.fromkeys(nodes))
-        if names and frozenset(names) not in found:
-            found[frozenset(names)] = Site(name, kind, names, _freed(placement, set(names)), default)
-
     order = {n.index: i for i, n in enumerate(model.ordered)}
     weighted = {w.node.index for w in placement.weights}
     placed = sorted({r.node.index for rs in placement.readers.values() for r in rs}, key=order.__getitem__)
+
+    def add(name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
+        names = tuple(model.nodes[i].name for i in sorted(set(indices), key=order.__getitem__))
+        key = frozenset(names)
+        if names and key not in found:
+            freed = tuple(t for t, rs in placement.readers.items() if all(r.node.name in key for r in rs))
+            found[key] = Site(name, kind, names, freed, default)
+
     for index in placed:
         node = model.nodes[index]
         other = ATTENTION if node.op in WEIGHTED else RESIDUAL
-        add(node.name, CONVOLUTION if index in weighted else other, [node.name])
-    for found_attention in attentions(model):
-        both = [n.name for n in (found_attention.scores, found_attention.values) if n.index in placed]
-        add(f"attention of {found_attention.softmax.name}", ATTENTION, both)
+        add(node.name, CONVOLUTION if index in weighted else other, [index])
+    for one in attentions(model):
+        add(f"attention of {one.softmax.name}", ATTENTION, {one.scores.index, one.values.index}.intersection(placed))
     for group in planner.groups(placement):
-        readers = sorted({r.node.index for t in group.quantized for r in placement.readers[t]}, key=order.__getitem__)
-        add(group.quantized[0], GROUP, [model.nodes[i].name for i in readers])
+        add(group.quantized[0], GROUP, (r.node.index for t in group.quantized for r in placement.readers[t]))
     for name, nodes in _branches(model, placed).items():
-        add(name, HEAD, nodes)
-    ends = find_head(model).finals & set(placed)
-    if len(ends) > 1:
-        add("last convolutions", HEAD, [model.nodes[i].name for i in sorted(ends, key=order.__getitem__)])
-    for nodes in _left_by_preset(planner, placement):
-        add(nodes[0], HEAD, nodes, FLOAT)
+        add(name, HEAD, nodes if len(nodes) > 1 else ())
+    ends = find_head(model).finals.intersection(placed)
+    add("last convolutions", HEAD, ends if len(ends) > 1 else ())
+    left = _left_by_preset(planner, placement)
+    for nodes in [[i] for i in left] + [left]:
+        if nodes:
+            add(model.nodes[nodes[0]].name, HEAD, nodes, FLOAT)
     return list(found.values())
 
 
-def _freed(placement: Placement, nodes: set[str]) -> tuple[str, ...]:
-    """Tensors all of whose quantized readers are among the nodes."""
-    return tuple(t for t, rs in placement.readers.items() if all(r.node.name in nodes for r in rs))
-
-
-def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[str]]:
+def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
     """Quantized nodes from which one last convolution alone is reached, by that convolution."""
     head = find_head(model)
     ends = head.finals | head.boxes
+    branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
-        return {}
-    reached: dict[str, frozenset[int]] = {}
+        return branches
+    reached: dict[str, frozenset[int]] = defaultdict(frozenset)
     of_node: dict[int, frozenset[int]] = {}
     for node in reversed(model.ordered):
-        behind = frozenset().union(*(reached.get(t, frozenset()) for t in node.outputs))
-        if node.index in ends:
-            behind = behind | {node.index}
+        behind = frozenset({node.index} & ends).union(*(reached[t] for t in node.outputs))
         of_node[node.index] = behind
-        for tensor in (*node.inputs, *node.captured):
-            if tensor:
-                reached[tensor] = reached.get(tensor, frozenset()) | behind
-    branches: dict[str, list[str]] = {}
+        for tensor in filter(None, (*node.inputs, *node.captured)):
+            reached[tensor] |= behind
     for index in placed:
         if len(of_node[index]) == 1:
-            end = model.nodes[next(iter(of_node[index]))].name
-            branches.setdefault(f"branch of {end}", []).append(model.nodes[index].name)
-    return {name: nodes for name, nodes in branches.items() if len(nodes) > 1}
+            branches[f"branch of {model.nodes[min(of_node[index])].name}"].append(index)
+    return branches
 
 
-def _left_by_preset(planner: Planner, placement: Placement) -> list[list[str]]:
-    """What the head preset leaves float and could be INT8: each node, and all of them; the DFL stays."""
+def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
+    """Nodes that the head preset leaves float and that could be INT8; the DFL stays."""
     head = find_head(planner.model)
     places = find_coordinates(planner.model, head.finals).all
     left = {w.node.index for w in placement.weights}
-    ends = [
-        n.name for n in planner.model.ordered
-        if n.index in (head.boxes | head.finals | places) - head.dfl - left and n.op in WEIGHTED
-    ]
+    ends = [n for n in planner.model.ordered
+            if n.index in (head.boxes | head.finals | places) - head.dfl - left and n.op in WEIGHTED]  # fmt: skip
     if not ends:
         return []
-    tried = planner.placement(Configuration(quantized=frozenset(ends)))
-    ends = [n for n in ends if any(w.node.name == n for w in tried.weights)]
-    return [[n] for n in ends] + ([ends] if len(ends) > 1 else [])
+    tried = planner.placement(Configuration(quantized=frozenset(n.name for n in ends)))
+    quantized = {w.node.index for w in tried.weights}
+    return [n.index for n in ends if n.index in quantized]
 
 
 def candidates(sites: Iterable[Site]) -> list[Candidate]:
-    """Every choice other than the default: float (INT8 where the preset says float), and a scale of its own."""
-    found = []
-    for site in sites:
-        if site.default == FLOAT:
-            found.append(Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes))))
-        else:
-            found.append(Candidate(site, FLOAT, site.as_float()))
-    return found
+    """Every choice other than the default: float, or INT8 where the preset says float."""
+    return [
+        Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes))) if site.default == FLOAT
+        else Candidate(site, FLOAT, site.as_float())
+        for site in sites
+    ]
 
 
 def other_scales(planner: Planner, sites: Iterable[Site]) -> list[Candidate]:
     """Other methods and scales of their own for the tensors of sites; those that change a scale by 5 % and more."""
-    base = Configuration()
-    plan = planner.plan(base)
-    by_tensor = {t: s for s in plan.scales for t in s.group.quantized}
+    by_tensor = {t: s for s in planner.plan(Configuration()).scales for t in s.group.quantized}
     found: dict[Configuration, Candidate] = {}
     for site in sites:
         for tensor in site.tensors:
             scale = by_tensor[tensor]
-            first = scale.group.quantized[0]
             seen = [scale.scale]
             for method in METHODS:
                 other, _ = planner.scale(scale.group, method)
                 if all(abs(other.scale / s - 1.0) > 0.05 for s in seen):
                     seen.append(other.scale)
-                    changed = Configuration(methods=frozenset({(first, method)}))
+                    changed = Configuration(methods=frozenset({(scale.group.quantized[0], method)}))
                     found.setdefault(changed, Candidate(site, method, changed))
             if scale.group.tied and tensor in planner.statistics:
                 own = next((m.bits_lost for m in scale.members if m.tensor == tensor), 0.0)
@@ -190,14 +169,9 @@ class Judged:
 
 
 def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> tuple[Configuration, list[Judged]]:
-    """Decides which candidates to measure.
+    """Decides which candidates to measure: floats, and INT8 for what the preset leaves float.
 
-    Args:
-        found: Floats, and INT8 for what the preset leaves float.
-        cost: Predicts.
-
-    Returns:
-        What is float from the start because it costs nothing, and all candidates.
+    Returns what is float from the start because it costs nothing, and all candidates.
     """
     before = cost(Configuration())
     costs = [cost(candidate.configuration) for candidate in found]
@@ -211,19 +185,16 @@ def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> 
     start = cost(free)
     judged = []
     for candidate, single in zip(found, costs, strict=True):
-        why = ""
+        nodes = candidate.configuration.floats
         if candidate.choice != FLOAT:
-            if single.value >= before.value:
-                why = NO_GAIN
-        elif candidate.configuration.floats <= free.floats:
+            why = NO_GAIN if single.value >= before.value else ""
+        elif nodes <= free.floats:
             why = FREE
+        elif larger := next((o for o, k in floats if nodes < o.configuration.floats and k.value <= single.value), None):
+            why = LARGER.format(larger.site.name)
         else:
-            larger = next((o for o, k in floats if candidate.configuration.floats < o.configuration.floats
-                           and k.value <= single.value), None)  # fmt: skip
-            if larger is not None:
-                why = LARGER.format(larger.site.name)
-            elif not candidate.site.tensors and single.conversions - before.conversions >= 2:
-                why = BETWEEN
+            between = not candidate.site.tensors and single.conversions - before.conversions >= 2
+            why = BETWEEN if between else ""
         judged.append(Judged(candidate, single if not free.floats else _moved(single, before, start), why))
     return free, judged
 
@@ -246,17 +217,11 @@ _TRIED = 4  # choices whose cost is predicted anew at each step, best first
 
 @dataclass(frozen=True)
 class Gain:
-    """A measured choice.
+    """A measured choice."""
 
-    Attributes:
-        configuration: The choice alone.
-        gain: Squared output error that it takes away from everything INT8.
-        cost: What it adds, alone.
-    """
-
-    configuration: Configuration
-    gain: float
-    cost: float
+    configuration: Configuration  # the choice alone
+    gain: float  # squared output error that it takes away from everything INT8
+    cost: float  # what it adds, alone
 
 
 def estimated(gains: Sequence[Gain], chosen: Configuration) -> float:
@@ -279,15 +244,6 @@ def chain(
 
     Neighbours of what is float already cost less: the conversion between them goes. So costs are predicted for the
     combination, anew for those that the last choice touches and for the best.
-
-    Args:
-        start: What is chosen from the start.
-        found: Choices with a gain above zero.
-        cost: Predicts.
-        neighbours: Nodes that read or make what a node makes or reads.
-
-    Yields:
-        The configurations, each with one choice more.
     """
     gains = sorted(found, key=lambda g: (-g.gain, sorted(g.configuration.floats)))
     here = start
@@ -305,14 +261,11 @@ def chain(
         if not ranked:
             return
         ranked.sort(key=lambda r: -r[0])
-        best = None
+        tried = []
         for _, more, gain, joined in ranked[:_TRIED]:
             known[gain] = cost(joined).value - value
-            score = more / max(known[gain], _SMALLEST_COST)
-            if best is None or score > best[0]:
-                best = (score, gain, joined)
-        assert best is not None
-        before, here = here, best[2]
+            tried.append((more / max(known[gain], _SMALLEST_COST), joined))
+        before, here = here, max(tried, key=lambda t: t[0])[1]
         value, reached = cost(here).value, estimated(gains, here)
         touched = set().union(*(neighbours.get(n, frozenset()) for n in here.floats - before.floats))
         for gain in gains:

@@ -29,21 +29,17 @@ def test_addresses(where: str) -> None:
     check_where(where)
 
 
-@pytest.mark.parametrize("where", ["", "host", "local:x", "local:", "tcp://", "a b:1", "/tmp/scheduler.json"])
-def test_what_is_no_address(where: str) -> None:
-    with pytest.raises(ClusterError, match="give the address of a scheduler, such as tcp://host:8786, or local:N"):
+ADDRESS = "give the address of a scheduler, such as tcp://host:8786, or local:N"
+
+
+@pytest.mark.parametrize(("where", "message"), [
+    *((where, ADDRESS) for where in ("", "host", "local:x", "local:", "tcp://", "a b:1", "/tmp/scheduler.json")),
+    ("local:0", "from 1 to 1024"), ("local:9999", "from 1 to 1024"),
+    (3, r"an address or a distributed\.Client, not a int"),
+])  # fmt: skip
+def test_what_is_no_address(where: object, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
         check_where(where)
-
-
-@pytest.mark.parametrize("where", ["local:0", "local:9999"])
-def test_numbers_of_processes(where: str) -> None:
-    with pytest.raises(ClusterError, match="from 1 to 1024"):
-        check_where(where)
-
-
-def test_other_objects() -> None:
-    with pytest.raises(ClusterError, match=r"an address or a distributed\.Client, not a int"):
-        check_where(3)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])

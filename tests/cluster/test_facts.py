@@ -1,5 +1,6 @@
 """What is held equal between machines."""
 
+import json
 import subprocess
 import sys
 
@@ -16,8 +17,6 @@ def test_the_probe() -> None:
     program = ("import json; from qdqtool.base import process; process.defer();"
                "from qdqtool.cluster.worker import facts; print(json.dumps([facts(), facts(3)]))")
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    import json
-
     for there in json.loads(out):
         assert there == here
         assert facts.difference(there, here, mixed_cpus=False) == ""

@@ -4,56 +4,45 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find
+from qdqtool.timing.predicted import workload_of
 from qdqtool.trt.targets import target_named
+from tests.trt.builder import Graph
 
 TARGET = target_named("trt8.5")
 GPU = find("RTX 3060")
 SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # published profiles, not in the repository
 
 
-def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, kernel=3, last="float", dynamic=False):
+def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, dynamic=False):
     """Convolutions with Relu in a row, each with Q/DQ on input and weights where ``quantized``."""
-    nodes, weights = [], [numpy_helper.from_array(np.float32(0.05), "s"), numpy_helper.from_array(np.int8(0), "z")]
-    first = "N" if dynamic else batch
-    tensor = "x"
+    g = Graph(opset=17)
+    x = g.input("N" if dynamic else batch, channels, size, size)
     for i in range(convolutions):
-        name = f"w{i}"
-        weights.append(numpy_helper.from_array(np.full((channels, channels, kernel, kernel), 0.01, np.float32), name))
+        weight = g.const(f"w{i}", np.full((channels, channels, 3, 3), 0.01, np.float32))
         if quantized:
-            for source, base in ((tensor, f"in{i}"), (name, f"we{i}")):
-                nodes.append(helper.make_node("QuantizeLinear", [source, "s", "z"], [f"{base}_q"], f"{base}/Q"))
-                nodes.append(
-                    helper.make_node("DequantizeLinear", [f"{base}_q", "s", "z"], [f"{base}_dq"], f"{base}/DQ")
-                )
-            tensor, name = f"in{i}_dq", f"we{i}_dq"
-        nodes.append(helper.make_node("Conv", [tensor, name], [f"c{i}"], f"conv{i}", pads=[kernel // 2] * 4))
-        nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"))
-        tensor = f"r{i}"
-    if last == "float":
-        nodes.append(helper.make_node("Sigmoid", [tensor], ["y"], "last"))
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [first, channels, size, size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [first, channels, size, size])],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+            x, weight = g.pair(x, f"in{i}", 0.05), g.pair(weight, f"we{i}", 0.05)
+        x = g.relu(g.op("Conv", [x, weight], f"conv{i}", pads=[1] * 4), f"relu{i}")
+    return g.model(g.op("Sigmoid", x, "last"))
 
 
 def saved(folder, model, name="model.onnx"):
-    path = folder / name
-    onnx.save(model, path)
-    return str(path)
+    onnx.save(model, folder / name)
+    return str(folder / name)
 
 
 def timed(proto, gpu=GPU, **options):
     model = load(proto)
     prediction = predict(model, TARGET)
     return prediction, estimate(model, prediction, gpu, TARGET, **options)
+
+
+def workload(source, target=TARGET, **options):
+    """What a model's engine does."""
+    model = Model(source) if not isinstance(source, Model) else source
+    return workload_of(model, predict(model, target, advice=False), **options)

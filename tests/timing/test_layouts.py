@@ -12,9 +12,9 @@ from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
 from qdqtool.timing.gpus import find, gpus
 from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
-from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
+from tests.timing.models import GPU, workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
@@ -32,8 +32,7 @@ def conv(low: Precision, high: Precision, channels: float = 64.0) -> Work:
 
 
 def changes(*pairs: tuple[EngineLayer, Work], outputs: tuple[str, ...] = (), shape=SHAPE) -> list[tuple[str, str, str]]:
-    layers, works = zip(*pairs, strict=True)
-    found = reformats_of(layers, works, lambda _: shape, ["x"], outputs)
+    found = reformats_of(pairs, lambda _: shape, ["x"], outputs)
     return [(c.tensor, str(c.source), str(c.target)) for c in found]
 
 
@@ -69,11 +68,8 @@ def test_residuals_and_older_architectures():
               (layer("Convolution", "q p", "b"), conv(I8, HALF))]  # fmt: skip
     assert changes(*engine) == [("h", "NC/32HW32", "NC/2HW2"), ("p", "NC/2HW2", "NC/32HW32")]
     known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
-    assert factor_of("8.0", known) == 1.1
-    assert factor_of("12.0", known) == 1.2
-    assert factor_of("9.0", known) == 1.2
-    assert factor_of("6.1", known) == 1.0
-    assert factor_of("8.6", {}) == 1.0
+    factors = {"8.0": 1.1, "12.0": 1.2, "9.0": 1.2, "6.1": 1.0}
+    assert {cc: factor_of(cc, known) for cc in factors} == factors and factor_of("8.6", {}) == 1.0
     assert set(constants().values) == set(NAMES)
     assert all(v > 0 for v in constants().values.values())
     assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(constants().spreads)
@@ -92,8 +88,7 @@ def test_what_has_no_positions_has_no_layout(shape):
     ("bevfusion-camera-rtx3080ti-trt8600", 2),
 ])  # fmt: skip
 def test_published_engines_have_about_as_many(case, built):
-    model = evidence.model(case)
-    found = workload_of(model, predict(model, "trt8.6", advice=False))
+    found = workload(evidence.model(case), "trt8.6")
     assert abs(sum(e.reformat is not None for e in found.extras) - built) <= 2
 
 
@@ -106,9 +101,7 @@ def silu_network() -> Model:
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10"])
 def test_silu_behind_an_int8_convolution_that_writes_a_float_is_apart(target):
-    model = silu_network()
-    found = workload_of(model, predict(model, target, advice=False)).extras
-    apart = [e.name for e in found if e.name.startswith("PWN behind")]
+    apart = [e.name for e in workload(silu_network(), target).extras if e.name.startswith("PWN behind")]
     assert len(apart) == 1 and "sb.m" in apart[0]  # behind `b`, which writes a float, and not behind `a`
 
 
@@ -116,30 +109,23 @@ def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout
     a = g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32)
     b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)  # Q of another tensor behind a sum: stays on older GPUs
     model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))
-    prediction = predict(model, "trt10", advice=False)
     counts = {}
     for name in ("RTX 4090", "RTX 5090"):
-        load_ = workload_of(model, prediction, gpu=find(name))
+        load_ = workload(model, "trt10", gpu=find(name))
         counts[name] = (sum(w.kind == work.CONVERSION for w in load_.layers),
                         sum(e.reformat is not None for e in load_.extras))  # fmt: skip
     assert counts["RTX 5090"][1] == 0 < counts["RTX 4090"][1]
     assert 0 < counts["RTX 5090"][0] < counts["RTX 4090"][0]  # the input's Q stays
 
 
-def float_resnet() -> Model:
-    return twin.float_twin(evidence.model("resnet18-a100-qat"))
-
-
 def test_attention_and_older_gpus(g):
     assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(block())
     assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
-    model = float_resnet()
-    prediction = predict(model, "trt8.6", advice=False)
-    changed = {name: sum(e.reformat is not None for e in workload_of(
-        model, prediction, FULL, gpu=find(name)).extras) for name in ("A100 80GB PCIe", "RTX 2060")}  # fmt: skip
-    assert changed == {"A100 80GB PCIe": 1, "RTX 2060": 0}  # as built on an A100: one behind the pooling
-    model = float_resnet()
-    found = workload_of(model, predict(model, "trt8.6", advice=False)).extras
+    model = twin.float_twin(evidence.model("resnet18-a100-qat"))
+    for name, count in (("A100 80GB PCIe", 1), ("RTX 2060", 0)):  # as built on an A100: one behind the pooling
+        found = workload(model, "trt8.6", plain=FULL, gpu=find(name)).extras
+        assert sum(e.reformat is not None for e in found) == count
+    found = workload(model, "trt8.6").extras
     first, last = [e.work for e in found if e.work.kind == work.CONVERSION]
     assert (first.read, first.written, first.channels) == (32 * 3 * 224 * 224 * 4, 32 * 3 * 224 * 224 * 2, 3.0)
     assert last.written_as == FULL and not any(e.reformat for e in found)  # as built on an A100
@@ -151,17 +137,11 @@ def test_shapes_and_conversions_are_no_layouts(g):
     half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), one], "count"), two], "half")
     ends = g.op("Mul", [g.op("Add", [half, half], "twice"), one], "ends")
     cut = g.op("Slice", [x, none, g.op("Unsqueeze", [ends, none], "end"), first], "cut")
-    model = Model(g.model(g.conv(g.pair(cut, "q"), "a", 32)))
-    assert not [e.name for e in workload_of(model, predict(model, "trt10", advice=False)).extras
-                if e.work.kind == work.POINTWISE]  # fmt: skip
+    found = workload(g.model(g.conv(g.pair(cut, "q"), "a", 32)), "trt10")
+    assert not [e.name for e in found.extras if e.work.kind == work.POINTWISE]
     model = evidence.model("resnet18-a100-qat")
-    prediction = predict(model, "trt8.6", advice=False)
-    found = workload_of(model, prediction)
     assert all(e.work.kind == work.REFORMAT and e.work.precision == e.work.written_as
-               for e in found.extras if e.reformat is not None)  # fmt: skip
-    plain = twin.float_twin(model)
-    assert not any(e.work.kind == work.CONVERSION and e.reformat for e in workload_of(
-        plain, predict(plain, "trt8.6", advice=False)).extras)  # fmt: skip
+               for e in workload(model, "trt8.6").extras if e.reformat is not None)  # fmt: skip
 
 
 # Regions of Myelin: what lies between one attention or normalization and the next, and which nodes are kernels.
@@ -205,7 +185,7 @@ def test_kernels_of_attention():
     kernels = []
     for quantized in (True, False):
         model = block(quantized)
-        found = workload_of(model, predict(model, "trt10", advice=False))
+        found = workload(model, "trt10")
         kernels.append(sum(w.steps for w in found.all if w.kind not in (work.NOTHING, work.CONVERSION)))
         inside = [w for layer, w in zip(predict(model, "trt10", advice=False).layers, found.layers, strict=True)
                   if layer.type == "Conversion"]  # fmt: skip
@@ -215,24 +195,11 @@ def test_kernels_of_attention():
 
 # The time model obeys the laws that it states; numbers are worked out by hand.
 
-GPU = find("RTX 3060")
-
 
 def conv_physics(rows=3136.0, columns=64.0, depth=576.0, channels=64.0, precision=Precision.INT8):
     size = work.width(precision)
-    return Work(
-        work.CONV,
-        precision,
-        precision,
-        rows,
-        columns,
-        depth,
-        channels,
-        1.0,
-        rows * channels * size,
-        columns * depth * size,
-        rows * columns * size,
-    )
+    return Work(work.CONV, precision, precision, rows, columns, depth, channels, 1.0, rows * channels * size,
+                columns * depth * size, rows * columns * size)  # fmt: skip
 
 
 def one(found, gpu=GPU):
@@ -252,9 +219,7 @@ def test_what_kernels_take_by_hand():
     latency = c["step_clocks"] * 2304 / 64 / 1777e6
     floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
     assert one(found) == pytest.approx(floor + latency + (compute**p + memory**p) ** (1 / p), rel=1e-9)
-    c = constants().values
-    found = Work(work.CONVERSION, Precision.FP16, Precision.INT8, channels=64.0, read=2e8, written=1e8)
-    floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
+    found = Work(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
     expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 3e8) / (c["copy"] * 360e9)
     assert one(found) == pytest.approx(expected, rel=1e-9)
     assert one(Work(work.NOTHING)) == 0
@@ -263,14 +228,8 @@ def test_what_kernels_take_by_hand():
     assert seconds([], GPU).shape == (0,)
 
 
-works = st.builds(
-    conv_physics,
-    st.floats(1, 1e7),
-    st.floats(1, 4096),
-    st.floats(1, 20_000),
-    st.floats(1, 4096),
-    st.sampled_from([Precision.INT8, Precision.FP16, Precision.FP32]),
-)
+works = st.builds(conv_physics, st.floats(1, 1e7), st.floats(1, 4096), st.floats(1, 20_000), st.floats(1, 4096),
+                  st.sampled_from([I8, HALF, FULL]))  # fmt: skip
 
 
 @given(works, st.sampled_from(gpus()), st.floats(1.01, 8))
@@ -287,9 +246,8 @@ def test_more_work_never_takes_less_time(found, gpu, factor):
 @given(works, st.sampled_from(gpus()), st.floats(1.01, 4))
 def test_a_faster_gpu_never_takes_longer(found, gpu, factor):
     base = one(found, gpu)
-    assert one(found, replace(gpu, clock=gpu.clock * factor)) <= base * (1 + 1e-9)
-    assert one(found, replace(gpu, bandwidth=gpu.bandwidth * factor)) <= base * (1 + 1e-9)
-    assert one(found, replace(gpu, l2=gpu.l2 * factor)) <= base * (1 + 1e-9)
+    for name in ("clock", "bandwidth", "l2"):
+        assert one(found, replace(gpu, **{name: getattr(gpu, name) * factor})) <= base * (1 + 1e-9)
 
 
 def test_channels_and_tensor_cores():
@@ -300,6 +258,5 @@ def test_channels_and_tensor_cores():
     plain = conv_physics(400_000, 64, 147, 3)
     pooled = replace(plain, written=plain.written / 4)
     assert one(plain) > 1.5 * one(pooled)
-    v100 = find("V100")
-    assert one(conv_physics(1e6, 256, 2304, 256), v100) > one(conv_physics(1e6, 256, 2304, 256, Precision.FP16), v100)
-    assert one(conv_physics(1e6, 256, 2304, 256)) < one(conv_physics(1e6, 256, 2304, 256, Precision.FP16))
+    integer, half = (conv_physics(1e6, 256, 2304, 256, precision) for precision in (I8, HALF))
+    assert one(integer, find("V100")) > one(half, find("V100")) and one(integer) < one(half)

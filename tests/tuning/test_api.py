@@ -3,7 +3,8 @@
 import itertools
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
 from qdqtool.options import Request
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements
-from qdqtool.tuning import search as estimate_module
 from qdqtool.tuning import search as search_module
-from qdqtool.tuning.measure import Job, Result, Task, local
+from qdqtool.tuning.measure import Job, Mapper, Result, Task, local
 from qdqtool.tuning.result import Tuning
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
@@ -33,12 +34,34 @@ from tests.tables import cases
 from tests.tuning.nets import branchy, resnet, segmentation
 
 DATA = images(16, 16, 16)
+# Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
+CALIBRATION, CHOSEN, JUDGED = [d for i, d in enumerate(DATA) if i % 4 < 2], DATA[2::4], DATA[3::4]
 KEEP = 0.984
 
 
 @pytest.fixture(scope="module")
 def tuned() -> Tuning:
-    return qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse")
+    return tune(keep=KEEP)
+
+
+def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
+    return qdqtool.tune(model or branchy(), data, **{"method": "mse", **options})
+
+
+def inserted(floats: Iterable[str], **options: Any) -> Insertion:
+    """What ``insert`` makes where these nodes are float."""
+    return qdqtool.insert(branchy(), CALIBRATION, method="mse", exclude=[f"^{n}$" for n in floats], **options)
+
+
+def watched(look: Callable[[Job, Result], None], workers: int = 1) -> Mapper:
+    """A mapper that shows each result before it is given back."""
+
+    def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        for result in local(workers)(job, tasks):
+            look(job, result)
+            yield result
+
+    return run
 
 
 def told(tuning: Tuning) -> dict[str, Any]:
@@ -58,10 +81,8 @@ def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> floa
 def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) -> None:
     check(tuned.model)
     assert tuned.reached and tuned.chosen.metric is not None and tuned.chosen.metric >= KEEP
-    # Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
-    judged, chosen = DATA[3::4], DATA[2::4]
-    assert agreement(tuned.model, judged) == pytest.approx(tuned.chosen.metric, abs=1e-9)
-    assert agreement(tuned.model, chosen) == pytest.approx(tuned.chosen.chosen_on, abs=1e-9)
+    assert agreement(tuned.model, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-9)
+    assert agreement(tuned.model, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-9)
     prediction = qdqtool.predict(tuned.model).summary()
     assert (prediction["int8"], prediction["conversions"]) == (tuned.chosen.cost.int8, tuned.chosen.cost.conversions)
     for low, high in itertools.pairwise(tuned.front):
@@ -74,30 +95,26 @@ def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) ->
 @pytest.mark.slow
 def test_no_set_of_convolutions_is_cheaper_and_good(tuned: Tuning) -> None:
     """All 64 sets of at most three float convolutions, placed by ``insert``: none that is good costs less."""
-    calibration = [d for i, d in enumerate(DATA) if i % 4 < 2]
-    names = [f"c{i}" for i in range(7)]
-    best = None
+    best = np.inf
     for count in range(4):
-        for floats in itertools.combinations(names, count):
-            inserted = qdqtool.insert(branchy(), calibration, method="mse", exclude=[f"^{n}$" for n in floats])
-            assert inserted.prediction is not None
-            summary = inserted.prediction.summary()
+        for floats in itertools.combinations([f"c{i}" for i in range(7)], count):
+            made = inserted(floats)
+            assert made.prediction is not None
+            summary = made.prediction.summary()
             cost = summary["float"] + summary["conversions"]
-            if (best is None or cost < best) and agreement(inserted.model, DATA[2::4]) >= KEEP:
+            if cost < best and agreement(made.model, CHOSEN) >= KEEP:
                 best = cost
-    assert best is not None and tuned.chosen.cost.value <= best
+    assert tuned.chosen.cost.value <= best < np.inf
 
 
 def test_choices_points_and_json(tuned: Tuning) -> None:
     assert tuned.bought
     for one in tuned.bought:
         site = next(s for s in tuned.sites if s.site == one.site)
-        rest = tuned.chosen.configuration.floats - set(site.nodes)
-        calibration = [d for i, d in enumerate(DATA) if i % 4 < 2]
-        inserted = qdqtool.insert(branchy(), calibration, method="mse", exclude=[f"^{n}$" for n in rest])
-        assert inserted.prediction is not None
-        assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(inserted.model, DATA[2::4]), abs=1e-9)
-        assert one.int8 == tuned.chosen.cost.int8 - inserted.prediction.summary()["int8"]
+        made = inserted(tuned.chosen.configuration.floats - set(site.nodes))
+        assert made.prediction is not None
+        assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(made.model, CHOSEN), abs=1e-9)
+        assert one.int8 == tuned.chosen.cost.int8 - made.prediction.summary()["int8"]
     data = tuned.as_json()
     assert data["schema"] == "qdqtool/tuning/1"
     assert {"metric", "sites", "front", "chosen", "goal", "cost", "images", "effort", "model"} <= set(data)
@@ -115,11 +132,10 @@ def test_choices_points_and_json(tuned: Tuning) -> None:
 def test_what_cannot_pay_is_never_measured() -> None:
     asked: set[str] = set()
 
-    def watching(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        asked.update(c.key for t in tasks if not t.whole for c in t.candidates)
-        return local(1)(job, tasks)
+    def look(job: Job, result: Result) -> None:
+        asked.update(key for key, rows in result.rows.items() if all(r and r.evidence is None for r in rows.values()))
 
-    tuning = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", mapper=watching)
+    tuning = tune(keep=KEEP, mapper=watched(look))
     never = [c for s in tuning.sites for c in s.choices if c.why]
     assert never and all(c.error is None for c in never)
     measured = [c for s in tuning.sites for c in s.choices if not c.why]
@@ -128,38 +144,34 @@ def test_what_cannot_pay_is_never_measured() -> None:
 
 
 def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> None:
-    tuning = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", target="trt11", exclude=["^c3$"])
+    tuning = tune(keep=KEEP, target="trt11", exclude=["^c3$"])
     check(tuning.model)
     model = Model(tuning.model)
     excluded = model.node("c3")
     assert {model.elem_type(t) for t in excluded.inputs} == {onnx.TensorProto.FLOAT16}
     assert [o.type.tensor_type.elem_type for o in tuning.model.graph.output] == [onnx.TensorProto.FLOAT]
-    calibration = [d for i, d in enumerate(DATA) if i % 4 < 2]
-    floats = sorted({"c3", *tuning.chosen.configuration.floats})
-    inserted = qdqtool.insert(branchy(), calibration, method="mse", target="trt11",
-                              exclude=[f"^{n}$" for n in floats])  # fmt: skip
-    assert tuning.model.graph.node == inserted.model.graph.node
-    assert np.array_equal(run(tuning.model, DATA[0])[0], run(inserted.model, DATA[0])[0])
-    assert set(inserted.notes) <= set(tuning.notes) and tuning.as_json()["float_type"] == "fp16"
+    made = inserted({"c3", *tuning.chosen.configuration.floats}, target="trt11")
+    assert tuning.model.graph.node == made.model.graph.node
+    assert np.array_equal(run(tuning.model, DATA[0])[0], run(made.model, DATA[0])[0])
+    assert set(made.notes) <= set(tuning.notes) and tuning.as_json()["float_type"] == "fp16"
     predicted = qdqtool.predict(tuning.model, "trt11")
     assert predicted.summary()["int8"] == tuning.chosen.cost.int8
     assert "FLOAT-FP32" not in {f.code for f in predicted.findings}
     error = next(n for n in tuning.notes if n.startswith("accuracy was measured with FP32"))
-    judged = [1.0 - agreement(tuning.model, [d]) for d in calibration]
+    judged = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
     assert f"and {np.mean(judged):.2%} in FP16" in error
 
 
 def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
     net = branchy()
-    for tensor in net.graph.initializer:
-        if tensor.name == "c6.weight":
-            tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    tensor = next(t for t in net.graph.initializer if t.name == "c6.weight")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
     tuning = qdqtool.tune(net, DATA, keep=0.5, method="mse", target="trt11", exclude=["^c6$"])
     _, time_of = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
     assert time_of is not None and time_of.float_time is not None
     assert time_of.float_time.precision == Precision.FP16  # the type of most of it, not of the one that stays FP32
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
-    single = qdqtool.tune(branchy(), DATA, keep=0.5, method="mse", target="trt11", high_precision="fp32")
+    single = tune(keep=0.5, target="trt11", high_precision="fp32")
     assert single.float_type == "fp32" and not single.notes
     assert all(t.data_type != onnx.TensorProto.FLOAT16 for t in single.model.graph.initializer)
     with pytest.raises(QdqtoolError, match=r"trt8\.5 takes no FP16 scales"):
@@ -168,7 +180,7 @@ def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
 
 @pytest.mark.parametrize("workers", slow_after(1, [3, 1]))
 def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int) -> None:
-    again = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", workers=workers)
+    again = tune(keep=KEEP, workers=workers)
     assert told(again) == told(tuned)
     assert again.model.SerializeToString(deterministic=True) == tuned.model.SerializeToString(deterministic=True)
 
@@ -178,30 +190,29 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", slow_after(1, [40, 1]))
-def test_it_goes_on_where_it_was_killed(tuned: Tuning, tmp_path: Path, after: int) -> None:
+def test_it_goes_on_where_it_was_killed(
+    tuned: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     state = tmp_path / "t.tuning"
-    seen: list[int] = []
+    seen: list[Result] = []
 
-    def until_killed(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        for result in local(1)(job, tasks):
-            yield result
-            seen.append(1)
-            if len(seen) == after:
-                raise Killed
+    def kill(job: Job, result: Result) -> None:
+        if len(seen) == after:
+            raise Killed
+        seen.append(result)
 
     with pytest.raises(Killed):
-        qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", state=state, mapper=until_killed)
-    again = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", state=state)
+        tune(keep=KEEP, state=state, mapper=watched(kill))
+    again = tune(keep=KEEP, state=state)
     assert told(again) == told(tuned)
     assert again.effort["resumed"] >= after
-    third = qdqtool.tune(branchy(), DATA, keep=0.979, method="mse", state=state)
+    third = tune(keep=0.979, state=state)
     assert third.effort["runs"] < tuned.effort["runs"] / 2
-    with pytest.raises(DataError, match="another setting"):
-        qdqtool.tune(branchy(), DATA, keep=KEEP, method="max", state=state)
-    with pytest.raises(DataError, match="another set of images"):
-        qdqtool.tune(branchy(), DATA[1:], keep=KEEP, method="mse", state=state)
-    with pytest.raises(DataError, match="another model"):
-        qdqtool.tune(branchy(1), DATA, keep=KEEP, method="mse", state=state)
+    monkeypatch.setattr(api, "_calibrate", None)  # another state is refused before anything takes long
+    for given, what in (({"method": "max"}, "setting"), ({"data": DATA[1:]}, "set of images"),
+                        ({"model": branchy(1)}, "model")):  # fmt: skip
+        with pytest.raises(DataError, match=f"another {what}"):
+            tune(keep=KEEP, state=state, **given)
 
 
 def test_activations_are_smoothed_first(tmp_path: Path) -> None:
@@ -215,30 +226,18 @@ def test_activations_are_smoothed_first(tmp_path: Path) -> None:
         qdqtool.tune(model, data, keep=0.5, state=state)
 
 
-def test_another_state_is_refused_before_anything_takes_long(
-    tuned: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = tmp_path / "t.tuning"
-    qdqtool.tune(branchy(), DATA, keep=0.9, method="mse", state=state)
-    monkeypatch.setattr(api, "_calibrate", None)
-    with pytest.raises(DataError, match="another setting"):
-        qdqtool.tune(branchy(), DATA, keep=0.9, method="max", state=state)
-
-
 def test_a_metric_whose_source_changed_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "measures_of_mine.py"
     source.write_text("def same(reference, outputs, image):\n    return 1.0\n")
     state = tmp_path / "t.tuning"
 
-    def tune() -> Tuning:
-        return qdqtool.tune(branchy(), DATA, metric="measures_of_mine:same", method="mse", state=state)
-
-    tune()
-    assert tune().effort["runs"] == 0
+    again: dict[str, Any] = {"metric": "measures_of_mine:same", "state": state}
+    tune(**again)
+    assert tune(**again).effort["runs"] == 0
     source.write_text("def same(reference, outputs, image):\n    return 2.0\n")
     with pytest.raises(DataError, match=r"another setting .*metric or its source"):
-        tune()
+        tune(**again)
 
 
 def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
@@ -250,7 +249,7 @@ def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
             (whole if task.whole else swept).update(task.images)
         return local(1)(job, tasks)
 
-    fewer = qdqtool.tune(branchy(), DATA, keep=KEEP, method="mse", swept_on=2, mapper=watching)
+    fewer = tune(keep=KEEP, swept_on=2, mapper=watching)
     assert len(swept) == 2 and swept < {0, 1, 2, 3} < whole
     assert fewer.images["swept_on"] == 2 and tuned.images["swept_on"] == tuned.images["chosen_on"] == 4
     known = {p.name: p.chosen_on for p in [*tuned.front, *tuned.others]}
@@ -265,17 +264,17 @@ def test_fronts_and_goals() -> None:
     assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
     assert all(s.loss is None for s in tuning.sites)
     assert len(qdqtool.tune(branchy(), DATA, keep=0.9, whole_front=True).front) > 2
-    tuning = qdqtool.tune(branchy(), DATA, keep=1.0, method="mse", metric=always_worse)
+    tuning = tune(keep=1.0, metric=always_worse)
     assert not tuning.reached
     best = max(p.chosen_on for p in tuning.front)
     assert tuning.chosen.chosen_on == best < 1.0
     assert tuning.chosen.cost.int8 > 0 and any("do not reach the goal" in note for note in tuning.notes)
     # Beside what one would try without a search, also where that costs more than the goal needs
-    tuning = qdqtool.tune(branchy(), DATA, keep=0.978, method="mse", whole_front=True)
+    tuning = tune(keep=0.978, whole_front=True)
     worst = next(p for p in tuning.others if p.name == "4 worst by sensitivity")
     assert worst.cost.value > tuning.chosen.cost.value
     beside = [p for p in tuning.front if p.cost.value <= worst.cost.value][-1]
-    one, other = (agreement(tuning.model_of(p), DATA[3::4]) for p in (beside, worst))
+    one, other = (agreement(tuning.model_of(p), JUDGED) for p in (beside, worst))
     assert beside.name == "5 choices" and one > other  # on images that nothing was chosen by
 
 
@@ -288,54 +287,49 @@ SLOW: Any = {"gpu": "T4", "clock": 300.0}  # where INT8 is faster even in a netw
 
 
 def test_a_budget_takes_the_most_accurate_that_fits() -> None:
-    whole = qdqtool.tune(branchy(), DATA, keep=0.995, method="mse", **SLOW)
+    whole = tune(keep=0.995, **SLOW)
     times = [p.cost.ms for p in whole.front]
     assert all(t is not None for t in times) and whole.gpu is not None
     found = [p for p in whole.front if p.name != "fewer choices"]  # those are looked for around a goal alone
     assert len(found) > 2
     for point in found[1::2]:
         assert point.cost.ms is not None
-        tuning = qdqtool.tune(branchy(), DATA, budget_ms=point.cost.ms + 1e-9, method="mse", **SLOW)
+        tuning = tune(budget_ms=point.cost.ms + 1e-9, **SLOW)
         assert tuning.reached and tuning.chosen.cost.ms is not None
         assert tuning.chosen.cost.ms <= point.cost.ms + 1e-9 and tuning.chosen.chosen_on >= point.chosen_on
-    none = qdqtool.tune(branchy(), DATA, budget_ms=1e-4, method="mse", **SLOW, time_limit=60)
+    none = tune(budget_ms=1e-4, **SLOW, time_limit=60)
     assert not none.reached and none.chosen.cost.ms == min(p.cost.ms or 0 for p in none.front)
 
 
 def test_budgets_and_fast_models() -> None:
-    tuning = qdqtool.tune(branchy(), DATA, budget_ms=1000.0, gpu="RTX 3060", method="mse", swept_on=1)
+    tuning = tune(budget_ms=1000.0, gpu="RTX 3060", swept_on=1)
     said = [n for n in tuning.notes if n.startswith("the float model itself")]
     model, target = Model(branchy()), target_named("trt8.5")
     alone = estimate(model, qdqtool.predict(branchy()), gpus.chosen("RTX 3060", None, None), target).total_ms
     assert len(said) == 1 and f"{alone:.4g} ms, which fits" in said[0]
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized  # none is more accurate
     # With the time of a GPU it is in the front; where nothing else is faster and good enough it is what is written
-    tuning = qdqtool.tune(branchy(), DATA, keep=1.0, gpu="RTX 4090", method="mse", whole_front=True, swept_on=1)
+    tuning = tune(keep=1.0, gpu="RTX 4090", whole_front=True, swept_on=1)
     floats = [p for p in [*tuning.front, *tuning.others] if not p.cost.int8]
     assert len(floats) == 1 and floats[0].chosen_on == pytest.approx(tuning.metric["float"], abs=1e-6)
     for point in tuning.front:
         assert point is floats[0] or point.cost.value < floats[0].cost.value  # it is the most accurate
     if tuning.chosen is floats[0]:
         assert not any("Linear" in n.op_type for n in tuning.model.graph.node) and not tuning.bought
-    without = qdqtool.tune(branchy(), DATA, keep=0.9, method="mse", swept_on=1)
+    without = tune(keep=0.9, swept_on=1)
     assert all(p.cost.int8 for p in [*without.front, *without.others])
 
 
 @pytest.mark.parametrize("after", slow_after(2, [8, 30, 20]))
 def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    seen: list[int] = []
+    seen: list[Result] = []
     clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
     monkeypatch.setattr(measurements, "time", clock)
-
-    def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        for result in local(1)(job, tasks):
-            seen.append(1)
-            yield result
-
-    tuning = qdqtool.tune(branchy(), DATA, keep=0.99, method="mse", mapper=counting, time_limit=600)
+    counting = watched(lambda job, result: seen.append(result))
+    tuning = tune(keep=0.99, mapper=counting, time_limit=600)
     assert tuning.effort["stopped"] == "time limit"
     assert tuning.front and tuning.chosen.metric is not None
-    assert agreement(tuning.model, DATA[3::4]) == pytest.approx(tuning.chosen.metric, abs=1e-9)
+    assert agreement(tuning.model, JUDGED) == pytest.approx(tuning.chosen.metric, abs=1e-9)
     with pytest.raises(QdqtoolError, match=r"`time_limit`: over before"):
         qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
 
@@ -347,16 +341,14 @@ def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_pla
     found = []
     for first in (2, 100):
         monkeypatch.setattr(search_module, "FIRST_SAMPLES", first)
-        rows: dict[str, set[int]] = {}
+        rows: dict[str, set[int]] = defaultdict(set)
 
-        def counting(job: Job, tasks: Sequence[Task], rows: dict[str, set[int]] = rows) -> Iterator[Result]:
-            for result in local(2)(job, tasks):
-                if not any(t.whole for t in tasks):
-                    for key, measured in result.rows.items():
-                        rows.setdefault(key, set()).update(measured)
-                yield result
+        def counting(job: Job, result: Result, rows: dict[str, set[int]] = rows) -> None:
+            for key, measured in result.rows.items():
+                rows[key].update(n for n, row in measured.items() if row is not None and row.evidence is None)
 
-        found.append(qdqtool.tune(branchy(), data, keep=KEEP, method="mse", mapper=counting))
+        found.append(tune(data, keep=KEEP, mapper=watched(counting, 2)))
+        rows = {key: measured for key, measured in rows.items() if measured}
         sizes = sorted(map(len, rows.values()))
         assert set(sizes) == ({2, 12} if first == 2 else {12})
         assert first == 100 or 0.2 < sizes.count(12) / len(sizes) < 0.9
@@ -371,30 +363,28 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     """Each run on a sample takes a second of a clock of its own, everything else none."""
     now = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
-    for module in (api, estimate_module, measurements, search_module):
+    for module in (api, measurements, search_module):
         monkeypatch.setattr(module, "time", clock)
-    ran: list[tuple[float, bool]] = []
+    sweeps: list[float] = []
     swept: dict[str, None] = {}
     alone: set[str] = set()
 
     def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        kinds = {t.key: t.whole for t in tasks}
-        for task in tasks:
-            if not task.whole:
-                swept.update(dict.fromkeys(c.key for c in task.candidates if c.key != job.base.key))
-            elif not swept:
-                alone.update(c.key for c in task.candidates if c.key != job.base.key)
+        whole = any(t.whole for t in tasks)
+        keys = dict.fromkeys(c.key for t in tasks for c in t.candidates if c.key != job.base.key)
+        if not whole:
+            swept.update(keys)
+        elif not swept:
+            alone.update(keys)
         for result in local(1)(job, tasks):
-            for rows in result.rows.values():
-                now[0] += len(rows)
-            ran.append((now[0], kinds[result.key]))
+            now[0] += sum(map(len, result.rows.values()))
+            sweeps.extend([] if whole else [now[0]])
             yield result
 
-    tuning = qdqtool.tune(branchy(), DATA, keep=0.9999, method="mse", mapper=counting, workers=1, time_limit=limit)
+    tuning = tune(keep=0.9999, mapper=counting, workers=1, time_limit=limit)
     assert now[0] <= 1.1 * limit and tuning.chosen.metric is not None
     points = [p.name for p in (*tuning.front, *tuning.others)]
     assert {"everything INT8", "1 by their own error", "2 by their own error"} <= set(points)
-    sweeps = [at for at, whole in ran if not whole]
     assert all(at <= 0.7 * limit for at in sweeps)
     assert not swept or next(iter(swept)) in alone  # the largest error of its own comes first
     assert limit >= 90 or len(swept) < len(tuning.sites)
@@ -409,13 +399,13 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_no_number_without_a_positive_metric() -> None:
-    with pytest.raises(QdqtoolError, match=r"below_zero: gives -?0"):
-        qdqtool.tune(branchy(), DATA, keep=0.9, metric=below_zero)
     made = qdqtool.insert(branchy(), DATA, predict=False).model
-    with pytest.raises(ModelError, match="is quantized already"):
-        qdqtool.tune(made, DATA)
-    with pytest.raises((ModelError, QdqtoolError), match="nothing to quantize"):
-        qdqtool.tune(branchy(), DATA, exclude_op=["Conv"])
+    for model, options, message in (
+        (branchy(), {"keep": 0.9, "metric": below_zero}, "below_zero: gives -?0"),
+        (made, {}, "is quantized already"), (branchy(), {"exclude_op": ["Conv"]}, "nothing to quantize"),
+    ):  # fmt: skip
+        with pytest.raises(QdqtoolError, match=message):
+            qdqtool.tune(model, DATA, **options)
 
 
 # Other networks ---------------------------------------------------------------------------------------------------

@@ -5,25 +5,11 @@ import onnx
 import pytest
 
 from qdqtool.model.graph import Model
+from qdqtool.tuning import sites
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.measure import Cuts
 from qdqtool.tuning.search import sentence
-from qdqtool.tuning.sites import (
-    BETWEEN,
-    CONVOLUTION,
-    FREE,
-    INT8,
-    NO_GAIN,
-    Candidate,
-    Gain,
-    Site,
-    candidates,
-    chain,
-    estimated,
-    find_sites,
-    judge,
-    neighbours,
-)
+from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
 from tests.insertion.nets import images, run
 from tests.tables import cases
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
@@ -51,7 +37,7 @@ def costs(table: dict[str, tuple[int, int]]):
 
 
 def why(table: dict[str, tuple[int, int]], *found: Candidate) -> tuple[Configuration, list[str]]:
-    free, judged = judge(found, costs(table))
+    free, judged = sites.judge(found, costs(table))
     return free, [j.why_not for j in judged]
 
 
@@ -59,14 +45,13 @@ def test_what_is_measured_and_what_is_chosen_at_once() -> None:
     assert why({"": (10, 1), "a": (9, 2)}, float_at("a")) == (Configuration(), [""])
     free, reasons = why({"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, float_at("a"), float_at("b"))
     assert free.floats == {"a"} and reasons[0] == FREE
-    assert why({"": (10, 1), "b": (9, 3)}, float_at("b"))[1] == [BETWEEN]
-    assert why({"": (10, 1), "b": (9, 2)}, float_at("b"))[1] == [""]
-    assert why({"": (10, 1), "a": (9, 3)}, float_at("a"))[1] == [""]  # it frees a tensor
+    for name, conversions, reason in (("b", 3, BETWEEN), ("b", 2, ""), ("a", 3, "")):  # `a` frees a tensor
+        assert why({"": (10, 1), name: (9, conversions)}, float_at(name))[1] == [reason]
     _, reasons = why({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, float_at("a"), float_at("ab"))
     assert "ab" in reasons[0] and reasons[1] == ""
     box = Candidate(SITES["box"], INT8, Configuration(quantized=frozenset({"box"})))
-    assert why({"": (10, 1), "+": (11, 2)}, box)[1] == [NO_GAIN]
-    assert why({"": (10, 1), "+": (11, 1)}, box)[1] == [""]
+    for conversions, reason in ((2, NO_GAIN), (1, "")):
+        assert why({"": (10, 1), "+": (11, conversions)}, box)[1] == [reason]
 
 
 @pytest.mark.parametrize(("residual", "nothing", "never"), [("skip", {"add"}, {"add", "c1"}),
@@ -74,8 +59,8 @@ def test_what_is_measured_and_what_is_chosen_at_once() -> None:
 def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: set[str]) -> None:
     """The law, for what the prediction really says: whatever is left out is beaten, or frees no activation."""
     planner = planner_of(branchy(), images(2, 16, 16), residual)
-    found = candidates(find_sites(planner))
-    free, judged = judge(found, planner.cost)
+    found = sites.candidates(sites.find_sites(planner))
+    free, judged = sites.judge(found, planner.cost)
     base = planner.cost(Configuration())
     assert free.floats == nothing and planner.cost(free).value <= base.value
     assert {j.candidate.site.name for j in judged if j.why_not} == never
@@ -92,12 +77,12 @@ def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: 
 
 def test_sites_and_cuts() -> None:
     planner = planner_of(branchy(), images(2, 16, 16))
-    sites = {s.name: (s.kind, s.nodes, s.tensors) for s in find_sites(planner)}
-    assert sites["c5"] == ("convolution", ("c5",), ("cat.out",))
-    assert sites["add"][0] == "residual"
-    assert sites["add.out"] == ("group", ("c3", "c4"), ("add.out",))
-    assert sites["c3"][2] == ()  # c4 reads the same tensor
-    names = [frozenset(s[1]) for s in sites.values()]
+    kinds = {s.name: (s.kind, s.nodes, s.tensors) for s in sites.find_sites(planner)}
+    assert kinds["c5"] == ("convolution", ("c5",), ("cat.out",))
+    assert kinds["add"][0] == "residual"
+    assert kinds["add.out"] == ("group", ("c3", "c4"), ("add.out",))
+    assert kinds["c3"][2] == ()  # c4 reads the same tensor
+    names = [frozenset(s[1]) for s in kinds.values()]
     assert len(names) == len(set(names))
     model = Model(branchy())
     cuts = Cuts(model, model.outputs)
@@ -129,7 +114,7 @@ def additive(prices: dict[str, int], together: int = 0):
 def order(prices: dict[str, int], gains: dict[str, float], together: int = 0) -> list[list[str]]:
     found = [Gain(floats(n), g, prices[n]) for n, g in gains.items()]
     near = {"a": frozenset("b"), "b": frozenset("a")}
-    return [sorted(c.floats) for c in chain(Configuration(), found, additive(prices, together), near)]
+    return [sorted(c.floats) for c in sites.chain(Configuration(), found, additive(prices, together), near)]
 
 
 def test_the_order_of_choices() -> None:
@@ -138,10 +123,10 @@ def test_the_order_of_choices() -> None:
     assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 3) == [["a"], ["a", "b"], ["a", "b", "c"]]
     assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 0)[1] == ["a", "c"]
     gains = [Gain(floats("a", "b"), 5.0, 2.0), Gain(floats("a"), 3.0, 1.0), Gain(floats("c"), 1.0, 1.0)]
-    assert estimated(gains, floats("a", "b")) == 5.0
-    assert estimated(gains, floats("a", "c")) == 4.0
-    assert estimated(gains, floats("b")) == 0.0
-    near = neighbours(Model(branchy()))
+    assert sites.estimated(gains, floats("a", "b")) == 5.0
+    assert sites.estimated(gains, floats("a", "c")) == 4.0
+    assert sites.estimated(gains, floats("b")) == 0.0
+    near = sites.neighbours(Model(branchy()))
     assert near["c0"] == {"c1", "c3", "c4"}  # the last two through the residual
     assert near["c6"] == {"c5"}
     assert all(n in near[m] for n, others in near.items() for m in others)

@@ -4,8 +4,9 @@ import json
 import math
 import pickle
 import sys
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
+from qdqtool.base import budgets
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
@@ -49,35 +51,37 @@ def by_hand(recipe: Recipe, sample: int) -> float:
 
 
 def test_sweeps_and_whole_runs(job: Job, recipes: list[Recipe]) -> None:
-    result = run_task(job, Task("t", (0, 3), tuple(recipes)))
+    swept = run_task(job, Task("s", (0, 1, 3), tuple(recipes)))
+    whole = run_task(job, Task("w", (0, 1, 3), tuple(recipes), whole=True))
     for recipe in recipes:
-        for sample in (0, 3):
-            row = result.rows[recipe.key][sample]
-            assert row is not None
-            assert row.error == pytest.approx(by_hand(recipe, sample), rel=1e-12)
-    assert "c0.weight" in job.network.weights  # they lie in memory once, for all sessions
-    assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
-    swept = run_task(job, Task("s", (0, 1, 2), tuple(recipes)))
-    whole = run_task(job, Task("w", (0, 1, 2), tuple(recipes), whole=True))
-    for recipe in recipes:
-        for sample in range(3):
+        for sample in (0, 1, 3):
             one, other = swept.rows[recipe.key][sample], whole.rows[recipe.key][sample]
             assert one is not None and other is not None
-            assert one.error == other.error
+            assert one.error == other.error == pytest.approx(by_hand(recipe, sample), rel=1e-12)
             assert other.evidence == pytest.approx(1.0 - other.error)
+    assert "c0.weight" in job.network.weights  # they lie in memory once, for all sessions
+    assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
+
+
+def with_metric(job: Job, metric: Any) -> Job:
+    return Job(job.model, job.images, job.base, job.compared, (), metric)
+
+
+def rows_of(results: Iterable[Result]) -> dict[tuple[str, int], Any]:
+    """By candidate and sample; each once."""
+    found: dict[tuple[str, int], Any] = {}
+    for result in results:
+        rows = {(key, number): row for key, by in result.rows.items() for number, row in by.items()}
+        assert not found.keys() & rows.keys()
+        found |= rows
+    return found
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_the_same_bits_for_any_number_of_workers(job: Job, recipes: list[Recipe], workers: int) -> None:
     tasks = [Task(f"{i} {k}", (i,), tuple(recipes[k::2])) for i in range(5) for k in range(2)]
-    found: dict[tuple[str, int], object] = {}
-    for result in local(workers)(job, tasks):
-        for key, rows in result.rows.items():
-            for number, row in rows.items():
-                assert (key, number) not in found
-                found[key, number] = row
-    wanted = run_task(job, Task("all", tuple(range(5)), tuple(recipes)))
-    assert found == {(k, n): row for k, rows in wanted.rows.items() for n, row in rows.items()}
+    wanted = rows_of([run_task(job, Task("all", tuple(range(5)), tuple(recipes)))])
+    assert rows_of(local(workers)(job, tasks)) == wanted
 
 
 def test_modules_and_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, recipes: list[Recipe]) -> None:
@@ -97,10 +101,11 @@ def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
     def broken(reference: object, outputs: object, image: str) -> float:
         raise RuntimeError("no labels")
 
-    failing = Job(job.model, job.images, job.base, job.compared, (), UserMetric("m:f", job.metric.tensors, broken))
+    failing = with_metric(job, UserMetric("m:f", job.metric.tensors, broken))
     tasks = [Task(f"{i}", (i,), tuple(recipes), whole=True) for i in range(5)]
     with pytest.raises(QdqtoolError, match=r"`metric` m:f: raised RuntimeError on sample \d: no labels"):
         list(local(2)(failing, tasks))
+
     def rude(reference: dict[str, np.ndarray], outputs: dict[str, np.ndarray], image: str) -> float:
         (wanted,), (found,) = reference.values(), outputs.values()
         value = float(np.abs(wanted - found).mean())
@@ -108,58 +113,33 @@ def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
         return value
 
     metric = UserMetric("m:f", job.metric.tensors, rude)
-    task = Task("t", (0,), tuple(recipes), whole=True)
-    rows = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), task).rows
-    backwards = replace(task, candidates=tuple(recipes[::-1]))
-    again = run_task(Job(job.model, job.images, job.base, job.compared, (), metric), backwards)
-    assert again.rows == rows
+    one, other = (run_task(with_metric(job, metric), Task("t", (0,), candidates, whole=True))
+                  for candidates in (tuple(recipes), tuple(recipes[::-1])))  # fmt: skip
+    assert one.rows == other.rows
 
 
 def test_samples_at_once_fit_the_budget(job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
-    from qdqtool.base import budgets
-
     # The largest cut: a residual's two tensors, or two branches' worth, of 16 KB each.
     monkeypatch.setattr(budgets, "TUNING_CUTS", 2 * 3 * (2 * 16384))
     assert job.network.images_at_once(recipes, 1) == 3
     assert job.network.images_at_once(recipes, 3) == 1
 
 
-class Counting:
-    """A metric that counts for which outputs of the float network it was asked what to keep."""
-
-    name = identity = sentence = "counting"
-
-    def __init__(self, tensors: tuple[str, ...]) -> None:
-        self.tensors = tensors
-        self.kept_of = 0
-
-    def kept(self, reference: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        self.kept_of += 1
-        return dict(reference)
-
-    def look(self, kept: dict[str, np.ndarray], found: dict[str, np.ndarray], image: str) -> float:
-        return float(np.abs(kept[self.tensors[0]] - found[self.tensors[0]]).mean())
-
-    def value(self, evidence: list[float]) -> float:
-        return float(np.mean(evidence))
-
-
 def test_the_float_network_runs_once_for_each_sample(
     job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole) for r in recipes for i in (0, 2) for whole in (True, False)]
-    found = []
-    for room, runs in ((None, 4), (0, 2 * len(tasks))):
-        if room is not None:
-            from qdqtool.base import budgets
-
-            monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
-        metric = Counting(job.metric.tensors)
-        counted = Job(job.model, job.images, job.base, job.compared, (), metric)
-        rows = [run_task(counted, task) for task in tasks[: len(tasks) // 2]]
-        rows += [run_task(counted.based_on(recipes[1]), task) for task in tasks[len(tasks) // 2 :]]
-        assert metric.kept_of == runs
-        found.append(rows)
+    found: list[list[Result]] = []
+    asked: list[Any] = []
+    kept = OutputAgreement.kept
+    monkeypatch.setattr(OutputAgreement, "kept", lambda self, outputs: asked.append(1) or kept(self, outputs))
+    for room, runs in ((budgets.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
+        monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
+        asked.clear()
+        one, half = with_metric(job, job.metric), len(tasks) // 2
+        other = one.based_on(recipes[1])
+        found.append([run_task(one if k < half else other, task) for k, task in enumerate(tasks)])
+        assert len(asked) == runs
     assert found[0] == found[1]
 
 
@@ -186,38 +166,39 @@ def test_other_networks_get_output_agreement(make: object) -> None:
     assert metric_for(model, None) == OutputAgreement(tuple(model.outputs))
 
 
-def detections(boxes: list[tuple[float, float, float, float, int, float]]) -> np.ndarray:
+def detections(*boxes: tuple[float, float, float, float, int, float]) -> dict[str, np.ndarray]:
     """An output [1, 4 + 2, n] of boxes given as centre, size, class and score."""
     rows = np.zeros((1, 6, max(len(boxes), 8)), np.float32)
     for i, (x, y, w, h, label, score) in enumerate(boxes):
         rows[0, :4, i] = x, y, w, h
         rows[0, 4 + label, i] = score
-    return rows
+    return {"o": rows}
+
+
+FIRST, SECOND = (50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8)
+
+
+@pytest.mark.parametrize(("found", "value"), [
+    ([FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)], 1.0),
+    # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
+    ([FIRST], 51 / 101),
+    # The other one moved by 2 of 20 pixels: it overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
+    ([FIRST, (152, 50, 20, 20, 1, 0.8)], (7 * 1.0 + 3 * 51 / 101) / 10),
+    ([FIRST, (150, 50, 20, 20, 0, 0.8)], 51 / 101),  # of another class
+])
+def test_detections_by_hand(found: list[Any], value: float) -> None:
+    metric = AgreementMap("o", 2)
+    kept = metric.kept(detections(FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)))
+    assert metric.value([metric.look(kept, detections(*found), "a")]) == pytest.approx(value)
+    assert math.isnan(metric.value([metric.look(metric.kept(detections()), detections(), "a")]))
 
 
 def test_values_by_hand() -> None:
     metric = OutputAgreement(("o",))
     wanted, found = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), np.array([[1.0, 2.0, 4.0, 6.0]], np.float32)
     assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
-    metric = AgreementMap("o", 2)
-    empty = {"o": detections([])}
-    assert math.isnan(metric.value([metric.look(metric.kept(empty), empty, "a")]))
-    metric = OutputAgreement(("o",))
     low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
     assert np.allclose(high - low, 0.1)
-    metric = AgreementMap("o", 2)
-    reference = {"o": detections([(50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8), (200, 50, 9, 9, 1, 0.1)])}
-    same = metric.look(metric.kept(reference), reference, "a")
-    assert metric.value([same]) == 1.0
-    # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
-    one = metric.look(metric.kept(reference), {"o": detections([(50, 50, 20, 20, 0, 0.9)])}, "a")
-    assert metric.value([one]) == pytest.approx(51 / 101)
-    # The other one moved by 2 of 20 pixels: it overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
-    moved = {"o": detections([(50, 50, 20, 20, 0, 0.9), (152, 50, 20, 20, 1, 0.8)])}
-    value = metric.value([metric.look(metric.kept(reference), moved, "a")])
-    assert value == pytest.approx((7 * 1.0 + 3 * 51 / 101) / 10)
-    wrong_class = {"o": detections([(50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 0, 0.8)])}
-    assert metric.value([metric.look(metric.kept(reference), wrong_class, "a")]) == pytest.approx(51 / 101)
 
 
 def test_evidence_survives_json_bit_by_bit() -> None:
@@ -281,12 +262,8 @@ def numbered(count: int, first: int = 0) -> list[dict[str, np.ndarray]]:
 
 
 def values(sets: Sets, numbers: tuple[int, ...]) -> list[int]:
-    found = []
-    for number in numbers:
-        sample = sets.measured.load(number)
-        assert sample is not None
-        found += [int(row.flat[0]) for row in sample["x"]]
-    return found
+    samples = [sets.measured.load(number) for number in numbers]
+    return [int(row.flat[0]) for sample in samples if sample is not None for row in sample["x"]]
 
 
 def calibrated(sets: Sets) -> list[int]:
