@@ -90,7 +90,8 @@ def test_the_skip_has_to_be_better_in_both_outcomes(
     assert rewrite.after_activation(bottleneck("silu"), Rules(), TRT85, True) == option
     assert fused == [False, False, True][:asked]
     fused.clear()
-    assert rewrite.after_activation(bottleneck(""), Rules(), TRT85, True) == "both" and not fused
+    bare = Rules(bare={"c.out"})
+    assert rewrite.after_activation(bottleneck(""), bare, TRT85, True) == "both" and not fused
 
 
 def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
