@@ -25,7 +25,7 @@ from qdqtool.insertion.inputs import (
     collect_for,
     scales_from_table,
 )
-from qdqtool.insertion.losses import candidates, compare, largest_values, measure, with_predictions
+from qdqtool.insertion.losses import AS_CALIBRATED, candidates, compare, largest_values, measure, with_predictions
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
@@ -102,10 +102,7 @@ def insert(
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
     if made.smooth is not None:
-        smoothed, done = smooth(
-            work, placement, made.smooth, None if calib_table is not None else data,
-            preprocess=images.preprocess, size=images.size,
-        )  # fmt: skip
+        smoothed, done = smooth(work, placement, made.smooth, None if calib_table is not None else data, images)
         notes.append(done)
     if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
@@ -148,26 +145,21 @@ def insert(
         tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
         statistics = None  # tens of megabytes, and not needed any more
         try:
-            measured = measure(
-                work, tried, data, activations=activations, preprocess=images.preprocess, size=images.size,
-                samples=losses,
-            )  # fmt: skip
+            measured = measure(work, tried, data, activations=activations, images=images, samples=losses)
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
             warnings.append(f"what limits accuracy was not measured: {error}")
     wide: dict[str, float] = {}
     agreement = None
     if half:
         readable = data if calib_table is None else None
-        wide = too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
+        wide = too_large(work, quantized, seen, readable, warnings, images)
         notes.extend(said_of_half(work, chosen, wide, made.high_precision is None))
         first = work if made.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
         if losses and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                agreement = compare(
-                    floats, first, readable, samples=losses, preprocess=images.preprocess, size=images.size
-                )
+                agreement = compare(floats, first, readable, samples=losses, images=images)
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
                     warnings.append(f"INT8 activations change the outputs by {measured.error:.1%}, with FP16 it is "
                                     f"{agreement.error:.0%}: compare with `high_precision='fp32'`")
@@ -234,8 +226,8 @@ def _said_of_norms(model: Model, target: Target) -> list[str]:
 
 
 def too_large(
-    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
-    preprocess: Preprocess | None, size: tuple[int, int] | None, warnings: list[str],
+    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object, warnings: list[str],
+    images: Images = AS_CALIBRATED,
 ) -> dict[str, float]:
     """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples.
 
@@ -244,9 +236,8 @@ def too_large(
         quantized: What is quantized in it.
         seen: Largest absolute values of the calibration, by tensor.
         data: The calibration data; None looks at no sample.
-        preprocess: As for the calibration.
-        size: As for the calibration.
         warnings: Gets what could not be looked at.
+        images: As for the calibration.
     """
     found = {t: amax for t, amax in seen.items() if amax > WIDE}
     for entry in quantized:
@@ -254,7 +245,7 @@ def too_large(
             found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
     try:
         if data is not None:
-            largest = largest_values(model, data, preprocess=preprocess, size=size)
+            largest = largest_values(model, data, images=images)
             found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
     except ModelError as error:
         warnings.append(f"tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}")
