@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.base.files import watched
-from qdqtool.base.options import Images, takes
+from qdqtool.base.options import Images, Preprocess, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import counted, were
 from qdqtool.errors import ModelError, QdqtoolError
@@ -17,14 +17,7 @@ from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
-from qdqtool.insertion.inputs import (
-    Scaling,
-    change_inputs,
-    check_input_type,
-    check_pixels,
-    collect_for,
-    scales_from_table,
-)
+from qdqtool.insertion.inputs import change_inputs, check_input_type, check_pixels, collect_for, scales_from_table
 from qdqtool.insertion.losses import AS_CALIBRATED, candidates, compare, largest_values, measure, with_predictions
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
@@ -43,7 +36,7 @@ from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
 if TYPE_CHECKING:
-    from calibration import Preprocess, Statistics
+    from calibration import Statistics
 
 # The finished model's error is FP16's where it is so large, and so many times that of INT8 activations alone.
 _DIFFERS, _TIMES = 0.1, 5.0
@@ -87,6 +80,7 @@ def insert(
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
     calib_table, losses = measuring.calib_table, measuring.losses
+    preprocess = images.preprocess or Preprocess()
     if where.cluster is not None:
         from qdqtool.cluster.mapping import check_where
 
@@ -126,7 +120,7 @@ def insert(
         if made.input_type == "uint8":
             for name in work.inputs:
                 if name in statistics and statistics[name].count:
-                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, _scaling(images.preprocess))
+                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, preprocess)
         for group in groups:
             scale, said = choose_scale(group, statistics, methods)
             found.append(scale)
@@ -134,7 +128,9 @@ def insert(
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
-    quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
+    numbers = {id(s): i for i, s in enumerate(tied)}
+    scales = {t: ActivationScale(s.scale, s.method, numbers.get(id(s))) for s in found for t in s.group.quantized}
+    quantized = rewrite(work, placement, scales, placing.weights)
     if statistics is not None:
         warnings.extend(_said_of_outliers(
             work, found, quantized, statistics, chosen, made.smooth is None or bool(smoothed)))
@@ -166,7 +162,7 @@ def insert(
             except ModelError as error:
                 warnings.append(f"agreement with the float model was not measured: {error}")
     if made.input_type != "float":
-        notes.extend(change_inputs(work, made.input_type, _scaling(images.preprocess)))
+        notes.extend(change_inputs(work, made.input_type, preprocess))
         if half:
             halfprecision.to_half(work, wide)
     warnings.extend(_said_of_norms(work, chosen))
@@ -276,10 +272,6 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
     return notes
 
 
-def _scaling(preprocess: Preprocess | None) -> Scaling:
-    return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
-
-
 def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
     """Whether a model was read for this call, so that it may be edited."""
     return model is not loaded.proto and model is not loaded
@@ -337,12 +329,3 @@ def float_model(
         notes.append(f"{were(leading, 'BatchNormalization node')} folded into the convolutions behind")
     work.sha256 = identity
     return work, notes, warnings
-
-
-def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:
-    numbers = {id(s): i for i, s in enumerate(tied)}
-    return {
-        tensor: ActivationScale(scale.scale, scale.method, numbers.get(id(scale)))
-        for scale in found
-        for tensor in scale.group.quantized
-    }
