@@ -32,7 +32,6 @@ class Listed(Source):
     def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **facts: Any) -> None:
         self.samples = samples
         self.length: int | None = facts.pop("length", len(samples))
-        self.images = facts.pop("images", False)
         self.read: list[int] = []
         self.restarts = 0
         self.__dict__.update(facts)
@@ -53,10 +52,6 @@ class Listed(Source):
     def digest(self, index: int) -> bytes:
         return b"" if self.samples[index] is None else bytes([index])
 
-    @property
-    def is_images(self) -> bool:
-        return bool(self.images)
-
 
 def row(*values: float) -> npt.NDArray[np.float32]:
     return np.array(values, np.float32).reshape(1, 1, 1, 2)
@@ -68,8 +63,8 @@ ROWS = [row(k, k + 0.5) for k in range(7)]
 def test_sources_and_rows() -> None:
     source = Listed(ROWS)
     assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
-    assert (Source.repeatable, Source.random_access, Source.single_rows) == (True, True, False)
-    assert Source.is_images.fget is not None and Source.is_images.fget(source) is False
+    facts = (Source.repeatable, Source.random_access, Source.single_rows, Source.is_images)
+    assert facts == (True, True, False, False)
     with pytest.raises(DataError, match="cannot be read by the workers of a cluster"):
         source.portion([0])
     assert printable("a\udcffb.png") == "a\\xffb.png"
@@ -218,7 +213,7 @@ def test_every_pass_begins_anew_and_loads_when_asked() -> None:
 
 def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
     rows = [None, ROWS[1], None, None]
-    data = Dataset(Listed(rows, images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9)
+    data = Dataset(Listed(rows, is_images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9)
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
