@@ -1,15 +1,18 @@
 """Small networks and pictures for the calibration tests."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+
+from qdqtool.errors import QdqtoolError
 
 
 def conv_net(
@@ -72,6 +75,13 @@ def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, 
         Image.fromarray(pixels).save(path)
         paths.append(path)
     return paths
+
+
+def told_by(error: type[QdqtoolError], call: Callable[..., object], *args: Any, **options: Any) -> str:
+    """What a call is refused with."""
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    return str(caught.value)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool.base import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
-from tests.calibration.nets import conv_net, write_pictures
+from tests.calibration.nets import conv_net, told_by, write_pictures
 from tests.tables import cases
 
 NAMES = ["images", "c1", "r2"]
@@ -162,10 +162,9 @@ def test_a_header_of_just_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(budgets, "CACHE_HEADER", size)
     load_statistics(path)
     monkeypatch.setattr(budgets, "CACHE_HEADER", size - 1)
-    with pytest.raises(DataError) as caught:
-        load_statistics(path)
-    assert str(caught.value) == (f"{path}: its header takes {budgets.amount(size)}; the limit is "
-                                 f"{budgets.amount(size - 1)}; give another name or delete it")
+    told = told_by(DataError, load_statistics, path)
+    assert told == (f"{path}: its header takes {budgets.amount(size)}; the limit is "
+                    f"{budgets.amount(size - 1)}; give another name or delete it")
 
 
 def test_files_that_are_no_cache(tmp_path: Path) -> None:
@@ -177,22 +176,17 @@ def test_files_that_are_no_cache(tmp_path: Path) -> None:
         told = f"{path}: is not a calibration cache, or is cut off; give another name or delete it"
         assert str(caught.value) == told and path.read_bytes() == content
     np.savez(path, images=np.zeros(3))
-    with pytest.raises(DataError) as caught:
-        load_statistics(path)
-    assert str(caught.value) == f"{path}: is not a calibration cache; give another name or delete it"
+    told = told_by(DataError, load_statistics, path)
+    assert told == f"{path}: is not a calibration cache; give another name or delete it"
     path.write_bytes(b"")
-    with pytest.raises(DataError) as caught:
-        load_statistics(path)
-    assert str(caught.value) == f"{path}: is empty; give another name or delete it"
+    assert told_by(DataError, load_statistics, path) == f"{path}: is empty; give another name or delete it"
 
 
 @pytest.mark.parametrize(*cases("calibration/cache-lines-that-no-table-has"))
 def test_lines_that_no_table_has(tmp_path: Path, line: str, told: str) -> None:
     path = tmp_path / "t.cache"
     path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
-    with pytest.raises(DataError) as caught:
-        read_tensorrt_cache(path)
-    assert str(caught.value) == f"{path}: {told}"
+    assert told_by(DataError, read_tensorrt_cache, path) == f"{path}: {told}"
 
 
 def test_lines_that_a_table_may_have(tmp_path: Path) -> None:
@@ -204,9 +198,7 @@ def test_lines_that_a_table_may_have(tmp_path: Path) -> None:
     first = "is not a TensorRT calibration table (its first line should start with 'TRT-')"
     for text, told in (("", first), ("\nTRT-1\n", first), (" TRT-1\n", first)):
         path.write_text(text)
-        with pytest.raises(DataError) as caught:
-            read_tensorrt_cache(path)
-        assert str(caught.value) == f"{path}: {told}"
+        assert told_by(DataError, read_tensorrt_cache, path) == f"{path}: {told}"
     path.write_bytes(b"TRT-1\n\xff: 0\n")
     with pytest.raises(DataError, match=r"cannot be read as a TensorRT calibration table: not text$"):
         read_tensorrt_cache(path)

@@ -20,7 +20,7 @@ from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, re
 from qdqtool.base import budgets, files
 from qdqtool.base.files import NO_NAME
 from qdqtool.errors import DataError, QdqtoolError
-from tests.calibration.nets import write_pictures
+from tests.calibration.nets import told_by, write_pictures
 from tests.tables import cases
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
@@ -139,9 +139,7 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
         ({"c": value}, [one, two], "'a'; it has 'c'"),
         ({}, [one], "'a'; it has nothing"),
     ):
-        with pytest.raises(DataError) as caught:
-            fit_all(arrays, inputs, "it")
-        assert str(caught.value) == f"it has no array for the model's input {told}"
+        assert told_by(DataError, fit_all, arrays, inputs, "it") == f"it has no array for the model's input {told}"
     with pytest.raises(DataError, match=r"^it: array 'a' is \[1, 2\], the model's input 'a' takes \[1\]$"):
         fit_all({"a": np.ones((1, 2))}, [one], "it")
 
@@ -260,9 +258,7 @@ ROW = np.zeros((1, 3, 16, 16), np.float32)
 
 
 def refusal(source: object, inputs: list[InputSpec] | None = None, **options: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        open_data(source, [SPEC] if inputs is None else inputs, **options)
-    return str(caught.value)
+    return told_by(DataError, open_data, source, [SPEC] if inputs is None else inputs, **options)
 
 
 def test_512_images_unless_told() -> None:

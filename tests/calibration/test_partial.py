@@ -19,7 +19,7 @@ from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError, ModelError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from tests.calibration.nets import conv_net, write_pictures
+from tests.calibration.nets import conv_net, told_by, write_pictures
 
 value = helper.make_tensor_value_info
 
@@ -55,9 +55,7 @@ def test_shapes_and_types_of_inputs() -> None:
 )
 def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, told: str) -> None:
     for path in ("", "a/net.onnx"):
-        with pytest.raises(ModelError) as caught:
-            input_specs(with_inputs(given, path=path))
-        assert str(caught.value) == f"{path or 'model'}: {told}"
+        assert told_by(ModelError, input_specs, with_inputs(given, path=path)) == f"{path or 'model'}: {told}"
 
 
 @pytest.mark.parametrize(
@@ -86,9 +84,7 @@ def test_tensors_that_cannot_be_asked_for() -> None:
             ("imagess", "there is no tensor 'imagess'; did you mean 'images'?"),
             ("quite another", "there is no tensor 'quite another'"),
         ):
-            with pytest.raises(ModelError) as caught:
-                check_tensors(model, ["c1", name])
-            assert str(caught.value) == f"{path or 'model'}: {told}"
+            assert told_by(ModelError, check_tensors, model, ["c1", name]) == f"{path or 'model'}: {told}"
 
 
 def names(items: object) -> list[str]:
@@ -143,14 +139,11 @@ def test_the_folder_of_external_weights(tmp_path: Path) -> None:
     proto = onnx.load(path, load_external_data=False)
     assert [t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer] == [False, True, True]
     assert external_folder(load(path)) == str(tmp_path)
-    with pytest.raises(ModelError) as caught:
-        external_folder(Model(proto))
-    assert str(caught.value) == "model: tensor 'w2' has its weights in 'w.bin'; give the model's path"
+    told = told_by(ModelError, external_folder, Model(proto))
+    assert told == "model: tensor 'w2' has its weights in 'w.bin'; give the model's path"
     model = load(path)
     (tmp_path / "w.bin").unlink()
-    with pytest.raises(ModelError) as caught:
-        external_folder(model)
-    assert str(caught.value) == f"{path}: weight file 'w.bin' of tensor 'w2' is missing"
+    assert told_by(ModelError, external_folder, model) == f"{path}: weight file 'w.bin' of tensor 'w2' is missing"
 
 
 @pytest.mark.parametrize(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
@@ -220,10 +213,8 @@ def test_the_same_samples_under_the_same_numbers(tmp_path: Path) -> None:
     assert [held.name(k) for k in range(3)] == ["picture000.png", "picture002.png", "picture004.png"]
     assert held.settings() == here.source.settings() and held.digest(1) == here.source.digest(2)
     paths[2].write_bytes(paths[1].read_bytes())
-    with pytest.raises(ClusterError) as caught:
-        held.load(1)
-    assert str(caught.value) == "picture002.png is another file there; let all machines see the same files"
+    told = told_by(ClusterError, held.load, 1)
+    assert told == "picture002.png is another file there; let all machines see the same files"
     paths[2].unlink()
-    with pytest.raises(ClusterError) as caught:
-        held.load(1)
-    assert str(caught.value) == "picture002.png cannot be read there; let all machines see the same files"
+    told = told_by(ClusterError, held.load, 1)
+    assert told == "picture002.png cannot be read there; let all machines see the same files"

@@ -28,7 +28,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model import sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from tests.calibration.nets import conv_net, run_all
+from tests.calibration.nets import conv_net, run_all, told_by
 
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 
@@ -139,10 +139,9 @@ def test_a_model_too_large_to_travel(monkeypatch: pytest.MonkeyPatch, error: typ
             raise error("exceeds maximum protobuf size of 2GB")
 
     monkeypatch.setattr(session, "partial_model", lambda *_: Refuses())
-    with pytest.raises(ModelError) as caught:
-        packed_model(Model(conv_net(), path=path), ["c1"])
-    assert str(caught.value) == (f"{path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
-                                 "one machine")
+    told = told_by(ModelError, packed_model, Model(conv_net(), path=path), ["c1"])
+    assert told == (f"{path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
+                    "one machine")
 
 
 @pytest.mark.parametrize("path", ["", "a/m.onnx"])

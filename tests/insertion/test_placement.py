@@ -16,6 +16,7 @@ from qdqtool.model.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.trt.targets import target_named
+from tests.calibration.nets import told_by
 from tests.insertion.nets import Net, with_constant_nodes
 from tests.model.test_structures import gelu, hard_swish
 from tests.tables import cases
@@ -245,9 +246,7 @@ def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
     w = net.const("w", np.full((16, 16, 1, 1), np.nan))
     net.output(net.conv("c", "x", weight=w, kernel=1))
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
-        with pytest.raises(ModelError) as caught:
-            place(Model(net.model(), path), Rules(head="none"))
-        assert str(caught.value) == (
+        assert told_by(ModelError, place, Model(net.model(), path), Rules(head="none")) == (
             f"{name}: the weights 'w' of node 'c' hold NaN or infinity; export the model again, or leave the node "
             "float with `exclude`"
         )
@@ -264,9 +263,7 @@ def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
         (Rules(include=["r"]), f"`include` 'r'{NO_NODE}"),
         (Rules(exclude_ops=["Relu"]), "`exclude_op` Relu: never quantized anyway; what could be is none"),
     ):
-        with pytest.raises(QdqtoolError) as caught:
-            placed(net, rules)
-        assert str(caught.value) == told
+        assert told_by(QdqtoolError, placed, net, rules) == told
 
 
 @pytest.mark.parametrize(*cases("insertion/placement-what-placement-decides-about"))
