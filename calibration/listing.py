@@ -56,10 +56,7 @@ class Inodes:
 def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int] | None = None) -> Folder:
     """The files under a folder whose names end so, in the order of their paths; they count as read.
 
-    Args:
-        root: The folder.
-        suffixes: Which files.
-        passed: Suffixes of files to count without taking them; gets the counts.
+    ``passed`` has suffixes of files to count without taking them, and gets the counts.
 
     Raises:
         DataError: The folder cannot be read.
@@ -84,12 +81,7 @@ def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int]
 def scanned(root: Path, take: Callable[[str], bool], seen: Inodes) -> Iterator[str]:
     """Names of the regular files under a folder, with slashes; folders are not followed through links.
 
-    What begins with a dot is left out.
-
-    Args:
-        root: The folder.
-        take: Which file names count.
-        seen: Gets the files that are yielded.
+    What begins with a dot is left out; ``take`` says which other names count, and ``seen`` gets their files.
 
     Raises:
         OSError: The folder cannot be read; those in it that cannot are left out.

@@ -174,11 +174,6 @@ def settle(
     longer range. Such tensors are the first of a network, with large values: edges and colours, whatever the objects.
 
     Last, the range may move a little for the sake of flat areas: see :func:`unbiased`.
-
-    Args:
-        parts: The tensor, or tensors that share the range.
-        search: From a power to the range with the least error.
-        error: The error of ranges [n] to a power.
     """
     power = focus_power(parts)
     amax = search(power)

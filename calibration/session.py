@@ -150,12 +150,7 @@ _MAX_WORKERS = 4
 
 
 def worker_count(fetched_bytes: int, available: int) -> int:
-    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network.
-
-    Args:
-        fetched_bytes: Size of one sample's wanted tensors.
-        available: Cores.
-    """
+    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network."""
     wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
     return max(1, min(wanted, budgets.FETCHED // max(fetched_bytes, 1)))
 

@@ -225,16 +225,8 @@ def too_large(
     model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object, warnings: list[str],
     images: Images = AS_CALIBRATED,
 ) -> dict[str, float]:
-    """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples.
-
-    Args:
-        model: The Q/DQ model in FP32.
-        quantized: What is quantized in it.
-        seen: Largest absolute values of the calibration, by tensor.
-        data: The calibration data; None looks at no sample.
-        warnings: Gets what could not be looked at.
-        images: As for the calibration.
-    """
+    """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
+    on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""
     found = {t: amax for t, amax in seen.items() if amax > WIDE}
     for entry in quantized:
         if not isinstance(entry.scale, list) and entry.method != "weights-max" and entry.scale * LEVELS > WIDE:

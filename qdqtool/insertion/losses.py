@@ -92,14 +92,7 @@ def candidates(
     quantized: Sequence[QuantizedTensor], statistics: Mapping[str, TensorStatistics],
     sources: Mapping[str, Sequence[str]], count: int = TRIED,
 ) -> list[QuantizedTensor]:
-    """The activations with the largest error of their own, relative to their values.
-
-    Args:
-        quantized: Activations with their scales.
-        statistics: Of the sources.
-        sources: For each activation, the tensors that its values come from.
-        count: How many to return.
-    """
+    """The activations with the largest error of their own, relative to the values of their ``sources``."""
     from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
 
     ranked: list[tuple[float, int, QuantizedTensor]] = []
@@ -128,7 +121,7 @@ def measure(
         tried: Which activations to try.
         data: The calibration data; ``samples`` of it are used, evenly spread.
         activations: All quantized activations.
-        images: As for the calibration.
+        images: How images become inputs.
         samples: How many samples.
         named: How many of the worst to return.
 
@@ -188,12 +181,7 @@ def measure(
 
 
 class Compared:
-    """What the float network does where it is compared: worked out once for many runs, and no more of it held.
-
-    Args:
-        wanted: Its outputs, by name.
-        looked_at: Where they are compared; None for everywhere.
-    """
+    """What the float network does where it is compared: worked out once for many runs, and no more of it held."""
 
     def __init__(self, wanted: Mapping[str, npt.NDArray[Any]], looked_at: FocusMap | None) -> None:
         self.looked_at = looked_at
@@ -206,7 +194,6 @@ class Compared:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
         return sum(values.nbytes for values in self._before.values())
 
     def error(self, found: Mapping[str, npt.NDArray[Any]]) -> float:
@@ -241,15 +228,8 @@ def with_predictions(
     losses: Losses, model: Model, activations: Sequence[QuantizedTensor], before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> Losses:
-    """The same, with what each of them would change in the engine.
-
-    Args:
-        losses: What was measured.
-        model: The finished Q/DQ model.
-        activations: All quantized activations.
-        before: The prediction for ``model``.
-        predict: Predicts for the same target.
-    """
+    """The same, with what each of them would change in the engine of the finished ``model``; ``before`` is its
+    prediction, and ``predict`` makes others for the same target."""
     nodes = {n.name for n in model.nodes}
     slim = Model(without_large_weights(model.proto), "", EDITED, types=model, constants=model)
     by_tensor = {a.tensor: a for a in activations}
@@ -367,13 +347,9 @@ class Fidelity:
 def largest_values(
     model: Model, data: object, *, images: Images = AS_CALIBRATED, samples: int = FEW
 ) -> dict[str, float]:
-    """The largest absolute value of every tensor that FP16 would hold, on a few samples.
+    """The largest absolute value of every tensor of a Q/DQ model that FP16 would hold, on a few samples, evenly spread.
 
-    Args:
-        model: The Q/DQ model in FP32, its float inputs unchanged; it is not changed.
-        data: The calibration data; nothing is found where it cannot be read a second time.
-        images: As for the calibration.
-        samples: How many samples, spread evenly.
+    Nothing is found where the data cannot be read a second time.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -393,14 +369,7 @@ def largest_values(
 def channel_maxima(
     model: Model, tensors: Mapping[str, int], data: object, *, images: Images = AS_CALIBRATED, samples: int = FEW
 ) -> dict[str, npt.NDArray[Any]]:
-    """The largest absolute value of tensors for each place of their last axis, ``[channels]``, on a few samples.
-
-    Args:
-        model: The float model; it is not changed.
-        tensors: The length of their last axis.
-        data: As for :func:`largest_values`.
-        images: As for the calibration.
-        samples: How many samples, spread evenly.
+    """The largest absolute value of tensors for each place of their last axis, whose length is given: ``[channels]``.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -411,14 +380,7 @@ def channel_maxima(
 def values_of(
     model: Model, tensors: Sequence[str], shapes: Mapping[str, str], data: object, images: Images
 ) -> dict[str, npt.NDArray[Any]]:
-    """Tensors as the first sample makes them.
-
-    Args:
-        model: The model; it is not changed.
-        tensors: Their names.
-        shapes: Names for the dimensions of other tensors, given as well.
-        data: The calibration data.
-        images: As for the calibration.
+    """Tensors as the first sample makes them, and the ``shapes`` of others under the names given.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -467,14 +429,8 @@ def compare(
 ) -> Fidelity | None:
     """How far the outputs of a Q/DQ model are from those of the float model that it was made from.
 
-    The outputs are the last convolutions in front of any decoding, where both models name them alike.
-
-    Args:
-        floats: The float model.
-        made: The finished Q/DQ model, with the float model's inputs.
-        data: The calibration data; None is returned where it cannot be read a second time.
-        samples: How many samples, spread evenly.
-        images: As for the calibration.
+    The outputs are the last convolutions in front of any decoding, where both models name them alike. None where the
+    data cannot be read a second time.
 
     Raises:
         ModelError: onnxruntime cannot run one of them.

@@ -49,11 +49,6 @@ class Sizes:
     Attributes:
         open: Whether an input has a size that is open.
 
-    Args:
-        model: The model; it is not changed.
-        data: The calibration data.
-        images: As for the calibration.
-
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
@@ -84,16 +79,9 @@ class Sizes:
             n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False))  # fmt: skip
 
     def across(self, node: Node, place: int, places: Places, *, up: bool) -> list[Places] | None:
-        """The places of a node's inputs by those of one output, or the other way round.
+        """The places of a node's inputs by those of one output (up), or the other way round; ``place`` is which one.
 
-        Args:
-            node: What only moves values, and leaves none out where sizes are not known.
-            place: Which output (up) or input (down) the places are of.
-            places: They.
-            up: Whether the inputs' are asked for.
-
-        Returns:
-            None for another node, and where an entry would belong to two channels.
+        None for a node that does more than move values, and where an entry would belong to two channels.
         """
         inputs, outputs = self._entries(node)
         if not outputs or (not up and place >= len(inputs)):
@@ -237,7 +225,7 @@ def smooth(
         placement: What is to be quantized.
         alpha: How much of the difference between channels goes into the weights: 0 to 1, mostly .5.
         data: The calibration data, which is read for this alone.
-        images: As for the calibration.
+        images: How images become inputs.
 
     Returns:
         What was done, nothing where nothing could be, and that in a sentence.

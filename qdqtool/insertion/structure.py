@@ -80,11 +80,6 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
     where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
     grouped: axis 1 of its weights counts the channels of one group only.
-
-    Args:
-        node: A node with weights.
-        rank: Number of dimensions of the weights.
-        transposed_per_channel: The target's property of that name.
     """
     if of(node).kind == LayerKind.DECONVOLUTION and (not transposed_per_channel or node.integer("group", 1) != 1):
         return None
@@ -92,13 +87,8 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
 
 
 def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]]) -> bool:
-    """Whether everything that reads a tensor, behind its activation and what moves its values, reads it dequantized.
-
-    Args:
-        model: A float model.
-        tensor: The tensor.
-        readers: For a tensor the nodes, by index, that will read it dequantized.
-    """
+    """Whether everything that reads a tensor, behind its activation and what moves its values, reads it dequantized;
+    ``readers`` gives the nodes, by index, that will read a tensor so."""
     seen: set[str] = set()
     stack = [tensor]
     while stack:
