@@ -29,7 +29,7 @@ from qdqtool.insertion.losses import (
 from qdqtool.model.graph import Model
 from qdqtool.render.insertion_text import render
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction, QuantizedTensor
-from tests.insertion.nets import Net, check, images, run
+from tests.insertion.nets import Net, check, copied, images, run
 
 
 def chain() -> Net:
@@ -237,8 +237,7 @@ def test_outputs_and_maps_that_are_compared() -> None:
 
 
 def with_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.graph.output.append(helper.make_empty_tensor_value_info(tensor))
     return copy
 

@@ -8,14 +8,13 @@ from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
-from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
+from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
 
 
 def inserted(
     model: onnx.ModelProto, scale: float = 0.05, weights: str = "float", include: tuple[str, ...] = ()
 ) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     index = Model(copy)
     placement = place(index, Rules(head="none", include=include))
     quantized = rewrite(index, placement, {t: ActivationScale(scale, "max", None) for t in placement.readers}, weights)
