@@ -239,11 +239,7 @@ def focused_error(
     """
     if power < 1:
         raise ValueError(f"power is {power:g}; it must be at least 1")
-    amax = _ranges(amax)
-    result = np.zeros(len(amax))
-    for histogram, weight in _weighted(stats, bits):
-        result += weight * _errors(histogram, amax, INT8_LEVELS, power)
-    return result
+    return _total(_weighted(stats, bits), _ranges(amax), power)
 
 
 def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram, float]]:

@@ -26,6 +26,7 @@ from qdqtool.model.heads import find_head
 from tests.calibration.nets import told_by
 from tests.insertion.nets import Net, check, copied, images, in_half, nodes_of, run, value_of, with_constant_nodes
 from tests.insertion.test_api import one_layer
+from tests.insertion.test_prepare import prepared, same
 from tests.slow import slow_after
 
 
@@ -67,43 +68,34 @@ def test_residuals_and_boxes_of_unknown_shape(net: Net) -> None:
     assert "b" in {net.nodes[i].name for i in head.boxes}
 
 
-def prepared(model: onnx.ModelProto, path: str = "", opset: int = 13) -> onnx.ModelProto:
-    copy = copied(model)
-    prepare(Model(copy, path), opset=opset)
-    check(copy)
-    return copy
-
-
 def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
     """Nodes in front of weights go with them; one of the same kind that makes an output of the network stays."""
     weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
     out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
     net.output(net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1]))
     before = net.model()
-    after = prepared(before)
+    after, _ = prepared(before)
     assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
-    for one, two in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-5)
+    same(before, after, 1e-5)
     net = Net()
     bias = net.const("bias", net.rng.standard_normal(16))
     first = net.op("Conv", "a", "x", net.const("wa", net.rng.standard_normal((16, 16, 1, 1))), bias)
     second = net.op("Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias)
     net.output(net.norm("n", first), second)
     before = net.model()
-    after = prepared(before)
+    after, _ = prepared(before)
     left = {t.name for t in after.graph.initializer}
     assert {"bias", "wb"} <= left and not {"wa", "n.gamma", "n.var"} & left
-    for one, two in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
+    same(before, after)
     net = Net()
     # 1e-5, which matters where the variance is as small
     parameters = {"gamma": np.ones(16), "beta": np.zeros(16), "mean": np.zeros(16), "var": np.full(16, 1e-5)}
     names = [net.const(k, v) for k, v in parameters.items()]
     net.output(net.op("BatchNormalization", "n", net.conv("c", "x"), *names))
     before = net.model()
-    after = prepared(before)
+    after, _ = prepared(before)
     assert [n.op_type for n in after.graph.node] == ["Conv"]
-    np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], rtol=1e-4, atol=1e-3)
+    same(before, after, 1e-3)
 
 
 @pytest.mark.parametrize(("path", "told"), [("net.onnx", r"^net\.onnx: "), ("", "^model: ")])
