@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from calibration.statistics import TensorStatistics
 from qdqtool.errors import QdqtoolError
 
 
@@ -93,3 +94,11 @@ def stored(folder: Path, url: str) -> Iterator[Path]:
     memory.put(str(folder), url.removeprefix("memory:/"), recursive=True)
     yield folder
     memory.rm(url.removeprefix("memory:/"), recursive=True)
+
+
+def state(part: TensorStatistics | None) -> Any:
+    if part is None:
+        return None
+    counter = part.counter
+    return (part.count, part.nonfinite, part.minimum, part.maximum, counter.top, counter.counts.tolist(),
+            state(part.focus))

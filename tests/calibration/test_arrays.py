@@ -275,3 +275,15 @@ def test_a_folder_of_samples(tmp_path: Path) -> None:
 def test_a_path_that_no_file_can_have_is_told(text: str) -> None:
     with pytest.raises(DataError, match=r"too long|no such file"):
         open_data(text, [InputSpec("x", (1, 3, 8, 8))])
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1)])
+def test_fortran_order_means_nothing_with_one_dimension(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with (tmp_path / "c.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": True, "shape": shape})
+        file.write(np.arange(5, dtype="<f4").tobytes())
+    spec = InputSpec("x", (1, *shape[1:]))
+    if len(shape) == 1:
+        assert [s["x"].tolist() for s in open_data(tmp_path / "c.npy", [spec])] == [[k] for k in range(5)]
+    else:
+        assert "Fortran" in told_by(DataError, open_data, tmp_path / "c.npy", [spec])

@@ -26,8 +26,7 @@ from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool.base import budgets, files
 from qdqtool.errors import DataError, QdqtoolError
-from tests.calibration.nets import conv_net, told_by, write_pictures
-from tests.calibration.test_partial import state
+from tests.calibration.nets import conv_net, state, told_by, write_pictures
 from tests.tables import cases
 
 NAMES = ["images", "c1", "r2"]
