@@ -192,12 +192,8 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
     Noise is averaged out by the layers behind, an error that is the same all over an image is not, and in drawings on
     white paper it was nine tenths of the squared error of the first layers: see :mod:`calibration.statistics`. A range
     of 0.7 times the length, with four times the squared error where the network looks, more than halved the error of
-    the class outputs there. In photographs it is a tenth and decides nothing: its share counts squared.
-
-    Args:
-        parts: The tensor, or tensors that share the range; those without ``spots`` have no say.
-        amax: The range with the least error.
-        error: Of ranges [n].
+    the class outputs there. In photographs it is a tenth and decides nothing: its share counts squared. Tensors without
+    ``spots`` have no say.
 
     Returns:
         The range with the least sum of the error, as a part of that at ``amax``, and :data:`BIASED_WEIGHT` times the

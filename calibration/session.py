@@ -94,13 +94,8 @@ def partial_model(
     """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
 
     External data stays external. It is made to be run: newest exporters state an IR version that the installed
-    onnxruntime refuses, whatever is in the file.
-
-    Args:
-        model: The model; it is not changed.
-        tensors: Outputs of nodes.
-        given: Tensors that will be fed instead of computed; those that are not needed are left out.
-        weights: Whether large weights are copied; they are placeholders otherwise.
+    onnxruntime refuses, whatever is in the file. Tensors that are ``given`` will be fed instead of computed, where they
+    are needed; large weights become placeholders without ``weights``.
     """
     fed = {v.name for v in given}
     nodes, needed = leading_to([n.proto for n in model.ordered], tensors, fed)

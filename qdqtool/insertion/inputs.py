@@ -72,12 +72,7 @@ def check_input_type(kind: str, target: Target) -> None:
 
 
 def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[str]:
-    """Turns the float inputs of a Q/DQ model into integer ones, in place.
-
-    Args:
-        model: A model that :func:`qdqtool.insertion.rewrite.rewrite` made.
-        kind: ``int8`` or ``uint8``.
-        preprocess: Of the pixels, for ``uint8`` and for what is said.
+    """Turns the float inputs of a model that :func:`qdqtool.insertion.rewrite.rewrite` made into integers, in place.
 
     Returns:
         What to feed, one sentence for each input.

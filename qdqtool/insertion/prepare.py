@@ -185,11 +185,7 @@ _Array = npt.NDArray[Any]
 
 
 def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
-    """Prepares a float model in place.
-
-    Args:
-        model: The model, with all its weights in memory.
-        opset: Raise the opset to this when it is lower.
+    """Prepares a float model in place, which has all its weights in memory; an opset that is lower is raised.
 
     Returns:
         What was done, one sentence each, for the user.

@@ -249,14 +249,8 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
     INT8 output and the conversions are counted, and the placement with the better worst case is taken. TensorRT-RTX
     writes float from every convolution and fuses pointwise work anyway: a Q/DQ there only costs accuracy.
 
-    Args:
-        model: The prepared float model; weights are not looked at.
-        rules: The user's choices; ``residual_after_activation`` is what this function decides.
-        target: Which TensorRT.
-        unify: Whether tied tensors share scales.
-
     Returns:
-        ``both``, ``skip`` or ``none``, for :class:`Rules`.
+        ``both``, ``skip`` or ``none``: ``residual_after_activation`` of :class:`Rules`.
     """
     if target.is_rtx:
         return "none"
