@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable, spread
-from calibration.listing import file_digest, files_under
+from calibration.listing import BLOCK, block_starts, file_digest, files_under
 from calibration.pictures import (
     IMAGE_SUFFIXES,
     OTHER_PICTURES,
@@ -194,10 +194,6 @@ class SampleFilesSource(FilesSource):
 
 # In memory -----------------------------------------------------------------------------------------------------------
 
-_BLOCK = 1 << 16
-_BLOCKS = 16
-
-
 def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
     with _users("an array of the calibration data"):
@@ -300,9 +296,8 @@ class MemorySource(Source):
         for name, value in arrays.items():
             digest.update(f"{name}{value.dtype}{value.shape}".encode())
             flat = value.reshape(-1).view(np.uint8)
-            step = max(_BLOCK, (flat.size - _BLOCK) // (_BLOCKS - 1))
-            for start in range(0, flat.size, step):  # evenly spread blocks, as for files
-                digest.update(flat[start : start + _BLOCK].data)
+            for start in block_starts(flat.size):
+                digest.update(flat[start : start + BLOCK].data)
         return digest.digest()
 
 
@@ -355,10 +350,9 @@ def open_data(
         return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
-    if isinstance(source, Mapping):
-        return Dataset(MemorySource(rows_of(source, inputs), inputs), inputs, max_images)
     if isinstance(source, Iterable):
-        return Dataset(MemorySource(source, inputs), inputs, max_images)
+        rows = rows_of(source, inputs) if isinstance(source, Mapping) else source
+        return Dataset(MemorySource(rows, inputs), inputs, max_images)
     raise DataError(f"calibration data of type {type(source).__name__} is not understood; give a folder of images")
 
 

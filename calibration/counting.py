@@ -137,12 +137,7 @@ class ThreadPass:
     """Threads that each load samples and count them on their own; a snapshot merges what they have."""
 
     def __init__(self, tasks: Iterator[tuple[int, Task]], tallies: list[Tally]) -> None:
-        """Prepares the threads.
-
-        Args:
-            tasks: Of :meth:`calibration.dataset.Dataset.tasks`.
-            tallies: One for each thread.
-        """
+        """Prepares a thread for each tally; the tasks are those of :meth:`calibration.dataset.Dataset.tasks`."""
         self.crew: Crew[tuple[int, Task], int] = Crew(tasks)
         self.tallies = tallies
         self._ended = False

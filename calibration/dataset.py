@@ -44,12 +44,6 @@ class Looks:
         self.nonfinite += other.nonfinite
         self.broken += other.broken
 
-    def add(self, low: float, high: float, constant: bool, nonfinite: bool) -> None:
-        self.total += 1
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self.constant += constant
-        self.nonfinite += nonfinite
-
     def warnings(self) -> Iterator[str]:
         total, low, high = self.total, self.low, self.high
         if not total:
@@ -116,10 +110,8 @@ class InputSpec:
         require("what", what, str, __name__)
         if array.ndim == len(self.shape) - 1:
             array = array[None]
-        fits = array.ndim == len(self.shape) and all(
-            self.shape[d] in (None, array.shape[d]) for d in range(1, array.ndim)
-        )
-        if not fits:
+        if array.ndim != len(self.shape) or any(
+                wanted not in (None, have) for wanted, have in zip(self.shape[1:], array.shape[1:], strict=True)):
             have = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}")
         if not array.size:
@@ -142,6 +134,8 @@ class Source(ABC):
     random_access = True
     #: Whether a sample is one row of the batch, to be joined with others; else it is all that the model takes at once.
     single_rows = False
+    #: Whether a broken sample is skipped (images) or an error (arrays).
+    is_images = False
     #: What a user should know of them, in one line each.
     remarks: Sequence[str] = ()
 
@@ -168,11 +162,6 @@ class Source(ABC):
     def settings(self) -> str:
         """What else the samples depend on."""
         return ""
-
-    @property
-    def is_images(self) -> bool:
-        """Whether a broken sample is skipped (images) or an error (arrays)."""
-        return False
 
     def identity(self, index: int) -> bytes:
         """As :meth:`digest`, of all that sample ``index`` is read from: another machine has to see the same."""
@@ -243,6 +232,7 @@ class Part(Source):
         self.repeatable = whole.repeatable
         self.random_access = whole.random_access
         self.single_rows = whole.single_rows
+        self.is_images = whole.is_images
 
     def count(self) -> int:
         return len(self.indices)
@@ -268,10 +258,6 @@ class Part(Source):
 
     def settings(self) -> str:
         return self.whole.settings()
-
-    @property
-    def is_images(self) -> bool:
-        return self.whole.is_images
 
 
 def _opened(source: Source) -> Source:
@@ -443,7 +429,7 @@ class Dataset:
         with self._lock:
             if index not in self._seen:
                 self._seen.add(index)
-                self.looks.add(low, high, constant, nonfinite)
+                self.looks.merge(Looks(1, low, high, constant, nonfinite))
 
     @property
     def fingerprint(self) -> str:

@@ -56,10 +56,7 @@ class Inodes:
 def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int] | None = None) -> Folder:
     """The files under a folder whose names end so, in the order of their paths; they count as read.
 
-    Args:
-        root: The folder.
-        suffixes: Which files.
-        passed: Suffixes of files to count without taking them; gets the counts.
+    ``passed`` has suffixes of files to count without taking them, and gets the counts.
 
     Raises:
         DataError: The folder cannot be read.
@@ -84,12 +81,7 @@ def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int]
 def scanned(root: Path, take: Callable[[str], bool], seen: Inodes) -> Iterator[str]:
     """Names of the regular files under a folder, with slashes; folders are not followed through links.
 
-    What begins with a dot is left out.
-
-    Args:
-        root: The folder.
-        take: Which file names count.
-        seen: Gets the files that are yielded.
+    What begins with a dot is left out; ``take`` says which other names count, and ``seen`` gets their files.
 
     Raises:
         OSError: The folder cannot be read; those in it that cannot are left out.
@@ -134,10 +126,15 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 UNREADABLE = b"unreadable"  # in place of a file's digest
-_DIGEST_BLOCK = 1 << 16
-_DIGEST_BLOCKS = 16
+BLOCK = 1 << 16
+_BLOCKS = 16
 _READERS = 4  # threads that read files for their digests
 _AHEAD = 32  # files of one turn of theirs
+
+
+def block_starts(size: int) -> range:
+    """Where the blocks begin that stand for so many bytes in a digest: up to 16, evenly spread."""
+    return range(0, size, max(BLOCK, (size - BLOCK) // (_BLOCKS - 1)))
 
 
 def file_digest(path: Path) -> bytes:
@@ -147,10 +144,9 @@ def file_digest(path: Path) -> bytes:
         with open_input(path, note=False) as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(str(size).encode())
-            step = max(_DIGEST_BLOCK, (size - _DIGEST_BLOCK) // (_DIGEST_BLOCKS - 1))
-            for position in range(0, size, step):
+            for position in block_starts(size):
                 file.seek(position)
-                digest.update(file.read(_DIGEST_BLOCK))
+                digest.update(file.read(BLOCK))
     except (OSError, QdqtoolError):
         return UNREADABLE
     return digest.digest()

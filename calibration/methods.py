@@ -174,11 +174,6 @@ def settle(
     longer range. Such tensors are the first of a network, with large values: edges and colours, whatever the objects.
 
     Last, the range may move a little for the sake of flat areas: see :func:`unbiased`.
-
-    Args:
-        parts: The tensor, or tensors that share the range.
-        search: From a power to the range with the least error.
-        error: The error of ranges [n] to a power.
     """
     power = focus_power(parts)
     amax = search(power)
@@ -197,12 +192,8 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
     Noise is averaged out by the layers behind, an error that is the same all over an image is not, and in drawings on
     white paper it was nine tenths of the squared error of the first layers: see :mod:`calibration.statistics`. A range
     of 0.7 times the length, with four times the squared error where the network looks, more than halved the error of
-    the class outputs there. In photographs it is a tenth and decides nothing: its share counts squared.
-
-    Args:
-        parts: The tensor, or tensors that share the range; those without ``spots`` have no say.
-        amax: The range with the least error.
-        error: Of ranges [n].
+    the class outputs there. In photographs it is a tenth and decides nothing: its share counts squared. Tensors without
+    ``spots`` have no say.
 
     Returns:
         The range with the least sum of the error, as a part of that at ``amax``, and :data:`BIASED_WEIGHT` times the
@@ -244,11 +235,7 @@ def focused_error(
     """
     if power < 1:
         raise ValueError(f"power is {power:g}; it must be at least 1")
-    amax = _ranges(amax)
-    result = np.zeros(len(amax))
-    for histogram, weight in _weighted(stats, bits):
-        result += weight * _errors(histogram, amax, INT8_LEVELS, power)
-    return result
+    return _total(_weighted(stats, bits), _ranges(amax), power)
 
 
 def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram, float]]:

@@ -239,7 +239,7 @@ OTHER_PICTURES = (".tif", ".tiff", ".gif", ".heic", ".heif", ".avif", ".jp2", ".
 class ImageSource(FilesSource):
     """Pictures for a model with one input of rank 4, NCHW or NHWC, with 3 channels or 1."""
 
-    single_rows = True
+    single_rows = is_images = True
 
     def __init__(
         self,
@@ -273,10 +273,6 @@ class ImageSource(FilesSource):
             preprocess = replace(preprocess, scale=1.0)  # the network divides by 255 itself; 0 to 1 would round to 0
         self.preprocess = preprocess
         self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
-
-    @property
-    def is_images(self) -> bool:
-        return True
 
     def settings(self) -> str:
         return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
@@ -402,16 +398,7 @@ class UrlSource(ImageSource):
         self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,
         size: tuple[int, int] | None,
     ) -> None:
-        """Describes them; nothing is read yet.
-
-        Args:
-            url: Of the folder.
-            folder: Its path in the file system.
-            names: Of the pictures under it.
-            inputs: The model's.
-            preprocess: How pictures become inputs.
-            size: Height and width in pixels where the model leaves them open.
-        """
+        """Describes them; nothing is read yet. ``folder`` is that of the URL in its file system."""
         self.describe(url, inputs, preprocess, size)
         self.url, self.folder, self.names = url, folder, names
 

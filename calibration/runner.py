@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,10 +98,9 @@ def collect(
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
     dataset.forget()
-    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache), focus, overwrite_cache)
-    job.where, job.mixed_cpus = cluster, mixed_cpus
-    statistics = job.run(progress)
-    return _checked(statistics, names, loaded)
+    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache), focus, overwrite_cache, cluster,
+               mixed_cpus)  # fmt: skip
+    return _checked(job.run(progress), names, loaded)
 
 
 def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Statistics:
@@ -123,28 +123,25 @@ def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Stat
     return statistics
 
 
+@dataclass
 class _Job:
     """One call of collect: what the cache has already, the workers, and the saving."""
 
-    def __init__(
-        self, model: Model, dataset: Dataset, names: list[str], bins: int, cache: Path | None, focus: Focus | None,
-        overwrite: bool,
-    ) -> None:
-        self.overwrite = overwrite
-        self.model = model
-        self.focus = focus
-        self.dataset = dataset
-        self.names = names
-        self.bins = bins
-        self.cache = cache
-        self.key = ""
-        self.notes: list[str] = []
-        self.before = Statistics({})  # from an interrupted pass
-        self.kept = Statistics({})  # tensors that a finished pass had already
-        self.done: set[int] = set()
-        self.seen: tuple[int, ...] | None = None  # the cache as this job knows it
-        self.where: object = None  # the cluster, where there is one
-        self.mixed_cpus = False
+    model: Model
+    dataset: Dataset
+    names: list[str]
+    bins: int
+    cache: Path | None
+    focus: Focus | None
+    overwrite: bool
+    where: object  # the cluster, where there is one
+    mixed_cpus: bool
+    key: str = ""
+    notes: list[str] = field(default_factory=list)
+    before: Statistics = field(default_factory=lambda: Statistics({}))  # from an interrupted pass
+    kept: Statistics = field(default_factory=lambda: Statistics({}))  # tensors that a finished pass had already
+    done: set[int] = field(default_factory=set)
+    seen: tuple[int, ...] | None = None  # the cache as this job knows it
 
     def run(self, progress: bool) -> Statistics:
         wanted = self.names

@@ -94,13 +94,8 @@ def partial_model(
     """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
 
     External data stays external. It is made to be run: newest exporters state an IR version that the installed
-    onnxruntime refuses, whatever is in the file.
-
-    Args:
-        model: The model; it is not changed.
-        tensors: Outputs of nodes.
-        given: Tensors that will be fed instead of computed; those that are not needed are left out.
-        weights: Whether large weights are copied; they are placeholders otherwise.
+    onnxruntime refuses, whatever is in the file. Tensors that are ``given`` will be fed instead of computed, where they
+    are needed; large weights become placeholders without ``weights``.
     """
     fed = {v.name for v in given}
     nodes, needed = leading_to([n.proto for n in model.ordered], tensors, fed)
@@ -150,12 +145,7 @@ _MAX_WORKERS = 4
 
 
 def worker_count(fetched_bytes: int, available: int) -> int:
-    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network.
-
-    Args:
-        fetched_bytes: Size of one sample's wanted tensors.
-        available: Cores.
-    """
+    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network."""
     wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
     return max(1, min(wanted, budgets.FETCHED // max(fetched_bytes, 1)))
 

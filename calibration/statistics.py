@@ -166,14 +166,7 @@ class MagnitudeCounter:
         return result
 
     def absorb(self, top: int, lowest: int, first: int, counts: npt.NDArray[Any]) -> None:
-        """Adds the counts of another counter of the same ``bits``.
-
-        Args:
-            top: Its window's upper end.
-            lowest: Count of its lowest bin.
-            first: Number of the bin, 1 or above, that ``counts`` begin with.
-            counts: Its counts from there on, integers [n].
-        """
+        """Adds the counts of another counter of the same ``bits``: its lowest bin, and others from bin ``first`` on."""
         self.raise_top(top)
         shift = min(self.top - top, OCTAVES) << self.bits
         below = min(max(0, shift + 1 - first), len(counts))  # so many of them are below this window
@@ -182,12 +175,7 @@ class MagnitudeCounter:
         self.counts[at : at + len(counts) - below] += counts[below:].astype(np.int64, copy=False)
 
     def histogram(self, absmax: float, bits: int | None = None) -> Histogram:
-        """The bins from zero to the last that is not empty.
-
-        Args:
-            absmax: The largest magnitude, which ends the last bin.
-            bits: Coarser bins, of that many mantissa bits.
-        """
+        """The bins from zero to the last that is not empty, which ``absmax`` ends; maybe coarser ones, of ``bits``."""
         bits = self.bits if bits is None else min(bits, self.bits)
         counts = self.counts
         if bits < self.bits:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.base.files import watched
-from qdqtool.base.options import Images, takes
+from qdqtool.base.options import Images, Preprocess, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import counted, were
 from qdqtool.errors import ModelError, QdqtoolError
@@ -17,15 +17,8 @@ from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
-from qdqtool.insertion.inputs import (
-    Scaling,
-    change_inputs,
-    check_input_type,
-    check_pixels,
-    collect_for,
-    scales_from_table,
-)
-from qdqtool.insertion.losses import candidates, compare, largest_values, measure, with_predictions
+from qdqtool.insertion.inputs import change_inputs, check_input_type, check_pixels, collect_for, scales_from_table
+from qdqtool.insertion.losses import AS_CALIBRATED, candidates, compare, largest_values, measure, with_predictions
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
@@ -43,7 +36,7 @@ from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
 if TYPE_CHECKING:
-    from calibration import Preprocess, Statistics
+    from calibration import Statistics
 
 # The finished model's error is FP16's where it is so large, and so many times that of INT8 activations alone.
 _DIFFERS, _TIMES = 0.1, 5.0
@@ -87,6 +80,7 @@ def insert(
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
     calib_table, losses = measuring.calib_table, measuring.losses
+    preprocess = images.preprocess or Preprocess()
     if where.cluster is not None:
         from qdqtool.cluster.mapping import check_where
 
@@ -102,10 +96,7 @@ def insert(
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
     if made.smooth is not None:
-        smoothed, done = smooth(
-            work, placement, made.smooth, None if calib_table is not None else data,
-            preprocess=images.preprocess, size=images.size,
-        )  # fmt: skip
+        smoothed, done = smooth(work, placement, made.smooth, None if calib_table is not None else data, images)
         notes.append(done)
     if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
@@ -129,7 +120,7 @@ def insert(
         if made.input_type == "uint8":
             for name in work.inputs:
                 if name in statistics and statistics[name].count:
-                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, _scaling(images.preprocess))
+                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, preprocess)
         for group in groups:
             scale, said = choose_scale(group, statistics, methods)
             found.append(scale)
@@ -137,7 +128,9 @@ def insert(
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
-    quantized = rewrite(work, placement, _by_tensor(found, tied), placing.weights)
+    numbers = {id(s): i for i, s in enumerate(tied)}
+    scales = {t: ActivationScale(s.scale, s.method, numbers.get(id(s))) for s in found for t in s.group.quantized}
+    quantized = rewrite(work, placement, scales, placing.weights)
     if statistics is not None:
         warnings.extend(_said_of_outliers(
             work, found, quantized, statistics, chosen, made.smooth is None or bool(smoothed)))
@@ -148,33 +141,28 @@ def insert(
         tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
         statistics = None  # tens of megabytes, and not needed any more
         try:
-            measured = measure(
-                work, tried, data, activations=activations, preprocess=images.preprocess, size=images.size,
-                samples=losses,
-            )  # fmt: skip
+            measured = measure(work, tried, data, activations=activations, images=images, samples=losses)
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
             warnings.append(f"what limits accuracy was not measured: {error}")
     wide: dict[str, float] = {}
     agreement = None
     if half:
         readable = data if calib_table is None else None
-        wide = too_large(work, quantized, seen, readable, images.preprocess, images.size, warnings)
+        wide = too_large(work, quantized, seen, readable, warnings, images)
         notes.extend(said_of_half(work, chosen, wide, made.high_precision is None))
         first = work if made.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
         if losses and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                agreement = compare(
-                    floats, first, readable, samples=losses, preprocess=images.preprocess, size=images.size
-                )
+                agreement = compare(floats, first, readable, samples=losses, images=images)
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
                     warnings.append(f"INT8 activations change the outputs by {measured.error:.1%}, with FP16 it is "
                                     f"{agreement.error:.0%}: compare with `high_precision='fp32'`")
             except ModelError as error:
                 warnings.append(f"agreement with the float model was not measured: {error}")
     if made.input_type != "float":
-        notes.extend(change_inputs(work, made.input_type, _scaling(images.preprocess)))
+        notes.extend(change_inputs(work, made.input_type, preprocess))
         if half:
             halfprecision.to_half(work, wide)
     warnings.extend(_said_of_norms(work, chosen))
@@ -234,27 +222,18 @@ def _said_of_norms(model: Model, target: Target) -> list[str]:
 
 
 def too_large(
-    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object,
-    preprocess: Preprocess | None, size: tuple[int, int] | None, warnings: list[str],
+    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object, warnings: list[str],
+    images: Images = AS_CALIBRATED,
 ) -> dict[str, float]:
-    """Tensors that near the largest value of FP16: in the calibration, by their scale, or on a few samples.
-
-    Args:
-        model: The Q/DQ model in FP32.
-        quantized: What is quantized in it.
-        seen: Largest absolute values of the calibration, by tensor.
-        data: The calibration data; None looks at no sample.
-        preprocess: As for the calibration.
-        size: As for the calibration.
-        warnings: Gets what could not be looked at.
-    """
+    """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
+    on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""
     found = {t: amax for t, amax in seen.items() if amax > WIDE}
     for entry in quantized:
         if not isinstance(entry.scale, list) and entry.method != "weights-max" and entry.scale * LEVELS > WIDE:
             found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
     try:
         if data is not None:
-            largest = largest_values(model, data, preprocess=preprocess, size=size)
+            largest = largest_values(model, data, images=images)
             found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
     except ModelError as error:
         warnings.append(f"tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}")
@@ -283,10 +262,6 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
     if loose := [nodes[0].name for nodes in sums_of_squares(model, pieces) if not in_half(model, nodes)]:
         notes.append(f"{len(loose)} other sums of squares stay FP32 ({loose[0]} first)")
     return notes
-
-
-def _scaling(preprocess: Preprocess | None) -> Scaling:
-    return Scaling() if preprocess is None else Scaling(preprocess.scale, preprocess.mean, preprocess.std)
 
 
 def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
@@ -346,12 +321,3 @@ def float_model(
         notes.append(f"{were(leading, 'BatchNormalization node')} folded into the convolutions behind")
     work.sha256 = identity
     return work, notes, warnings
-
-
-def _by_tensor(found: Sequence[GroupScale], tied: Sequence[GroupScale]) -> Mapping[str, ActivationScale]:
-    numbers = {id(s): i for i, s in enumerate(tied)}
-    return {
-        tensor: ActivationScale(scale.scale, scale.method, numbers.get(id(scale)))
-        for scale in found
-        for tensor in scale.group.quantized
-    }

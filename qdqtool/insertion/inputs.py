@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
 
-from qdqtool.base.options import Images, choices_of
+from qdqtool.base.options import Images, Preprocess
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.sizes import FLOATS
-from qdqtool.options import Kept, Output, Workers
+from qdqtool.options import Kept, Workers
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
 
@@ -38,35 +37,22 @@ if TYPE_CHECKING:
     from qdqtool.insertion.result import Insertion
 
 
-INPUT_TYPES = choices_of(Output, "input_type")
 _LEVELS = 255.0
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """How pixels from 0 to 255 become what the float network takes: ``(pixel * scale - mean) / std``, by channel."""
-
-    scale: float = 1.0 / _LEVELS
-    mean: Sequence[float] = (0.0,)
-    std: Sequence[float] = (1.0,)
-
-    @property
-    def plain(self) -> bool:
-        return not any(self.mean) and all(s == 1.0 for s in self.std)
-
-    def span(self) -> tuple[float, float]:
-        """What pixels from 0 to 255 become at least and at most."""
-        ends = (np.array([[0.0], [_LEVELS]]) * self.scale - np.asarray(self.mean)) / np.asarray(self.std)
-        return float(ends.min()), float(ends.max())
+def _plain(preprocess: Preprocess) -> bool:
+    """Whether pixels are multiplied by one number and no more."""
+    return not any(preprocess.mean) and all(s == 1.0 for s in preprocess.std)
 
 
-def check_pixels(name: str, low: float, high: float, scaling: Scaling) -> None:
+def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> None:
     """Whether the calibration data can be pixels under this preprocessing: of arrays nobody says how they were made.
 
     Raises:
         ModelError: It cannot.
     """
-    least, most = scaling.span()
+    ends = (np.array([[0.0], [_LEVELS]]) * preprocess.scale - np.asarray(preprocess.mean)) / np.asarray(preprocess.std)
+    least, most = float(ends.min()), float(ends.max())
     slack = 1e-3 * (most - least)
     if low < least - slack or high > most + slack:
         raise ModelError(
@@ -79,21 +65,14 @@ def check_input_type(kind: str, target: Target) -> None:
     """Before the work: whether a target takes such an input.
 
     Raises:
-        QdqtoolError: It does not, or there is no such type.
+        QdqtoolError: It does not.
     """
-    if kind not in INPUT_TYPES:
-        raise QdqtoolError(f"`input_type={kind!r}`: choose one of {', '.join(INPUT_TYPES)}")
     if kind == "uint8" and not target.uint8_inputs:
         raise QdqtoolError(f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
 
 
-def change_inputs(model: Model, kind: str, scaling: Scaling) -> list[str]:
-    """Turns the float inputs of a Q/DQ model into integer ones, in place.
-
-    Args:
-        model: A model that :func:`qdqtool.insertion.rewrite.rewrite` made.
-        kind: ``int8`` or ``uint8``.
-        scaling: Of the pixels, for ``uint8`` and for what is said.
+def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[str]:
+    """Turns the float inputs of a model that :func:`qdqtool.insertion.rewrite.rewrite` made into integers, in place.
 
     Returns:
         What to feed, one sentence for each input.
@@ -109,9 +88,9 @@ def change_inputs(model: Model, kind: str, scaling: Scaling) -> list[str]:
         if not quantizers or model.elem_type(tensor) not in FLOATS:
             continue
         if kind == "int8":
-            said.append(_int8(editor, name, tensor, quantizers, scaling))
+            said.append(_int8(editor, name, tensor, quantizers, preprocess))
         else:
-            said.append(_uint8(editor, name, tensor, scaling))
+            said.append(_uint8(editor, name, tensor, preprocess))
     if not said:
         raise ModelError(f"`input_type={kind!r}`: no float input of the model is quantized; leave the option out")
     editor.finish()
@@ -132,7 +111,7 @@ def _scale_of(model: Model, quantizer: Node) -> float:
     return float(value.reshape(-1)[0])
 
 
-def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], scaling: Scaling) -> str:
+def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], preprocess: Preprocess) -> str:
     model = editor.model
     others = [r.name for r in model.readers(tensor) if r.index not in {q.index for q in quantizers}]
     scales = {_scale_of(model, q) for q in quantizers}
@@ -147,12 +126,12 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], sc
     editor.set_type([name], TensorProto.INT8)
     scale = scales.pop()
     what = f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, x as the float model takes it"
-    if scaling.plain:
-        what += f"; from pixels, rint(pixel * {scaling.scale / scale:.8g})"
+    if _plain(preprocess):
+        what += f"; from pixels, rint(pixel * {preprocess.scale / scale:.8g})"
     return what
 
 
-def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
+def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> str:
     model = editor.model
     if model.is_output(name):
         raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
@@ -161,21 +140,22 @@ def _uint8(editor: Editor, name: str, tensor: str, scaling: Scaling) -> str:
         pixels = editor.name(f"{name}_pixels")
         editor.cast(name, pixels, kind)
     readers = model.readers(tensor)
-    folded = [r for r in readers if scaling.plain and r.op == "QuantizeLinear"]
+    plain = _plain(preprocess)
+    folded = [r for r in readers if plain and r.op == "QuantizeLinear"]
     rest = [r for r in readers if r not in folded]
     for q in folded:
-        factor = np.asarray(_scale_of(model, q) / scaling.scale, helper.tensor_dtype_to_np_dtype(kind))
+        factor = np.asarray(_scale_of(model, q) / preprocess.scale, helper.tensor_dtype_to_np_dtype(kind))
         editor.set_input(q, 1, editor.constant(f"{q.input(1)}_pixels", factor))
     if pixels != tensor:
         editor.redirect(tensor, pixels, folded)
     if rest:
-        editor.redirect(tensor, _scaled(editor, tensor, pixels, scaling), rest)
+        editor.redirect(tensor, _scaled(editor, tensor, pixels, preprocess), rest)
     editor.set_type([name], TensorProto.UINT8)
-    folded_in = f"{scaling.scale:.6g} is in the first scale" if scaling.plain else "scale, mean and std are in it"
+    folded_in = f"{preprocess.scale:.6g} is in the first scale" if plain else "scale, mean and std are in it"
     return f"input '{name}' is uint8: feed pixels from 0 to 255 ({folded_in})"
 
 
-def _scaled(editor: Editor, name: str, pixels: str, scaling: Scaling) -> str:
+def _scaled(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
     """What the float network takes, made of pixels: one Mul, and an Add where there is a mean."""
     first = editor.model.readers(name)[0]
     kind = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
@@ -184,12 +164,12 @@ def _scaled(editor: Editor, name: str, pixels: str, scaling: Scaling) -> str:
         constant = editor.constant(f"{name}_{what}", np.asarray(value, kind))
         return editor.insert(first, op, f"{name}/{op}", [source, constant])
 
-    if scaling.plain:
-        return step("Mul", pixels, "factor", scaling.scale)
+    if _plain(preprocess):
+        return step("Mul", pixels, "factor", preprocess.scale)
     rank = len(editor.model.shape(name) or (1, 1, 1, 1))
     by_channel = (1, -1, *(1,) * (rank - 2))
-    mean, std = (_by_channel(editor.model, name, v) for v in (scaling.mean, scaling.std))
-    multiplied = step("Mul", pixels, "factor", (scaling.scale / std).reshape(by_channel))
+    mean, std = (_by_channel(editor.model, name, v) for v in (preprocess.mean, preprocess.std))
+    multiplied = step("Mul", pixels, "factor", (preprocess.scale / std).reshape(by_channel))
     return step("Add", multiplied, "shift", (-mean / std).reshape(by_channel))
 
 
@@ -220,7 +200,7 @@ def collect_for(
         ModelError: onnxruntime cannot run the model.
         DataError: There is no usable data.
     """
-    from calibration import Focus, Preprocess, collect
+    from calibration import Focus, collect
 
     if data is None:
         raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.base.options import Images, Preprocess
 from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
@@ -33,12 +34,13 @@ from qdqtool.model.sessions import cores, open_proto
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
-    from calibration import FocusMap, Preprocess, TensorStatistics
+    from calibration import FocusMap, TensorStatistics
     from calibration.dataset import Task
 
 TRIED = 8
 SAMPLES = 2
 NAMED = 5
+AS_CALIBRATED = Images()
 _Feeds = dict[str, npt.NDArray[Any]]
 
 
@@ -90,14 +92,7 @@ def candidates(
     quantized: Sequence[QuantizedTensor], statistics: Mapping[str, TensorStatistics],
     sources: Mapping[str, Sequence[str]], count: int = TRIED,
 ) -> list[QuantizedTensor]:
-    """The activations with the largest error of their own, relative to their values.
-
-    Args:
-        quantized: Activations with their scales.
-        statistics: Of the sources.
-        sources: For each activation, the tensors that its values come from.
-        count: How many to return.
-    """
+    """The activations with the largest error of their own, relative to the values of their ``sources``."""
     from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
 
     ranked: list[tuple[float, int, QuantizedTensor]] = []
@@ -117,8 +112,7 @@ def candidates(
 
 def measure(
     model: Model, tried: Sequence[QuantizedTensor], data: object, *, activations: Sequence[QuantizedTensor],
-    preprocess: Preprocess | None = None, size: tuple[int, int] | None = None, samples: int = SAMPLES,
-    named: int = NAMED,
+    images: Images = AS_CALIBRATED, samples: int = SAMPLES, named: int = NAMED,
 ) -> Losses | None:
     """Measures what the tried tensors cost.
 
@@ -127,8 +121,7 @@ def measure(
         tried: Which activations to try.
         data: The calibration data; ``samples`` of it are used, evenly spread.
         activations: All quantized activations.
-        preprocess: As for the calibration.
-        size: As for the calibration.
+        images: How images become inputs.
         samples: How many samples.
         named: How many of the worst to return.
 
@@ -138,12 +131,12 @@ def measure(
     Raises:
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
     """
-    from calibration import Focus, Preprocess, open_data
+    from calibration import Focus, open_data
     from calibration.session import input_specs, return_freed_memory, worker_count
 
     if isinstance(data, Iterator):
         return None
-    dataset = open_data(data, input_specs(model), preprocess or Preprocess(), samples, size)
+    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), samples, images.size)
     switches, switched = _switched(model, activations)
     scores = class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
@@ -188,12 +181,7 @@ def measure(
 
 
 class Compared:
-    """What the float network does where it is compared: worked out once for many runs, and no more of it held.
-
-    Args:
-        wanted: Its outputs, by name.
-        looked_at: Where they are compared; None for everywhere.
-    """
+    """What the float network does where it is compared: worked out once for many runs, and no more of it held."""
 
     def __init__(self, wanted: Mapping[str, npt.NDArray[Any]], looked_at: FocusMap | None) -> None:
         self.looked_at = looked_at
@@ -206,7 +194,6 @@ class Compared:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
         return sum(values.nbytes for values in self._before.values())
 
     def error(self, found: Mapping[str, npt.NDArray[Any]]) -> float:
@@ -241,15 +228,8 @@ def with_predictions(
     losses: Losses, model: Model, activations: Sequence[QuantizedTensor], before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> Losses:
-    """The same, with what each of them would change in the engine.
-
-    Args:
-        losses: What was measured.
-        model: The finished Q/DQ model.
-        activations: All quantized activations.
-        before: The prediction for ``model``.
-        predict: Predicts for the same target.
-    """
+    """The same, with what each of them would change in the engine of the finished ``model``; ``before`` is its
+    prediction, and ``predict`` makes others for the same target."""
     nodes = {n.name for n in model.nodes}
     slim = Model(without_large_weights(model.proto), "", EDITED, types=model, constants=model)
     by_tensor = {a.tensor: a for a in activations}
@@ -365,17 +345,11 @@ class Fidelity:
 
 
 def largest_values(
-    model: Model, data: object, *, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None, samples: int = FEW,
+    model: Model, data: object, *, images: Images = AS_CALIBRATED, samples: int = FEW
 ) -> dict[str, float]:
-    """The largest absolute value of every tensor that FP16 would hold, on a few samples.
+    """The largest absolute value of every tensor of a Q/DQ model that FP16 would hold, on a few samples, evenly spread.
 
-    Args:
-        model: The Q/DQ model in FP32, its float inputs unchanged; it is not changed.
-        data: The calibration data; nothing is found where it cannot be read a second time.
-        preprocess: As for the calibration.
-        size: As for the calibration.
-        samples: How many samples, spread evenly.
+    Nothing is found where the data cannot be read a second time.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -388,43 +362,25 @@ def largest_values(
         if t and model.elem_type(t) == TensorProto.FLOAT and not model.is_constant(t)
         and 0 not in (model.shape(t) or ())
     ))
-    found = _largest(model, tensors, data, preprocess, size, samples)
+    found = _largest(model, tensors, data, images, samples)
     return {t: float(v) if np.isfinite(v) else float("inf") for t, v in found.items()}
 
 
 def channel_maxima(
-    model: Model, tensors: Mapping[str, int], data: object, *, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None, samples: int = FEW,
+    model: Model, tensors: Mapping[str, int], data: object, *, images: Images = AS_CALIBRATED, samples: int = FEW
 ) -> dict[str, npt.NDArray[Any]]:
-    """The largest absolute value of tensors for each place of their last axis, ``[channels]``, on a few samples.
-
-    Args:
-        model: The float model; it is not changed.
-        tensors: The length of their last axis.
-        data: As for :func:`largest_values`.
-        preprocess: As for the calibration.
-        size: As for the calibration.
-        samples: How many samples, spread evenly.
+    """The largest absolute value of tensors for each place of their last axis, whose length is given: ``[channels]``.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
-    return _largest(model, list(tensors), data, preprocess, size, samples, tensors)
+    return _largest(model, list(tensors), data, images, samples, tensors)
 
 
 def values_of(
-    model: Model, tensors: Sequence[str], shapes: Mapping[str, str], data: object, preprocess: Preprocess | None,
-    size: tuple[int, int] | None,
+    model: Model, tensors: Sequence[str], shapes: Mapping[str, str], data: object, images: Images
 ) -> dict[str, npt.NDArray[Any]]:
-    """Tensors as the first sample makes them.
-
-    Args:
-        model: The model; it is not changed.
-        tensors: Their names.
-        shapes: Names for the dimensions of other tensors, given as well.
-        data: The calibration data.
-        preprocess: As for the calibration.
-        size: As for the calibration.
+    """Tensors as the first sample makes them, and the ``shapes`` of others under the names given.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -432,13 +388,13 @@ def values_of(
     copy = without_large_weights(model.proto)
     copy.graph.node.extend(helper.make_node("Shape", [t], [name]) for t, name in shapes.items())
     watched = Model(copy, sha256=EDITED, constants=model)
-    (values,) = next(_runs([watched], [*tensors, *shapes.values()], data, preprocess, size, 1, exact=True))
+    (values,) = next(_runs([watched], [*tensors, *shapes.values()], data, images, 1, exact=True))
     return values
 
 
 def _largest(
-    model: Model, tensors: Sequence[str], data: object, preprocess: Preprocess | None, size: tuple[int, int] | None,
-    samples: int, channels: Mapping[str, int] | None = None,
+    model: Model, tensors: Sequence[str], data: object, images: Images, samples: int,
+    channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """The largest absolute values of tensors, or for each place of last axes of these lengths; a NaN stays one."""
     copy = without_large_weights(model.proto)
@@ -461,7 +417,7 @@ def _largest(
                                                 keepdims=0, **attributes))
     watched = Model(copy, sha256=EDITED, constants=model)
     found: dict[str, npt.NDArray[Any]] = {}
-    for values in _runs([watched], [t + _LARGEST for t in tensors], data, preprocess, size, samples):
+    for values in _runs([watched], [t + _LARGEST for t in tensors], data, images, samples):
         for tensor in tensors:
             value = values[0][tensor + _LARGEST]
             found[tensor] = np.maximum(found[tensor], value) if tensor in found else value
@@ -469,20 +425,12 @@ def _largest(
 
 
 def compare(
-    floats: Model, made: Model, data: object, *, samples: int, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None,
+    floats: Model, made: Model, data: object, *, samples: int, images: Images = AS_CALIBRATED
 ) -> Fidelity | None:
     """How far the outputs of a Q/DQ model are from those of the float model that it was made from.
 
-    The outputs are the last convolutions in front of any decoding, where both models name them alike.
-
-    Args:
-        floats: The float model.
-        made: The finished Q/DQ model, with the float model's inputs.
-        data: The calibration data; None is returned where it cannot be read a second time.
-        samples: How many samples, spread evenly.
-        preprocess: As for the calibration.
-        size: As for the calibration.
+    The outputs are the last convolutions in front of any decoding, where both models name them alike. None where the
+    data cannot be read a second time.
 
     Raises:
         ModelError: onnxruntime cannot run one of them.
@@ -491,7 +439,7 @@ def compare(
         return None
     ends = [t for t in compared_tensors(made) if t in floats.producers] or list(made.outputs)
     errors = []
-    for one, two in _runs([floats, made], ends, data, preprocess, size, samples):
+    for one, two in _runs([floats, made], ends, data, images, samples):
         before = Compared(one, None)
         finite = all(np.isfinite(v).all() for v in two.values())
         errors.append(before.error(two) if finite else float("nan"))
@@ -499,13 +447,13 @@ def compare(
 
 
 def _runs(
-    models: Sequence[Model], tensors: Sequence[str], data: object, preprocess: Preprocess | None,
-    size: tuple[int, int] | None, samples: int, *, exact: bool = False,
+    models: Sequence[Model], tensors: Sequence[str], data: object, images: Images, samples: int, *, exact: bool = False
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """The tensors of each model, as float32 unless they are wanted exactly, for one sample after the other."""
-    from calibration import Preprocess, open_data
+    from calibration import open_data
     from calibration.session import Fetcher, input_specs, open_session
 
     fetchers = [Fetcher(open_session(model, tensors, cores())) for model in models]
-    for sample in open_data(data, input_specs(models[0]), preprocess or Preprocess(), samples, size):
+    preprocess = images.preprocess or Preprocess()
+    for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
         yield [{t: np.array(v, None if exact else np.float32) for t, v in f.run(sample).items()} for f in fetchers]

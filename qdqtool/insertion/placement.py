@@ -43,11 +43,17 @@ from qdqtool.explain.left_float import (
 )
 from qdqtool.explain.lint.operators import LARGE_KERNEL
 from qdqtool.insertion.prepare import Products
-from qdqtool.insertion.structure import all_dequantized, convolution_behind, longest_path, weight_scale_axis
-from qdqtool.model import operators
+from qdqtool.insertion.structure import (
+    all_dequantized,
+    convolution_behind,
+    longest_path,
+    moved,
+    reached,
+    weight_scale_axis,
+)
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
-from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, is_sum, of, pooling_of
+from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.qdq import is_sparse
 from qdqtool.model.sizes import FLOATS, contraction
@@ -58,8 +64,8 @@ from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Refusal
 
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
-_Around = tuple[list[tuple[int, str]], Refusal | None]
-"""Input positions to quantize, with their role; or none, and where that is worth saying the reason."""
+_Around = tuple[list[int], Refusal | None]
+"""Input positions to quantize; or none, and where that is worth saying the reason."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,8 @@ class Rules:
     Attributes:
         head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.options`.
         residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
-            ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
-            where an activation (SiLU in C2f) is between convolution and Add.
+            ``both``, ``none``; ``auto`` takes ``skip`` for tensors in ``bare`` and ``residual_after_activation`` where
+            an activation (SiLU in C2f) is between convolution and Add.
         residual_after_activation: The target's choice for ``auto``; ``none`` goes for bare convolutions as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.
@@ -81,8 +87,7 @@ class Rules:
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
         failing: Codes of the forms of convolutions that builds for the target failed on, to leave float.
-        bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add: ``auto`` leaves
-            them unquantized there.
+        bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add.
     """
 
     head: str = "box"
@@ -147,7 +152,9 @@ def place(model: Model, rules: Rules) -> Placement:
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two MatMuls of "
                                "computed tensors")
-    preset = float_nodes(model, rules.head)
+    preset = {i: part for i, part in float_nodes(model, rules.head).items() if i not in chosen.attention}
+    if rules.attention != "int8":
+        preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
     products = Products(model)
     for node in model.ordered:
         if node.op in WEIGHTED:
@@ -155,7 +162,9 @@ def place(model: Model, rules: Rules) -> Placement:
         elif (known := contraction(model, node)) is not None and node.output in chosen.varying:
             if isinstance(why := products.find(node, known), Unwritten):
                 placement.skipped.append(SkippedNode(ProductInEinsum(PLACEMENT, node.name, why)))
-    _say_bodies(model, placement)
+    for node in model.ordered:
+        if count := sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node):
+            placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
     if not any(n.op in WEIGHTED for n in model.nodes):
         left = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
         raise ModelError(
@@ -252,19 +261,21 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dic
     return result
 
 
-def _place_weighted(
-    model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, Part]
-) -> None:
-    if node.index in chosen.attention:
-        _place_attention(node, placement, chosen)
-        return
-    refusal = chosen.refusal(node) or _impossible(model, node, chosen.rules, chosen.varying)
+def _place_weighted(model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, Part]) -> None:
+    product = node.index in chosen.attention  # which has no weights: both inputs are quantized
+    refusal = chosen.refusal(node)
+    if refusal is None and not product:
+        refusal = _impossible(model, node, chosen.rules, chosen.varying)
     if refusal is None and not chosen.is_included(node):
         kept = preset.get(node.index)
         refusal = KeptByPreset(PLACEMENT, node.name, kept) if kept is not None else (
             _small(model, node) or _failing(model, node, chosen.rules))
     if refusal is not None:
         placement.skipped.append(SkippedNode(refusal))
+        return
+    if product:
+        for position, tensor in enumerate(node.inputs):
+            placement.add(tensor, node, position)
         return
     weight = node.input(1)
     value = model.constant(weight)
@@ -277,18 +288,6 @@ def _place_weighted(
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
     placement.weights.append(WeightSite(node, weight, axis))
-
-
-def _place_attention(node: Node, placement: Placement, chosen: _Choice) -> None:
-    """Both inputs of a product of an attention, which has no weights."""
-    refusal = chosen.refusal(node)
-    if refusal is None and chosen.rules.attention != "int8" and not chosen.is_included(node):
-        refusal = KeptByPreset(PLACEMENT, node.name, Part.ATTENTION)
-    if refusal is not None:
-        placement.skipped.append(SkippedNode(refusal))
-        return
-    for position, tensor in enumerate(node.inputs):
-        placement.add(tensor, node, position)
 
 
 def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str]) -> Refusal | None:
@@ -320,8 +319,7 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
 
 def _small(model: Model, node: Node) -> Refusal | None:
     """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
-    shape = model.constant_shape(node.input(1))
-    assert shape is not None
+    shape = model.constant_shape(node.input(1)) or ()
     if of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
         return None
     out, per_group, kernel = shape[0], shape[1], shape[2:]
@@ -358,13 +356,6 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
     return None
 
 
-def _say_bodies(model: Model, placement: Placement) -> None:
-    for node in model.ordered:
-        count = sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node)
-        if count:
-            placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
-
-
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
     quantized = {r.node.index for readers in placement.readers.values() for r in readers}
@@ -374,9 +365,12 @@ def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     while changed:
         changed = False
         for node in list(open_nodes):
-            tensors, refused[node.index] = _around(model, node, placement, chosen, quantized)
-            if tensors:
-                for position, role in tensors:
+            look, role = (_residual, "residual") if is_sum(node) else (_pool, "input")
+            positions, why = look(model, node, placement, chosen.rules, quantized)
+            asked = chosen.refusal(node) if positions else None
+            refused[node.index] = asked or why
+            if positions and asked is None:
+                for position in positions:
                     placement.add(node.input(position), node, position, role)
                 open_nodes.remove(node)
                 quantized.add(node.index)
@@ -386,26 +380,12 @@ def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
             placement.skipped.append(SkippedNode(refusal))
 
 
-def _around(
-    model: Model, node: Node, placement: Placement, chosen: _Choice, quantized: set[int]
-) -> _Around:
-    if is_sum(node):
-        found = _residual(model, node, placement, chosen.rules, quantized)
-    else:
-        found = _pool(model, node, placement, quantized)
-    if found[0] and (refusal := chosen.refusal(node)):
-        return [], refusal
-    return found
-
-
-def _residual(
-    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
-) -> _Around:
+def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]) -> _Around:
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
         return [], None
     behind = [convolution_behind(model, t, node) for t in inputs]
-    sides = [i for i in (0, 1) if (found := behind[i]) is not None and found.node.index in quantized]
+    sides = [i for i, found in enumerate(behind) if found is not None and found.index in quantized]
     if not sides:
         return [], None
     shapes = [model.shape(t) for t in inputs]
@@ -424,23 +404,15 @@ def _residual(
     bare = [i for i in sides if inputs[i] in rules.bare] if rules.residual == "auto" else []
     if bare and side not in bare:
         side = bare[0]
-    found = behind[side]
-    assert found is not None
     choice = rules.residual
     if choice == "auto":
-        by_target = (found.activation and not bare) or rules.residual_after_activation == "none"
-        choice = rules.residual_after_activation if by_target else "skip"
+        choice = "skip" if bare and rules.residual_after_activation != "none" else rules.residual_after_activation
     if choice == "none":
         return [], ResidualLeft(PLACEMENT, node.name, rules.residual == "none")
-    positions = [(1 - side, "residual")]
-    if choice == "both":
-        positions.append((side, "residual"))
-    return positions, None
+    return [1 - side, side] if choice == "both" else [1 - side], None
 
 
-def _pool(
-    model: Model, node: Node, placement: Placement, quantized: set[int]
-) -> _Around:
+def _pool(model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]) -> _Around:
     if not _leads_to_quantized(model, node.output, placement):
         return [], None
     if not _comes_from_quantized(model, node.input(0), quantized):
@@ -448,43 +420,24 @@ def _pool(
     tensor = node.input(0)
     if not all_dequantized(model, tensor, lambda name: placement.indices(name) | {node.index}):
         return [], InputFloat(PLACEMENT, node.name)
-    return [(0, "input")], None
+    return [0], None
 
 
 def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool:
     """Whether a tensor, its activation, or what moves its values is quantized."""
-    seen: set[str] = set()
-    stack = [tensor]
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in placement.readers:
-            return True
-        stack.extend(activation_outputs(model, name))
-        for reader in model.readers(name):
-            if name in inputs_behind_q(model, reader):
-                stack.extend(reader.outputs)
-    return False
+    behind = reached(tensor, lambda t: (*activation_outputs(model, t), *moved(model, t)))
+    return any(name in placement.readers for name in behind)
 
 
 def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> bool:
     """Whether a quantized node makes a tensor, through activations, Adds and operators that move values."""
-    seen: set[str] = set()
-    stack = [tensor]
-    while stack:
-        name = stack.pop()
+
+    def above(name: str) -> Sequence[str]:
         node = model.producer(name)
-        if name in seen or node is None:
-            continue
-        seen.add(name)
-        if node.index in quantized:
-            return True
-        if of(node).weights is not None or is_averaging(model, node):
-            continue
-        stack.extend(node.inputs)
-    return False
+        return () if node is None or of(node).weights is not None or is_averaging(model, node) else node.inputs
+
+    makers = (model.producer(name) for name in reached(tensor, above))
+    return any(node is not None and node.index in quantized for node in makers)
 
 
 _CALCULATES = (LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.MATRIX_MULTIPLY, LayerKind.CONVOLUTION)
@@ -507,16 +460,5 @@ def class_outputs(model: Model) -> tuple[str, ...]:
 
 def _goes_out(model: Model, node: Node) -> bool:
     """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
-    seen: set[str] = set()
-    stack = [node.output]
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for reader in model.readers(name):
-            if operators.of(reader).kind in _CALCULATES:
-                return False
-            if name in operators.inputs_behind_q(model, reader):
-                stack.extend(reader.outputs)
-    return True
+    return not any(of(reader).kind in _CALCULATES for name in reached(node.output, lambda t: moved(model, t))
+                   for reader in model.readers(name))

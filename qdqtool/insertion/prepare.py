@@ -53,15 +53,18 @@ def fold_batch_normalization(model: Model) -> int:
         folded = _fold(model, conv, norm)
         if folded is None:
             continue
-        weight, bias = folded
-        editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded", weight))
-        editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_bias", bias))
+        _set_weights(editor, conv, "folded", folded)
         editor.set_output(conv, 0, norm.output)
         editor.remove(norm)
         count += 1
     if count:
         editor.finish()
     return count
+
+
+def _set_weights(editor: Editor, conv: Node, suffix: str, values: tuple[_Array, _Array]) -> None:
+    for position, (value, end) in enumerate(zip(values, ("", "_bias"), strict=True), 1):
+        editor.set_input(conv, position, editor.constant(f"{conv.input(1)}_{suffix}{end}", value))
 
 
 def _foldable(model: Model, conv: Node, norm: Node) -> bool:
@@ -87,13 +90,11 @@ def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
         shift = beta + ((0.0 if bias is None else bias.astype(np.float64)) - mean) * factor
     ones = (1,) * (weight.ndim - 2)
     if output_axis(conv, weight.ndim) == 0:
-        weight = weight * factor.reshape(-1, 1, *ones)
+        factors = factor[:, None]
     else:  # [in, out / groups, ...]: the channels of each group follow one another
         groups = conv.integer("group", 1)
-        per_group = factor.reshape(groups, 1, -1)
-        shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-        weight = (shaped * per_group[..., None]).reshape(weight.shape)
-    return weight.astype(dtype), shift.astype(dtype)
+        factors = factor.reshape(groups, -1).repeat(weight.shape[0] // groups, axis=0)
+    return (weight * factors.reshape(*factors.shape, *ones)).astype(dtype), shift.astype(dtype)
 
 
 def _output_channels(conv: Node, weight: _Array) -> int | None:
@@ -130,10 +131,8 @@ def fold_leading(model: Model) -> int:
             continue
         for conv, values in zip(readers, folded, strict=True):
             assert values is not None
-            weight, bias = values
             editor.set_input(conv, 0, norm.input(0))
-            editor.set_input(conv, 1, editor.constant(f"{conv.input(1)}_folded_norm", weight))
-            editor.set_input(conv, 2, editor.constant(f"{conv.input(1)}_folded_norm_bias", bias))
+            _set_weights(editor, conv, "folded_norm", values)
         editor.remove(norm)
         count += 1
     if count:
@@ -186,11 +185,7 @@ _Array = npt.NDArray[Any]
 
 
 def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
-    """Prepares a float model in place.
-
-    Args:
-        model: The model, with all its weights in memory.
-        opset: Raise the opset to this when it is lower.
+    """Prepares a float model in place, which has all its weights in memory; an opset that is lower is raised.
 
     Returns:
         What was done, one sentence each, for the user.

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from qdqtool.base.options import choices_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
@@ -26,7 +25,6 @@ from qdqtool.trt.refusals import ResidualBothQuantized
 from qdqtool.trt.targets import Target
 from qdqtool.types import QuantizedTensor, Severity
 
-WEIGHT_FORMS = choices_of(Placing, "weights")
 _ROLES = ("_residual_quantizer", "_input_quantizer")
 _CHANNELS = 1 << 20  # of one layer; more is damage
 
@@ -93,8 +91,8 @@ class _Writer:
         dtype = _float_type(self.model, tensor)
         parameters = [self.editor.constant(f"{base}/scale", np.asarray(scale.scale, np.float32).astype(dtype)),
                       self.editor.constant(f"{base}/zero_point", np.asarray(0, np.int8))]
-        self._pairs[tensor] = self._quantize(reader.node, base, tensor, parameters, {}), parameters
-        self._dequantized[tensor, _only(reader)] = self._dequantize(reader.node, base, *self._pairs[tensor], {})
+        self._pairs[tensor] = self._insert(reader.node, base, qdq.Q, tensor, parameters), parameters
+        self._dequantized[tensor, _only(reader)] = self._insert(reader.node, base, qdq.DQ, *self._pairs[tensor])
         self.quantized.append(QuantizedTensor(tensor, scale.scale, scale.method, scale.group, f"{base}/{qdq.Q}"))
 
     def dequantized(self, tensor: str, reader: Reader) -> str:
@@ -102,7 +100,7 @@ class _Writer:
         key = tensor, _only(reader)
         if key not in self._dequantized:
             base = self._base(reader.node, _ROLES[reader.role == "input"])
-            self._dequantized[key] = self._dequantize(reader.node, base, *self._pairs[tensor], {})
+            self._dequantized[key] = self._insert(reader.node, base, qdq.DQ, *self._pairs[tensor])
         return self._dequantized[key]
 
     def weight(self, site: WeightSite, form: str) -> None:
@@ -114,17 +112,13 @@ class _Writer:
         base = self._base(node, "_weight_quantizer")
         parameters = [self.editor.constant(f"{base}/scale", scale),
                       self.editor.constant(f"{base}/zero_point", np.zeros(scale.shape, np.int8))]
-        attributes = {} if site.axis is None else {"axis": site.axis}
-        first = qdq.Q
         if form == "int8":
             value = self.model.constant(name)
             assert value is not None
-            source = self.editor.constant(f"{name}_quantized", quantize(value, scale, site.axis))
-            first = qdq.DQ
+            source, first = self.editor.constant(f"{name}_quantized", quantize(value, scale, site.axis)), qdq.DQ
         else:
-            source = self._quantize(node, base, name, parameters, attributes)
-        made = self._dequantize(node, base, source, parameters, attributes)
-        self.editor.set_input(node, 1, made)
+            source, first = self._insert(node, base, qdq.Q, name, parameters, site.axis), qdq.Q
+        self.editor.set_input(node, 1, self._insert(node, base, qdq.DQ, source, parameters, site.axis))
         listed: Any = [float(s) for s in scale] if scale.ndim else float(scale)
         self.quantized.append(QuantizedTensor(name, listed, "weights-max", None, f"{base}/{first}"))
 
@@ -134,17 +128,12 @@ class _Writer:
         scale = weight_scale(value, site.axis)
         return round_up_to_half(scale) if value.dtype == np.float16 else scale
 
-    def _quantize(
-        self, node: Node, base: str, tensor: str, parameters: list[str], attributes: dict[str, Any]
+    def _insert(
+        self, node: Node, base: str, op: str, tensor: str, parameters: list[str], axis: int | None = None
     ) -> str:
-        """Q in front of a node, on a base that :meth:`_base` found free; returns its output."""
-        return self.editor.insert(node, qdq.Q, f"{base}/{qdq.Q}", [tensor, *parameters], attributes)
-
-    def _dequantize(
-        self, node: Node, base: str, integers: str, parameters: list[str], attributes: dict[str, Any]
-    ) -> str:
-        """The same for DQ."""
-        return self.editor.insert(node, qdq.DQ, f"{base}/{qdq.DQ}", [integers, *parameters], attributes)
+        """Q or DQ in front of a node, on a base that :meth:`_base` found free; returns its output."""
+        attributes = {} if axis is None else {"axis": axis}
+        return self.editor.insert(node, op, f"{base}/{op}", [tensor, *parameters], attributes)
 
     def _base(self, node: Node, role: str) -> str:
         """``/model.0/conv/_input_quantizer`` for ``/model.0/conv/Conv``; a name that is not taken."""
@@ -260,14 +249,8 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
     INT8 output and the conversions are counted, and the placement with the better worst case is taken. TensorRT-RTX
     writes float from every convolution and fuses pointwise work anyway: a Q/DQ there only costs accuracy.
 
-    Args:
-        model: The prepared float model; weights are not looked at.
-        rules: The user's choices; ``residual_after_activation`` is what this function decides.
-        target: Which TensorRT.
-        unify: Whether tied tensors share scales.
-
     Returns:
-        ``both``, ``skip`` or ``none``, for :class:`Rules`.
+        ``both``, ``skip`` or ``none``: ``residual_after_activation`` of :class:`Rules`.
     """
     if target.is_rtx:
         return "none"
@@ -295,16 +278,13 @@ def _worst(model: Model, placement: Placement, target: Target, unify: bool, reac
     """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
     index = sketch(model, placement, scale_groups(model, placement.readers, unify))
     found: list[Worth] = []
-    for fused in [False] if _all_read(placement) else [False, True]:
+    # Where every Add that is touched reads both inputs dequantized, no convolution can take it.
+    all_read = all(len(positions) > 1 for positions in _residual_positions(placement).values())
+    for fused in [False] if all_read else [False, True]:
         found.append(_worth(index, replace(target, residual_through_activation=fused)))
         if reached is not None and found[-1] <= reached:
             return None
     return min(found)
-
-
-def _all_read(placement: Placement) -> bool:
-    """Whether every Add that is touched reads both inputs dequantized: then no convolution can take it."""
-    return all(len(positions) > 1 for positions in _residual_positions(placement).values())
 
 
 def _residual_positions(placement: Placement) -> dict[int, set[int]]:

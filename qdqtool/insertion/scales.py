@@ -65,12 +65,7 @@ class Ties:
 
 
 def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> list[ScaleGroup]:
-    """Groups the quantized tensors over the operators that a Q passes.
-
-    Args:
-        model: The float model.
-        quantized: Tensors that get a Q/DQ pair.
-        unify: False gives every tensor a group of its own.
+    """Groups quantized tensors of a float model over the operators that a Q passes; without ``unify`` all stay alone.
 
     Returns:
         Groups in the order of their first quantized tensor; chained Concats fall into one.

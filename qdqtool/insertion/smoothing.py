@@ -16,15 +16,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.base.options import Images
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
-from qdqtool.insertion.losses import channel_maxima
+from qdqtool.insertion.losses import AS_CALIBRATED, channel_maxima
 from qdqtool.insertion.placement import Placement
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
@@ -34,9 +35,6 @@ from qdqtool.model.qdq import SMOOTHED
 from qdqtool.model.sizes import FLOATS, MOVES, follow_from_sizes, is_linear
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Json
-
-if TYPE_CHECKING:
-    from calibration import Preprocess
 
 Places = npt.NDArray[np.int64]
 _ENTRIES = 1 << 25  # of a tensor whose every entry is followed
@@ -51,24 +49,18 @@ class Sizes:
     Attributes:
         open: Whether an input has a size that is open.
 
-    Args:
-        model: The model; it is not changed.
-        data: The calibration data.
-        preprocess: As for the calibration.
-        size: As for the calibration.
-
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
 
-    def __init__(self, model: Model, data: object, preprocess: Preprocess | None, size: tuple[int, int] | None) -> None:
+    def __init__(self, model: Model, data: object, images: Images) -> None:
         self.model = model
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
         self.open = any(d is None or d <= 0 for t in model.inputs for d in model.shape(t) or (None,))
         values, open_shapes = ([], []) if self.open else follow_from_sizes(model)
         if open_shapes:
-            found = losses.values_of(model, values, {t: t + _SHAPE for t in open_shapes}, data, preprocess, size)
+            found = losses.values_of(model, values, {t: t + _SHAPE for t in open_shapes}, data, images)
             self._values = {t: found[t] for t in values}
             self._shapes = {t: tuple(int(d) for d in found[t + _SHAPE]) for t in open_shapes}
 
@@ -87,16 +79,9 @@ class Sizes:
             n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False))  # fmt: skip
 
     def across(self, node: Node, place: int, places: Places, *, up: bool) -> list[Places] | None:
-        """The places of a node's inputs by those of one output, or the other way round.
+        """The places of a node's inputs by those of one output (up), or the other way round; ``place`` is which one.
 
-        Args:
-            node: What only moves values, and leaves none out where sizes are not known.
-            place: Which output (up) or input (down) the places are of.
-            places: They.
-            up: Whether the inputs' are asked for.
-
-        Returns:
-            None for another node, and where an entry would belong to two channels.
+        None for a node that does more than move values, and where an entry would belong to two channels.
         """
         inputs, outputs = self._entries(node)
         if not outputs or (not up and place >= len(inputs)):
@@ -229,8 +214,7 @@ class Smoothed:
 
 
 def smooth(
-    model: Model, placement: Placement, alpha: float, data: object, *, preprocess: Preprocess | None = None,
-    size: tuple[int, int] | None = None,
+    model: Model, placement: Placement, alpha: float, data: object, images: Images = AS_CALIBRATED
 ) -> tuple[list[Smoothed], str]:
     """Moves scales of activations into weights, in place; placement has to be done again afterwards.
 
@@ -241,8 +225,7 @@ def smooth(
         placement: What is to be quantized.
         alpha: How much of the difference between channels goes into the weights: 0 to 1, mostly .5.
         data: The calibration data, which is read for this alone.
-        preprocess: As for the calibration.
-        size: As for the calibration.
+        images: How images become inputs.
 
     Returns:
         What was done, nothing where nothing could be, and that in a sentence.
@@ -259,7 +242,7 @@ def smooth(
         raise QdqtoolError("`smooth` reads the data before the calibration does; give a folder or a list instead of an "
                            "iterator")
     quantized = {site.node.index for site in placement.weights}
-    sizes = Sizes(model, data, preprocess, size)
+    sizes = Sizes(model, data, images)
     found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
     fit = [region for region in found if not region.reason]
     left = Counter(region.reason for region in found if region.reason)
@@ -273,7 +256,7 @@ def smooth(
         return [], f"`smooth={alpha:g}` changes nothing: {what}"
     read = [[n for n in region.linears if n.index in quantized] for region in fit]
     largest = channel_maxima(model, {n.input(0): _channels(model, n) for linears in read for n in linears}, data,
-                             preprocess=preprocess, size=size, samples=SAMPLES)
+                             images=images, samples=SAMPLES)
     values: dict[tuple[int, int], _Array] = {}
     done = []
     for region, linears in zip(fit, read, strict=True):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import LayerKind, inputs_behind_q, of, output_axis
-from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region
+from qdqtool.model.pointwise import activation_input, activation_outputs, region
 
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 
@@ -17,83 +16,62 @@ def is_convolution(node: Node | None) -> bool:
     return of(node).kind in CONVOLUTIONS
 
 
-@dataclass(frozen=True)
-class ConvBehind:
-    """The convolution that makes one input of an Add."""
+def reached(start: str, onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """A tensor and those that ``onward`` leads to from it, step by step, each once."""
+    seen: set[str] = set()
+    stack = [start]
+    while stack:
+        name = stack.pop()
+        if name not in seen:
+            seen.add(name)
+            yield name
+            stack.extend(onward(name))
 
-    node: Node
-    activation: bool
+
+def moved(model: Model, tensor: str) -> Iterator[str]:
+    """Results of nodes that a Q passes, which only move a tensor's values."""
+    for reader in model.readers(tensor):
+        if tensor in inputs_behind_q(model, reader):
+            yield from reader.outputs
 
 
-def convolution_behind(model: Model, tensor: str, reader: Node) -> ConvBehind | None:
+def convolution_behind(model: Model, tensor: str, reader: Node) -> Node | None:
     """The Conv or ConvTranspose whose (activated) result only ``reader`` reads; None when there is none.
 
-    An activation is any pointwise function of one tensor (:mod:`qdqtool.model.pointwise`); a bias is none, and
-    others are none to TensorRT: ``bare`` of :class:`qdqtool.insertion.placement.Rules` has them.
+    An activation is any pointwise function of one tensor (:mod:`qdqtool.model.pointwise`), a bias included.
     """
-    activation = False
     allowed = {reader.index}
-    while True:
-        if model.is_output(tensor) or any(r.index not in allowed for r in model.readers(tensor)):
-            return None
+    while not model.is_output(tensor) and all(r.index in allowed for r in model.readers(tensor)):
         node = model.producer(tensor)
-        if node is None:
-            return None
-        if is_convolution(node):
-            return ConvBehind(node, activation)
-        if of(node).kind == LayerKind.SCALE:
-            tensor, allowed = node.input(0), {node.index}
-            continue
-        source = activation_input(model, node)
+        if node is None or is_convolution(node):
+            return node
+        norm = of(node).kind == LayerKind.SCALE
+        source = node.input(0) if norm else activation_input(model, node)
         if source is None:
             return None
-        inside = region(model, source, node)
+        inside = [node] if norm else region(model, source, node)
         allowed = {n.index for n in inside}
         if any(model.is_output(n.output) or any(r.index not in allowed for r in model.readers(n.output))
                for n in inside if n is not node):
             return None
-        activation = activation or not is_bias(model, node)
         tensor = source
+    return None
 
 
 def longest_path(model: Model, tensor: str, other: str) -> tuple[int, int]:
     """Longest way, in nodes, from each tensor up to what both descend from (their nearest common ancestor)."""
-    mine, theirs = _ancestors(model, tensor), _ancestors(model, other)
-    common = mine & theirs
-    return _height(model, tensor, common), _height(model, other, common)
+    common = _ancestors(model, tensor) & _ancestors(model, other)
+    heights: dict[str, int] = {}
+    for node in model.ordered:
+        if node.index not in common and not model.is_constant(node.output):
+            height = 1 + max((heights.get(t, 0) for t in node.inputs), default=0)
+            heights.update({t: height for t in node.outputs if t})
+    return heights.get(tensor, 0), heights.get(other, 0)
 
 
 def _ancestors(model: Model, tensor: str) -> set[int]:
-    seen: set[int] = set()
-    stack = [tensor]
-    while stack:
-        node = model.producer(stack.pop())
-        if node is not None and node.index not in seen:
-            seen.add(node.index)
-            stack.extend(t for t in node.inputs if t)
-    return seen
-
-
-def _height(model: Model, tensor: str, common: set[int]) -> int:
-    memory = {"": 0}  # what is not there is no way
-    stack = [tensor]
-    while stack:
-        name = stack[-1]
-        if name in memory:
-            stack.pop()
-            continue
-        node = model.producer(name)
-        if node is None or node.index in common or model.is_constant(name):
-            memory[name] = 0
-            stack.pop()
-            continue
-        waiting = [t for t in node.inputs if t not in memory]
-        if waiting:
-            stack.extend(waiting)
-            continue
-        memory[name] = 1 + max(memory[t] for t in ("", *node.inputs))
-        stack.pop()
-    return memory[tensor]
+    names = reached(tensor, lambda t: () if (node := model.producer(t)) is None else node.inputs)
+    return {node.index for t in names if (node := model.producer(t)) is not None}
 
 
 def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
@@ -102,11 +80,6 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
     where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
     grouped: axis 1 of its weights counts the channels of one group only.
-
-    Args:
-        node: A node with weights.
-        rank: Number of dimensions of the weights.
-        transposed_per_channel: The target's property of that name.
     """
     if of(node).kind == LayerKind.DECONVOLUTION and (not transposed_per_channel or node.integer("group", 1) != 1):
         return None
@@ -114,13 +87,8 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
 
 
 def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]]) -> bool:
-    """Whether everything that reads a tensor, behind its activation and what moves its values, reads it dequantized.
-
-    Args:
-        model: A float model.
-        tensor: The tensor.
-        readers: For a tensor the nodes, by index, that will read it dequantized.
-    """
+    """Whether everything that reads a tensor, behind its activation and what moves its values, reads it dequantized;
+    ``readers`` gives the nodes, by index, that will read a tensor so."""
     seen: set[str] = set()
     stack = [tensor]
     while stack:

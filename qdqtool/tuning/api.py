@@ -250,7 +250,7 @@ def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]
     """Tensors that near the largest value of FP16, with everything INT8."""
     made, quantized = planner.plan(Configuration()).recipe.build(planner.model)
     seen = {t: s.absmax for t, s in planner.statistics.items()}
-    return too_large(made, quantized, seen, _few(sets), None, None, warnings)
+    return too_large(made, quantized, seen, _few(sets), warnings)
 
 
 def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[str]) -> list[str]:

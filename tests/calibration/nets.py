@@ -1,15 +1,19 @@
 """Small networks and pictures for the calibration tests."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+
+from calibration.statistics import TensorStatistics
+from qdqtool.errors import QdqtoolError
 
 
 def conv_net(
@@ -74,6 +78,13 @@ def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, 
     return paths
 
 
+def told_by(error: type[QdqtoolError], call: Callable[..., object], *args: Any, **options: Any) -> str:
+    """What a call is refused with."""
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    return str(caught.value)
+
+
 @contextlib.contextmanager
 def stored(folder: Path, url: str) -> Iterator[Path]:
     """A folder that lies in fsspec's file system in memory as well, for the time."""
@@ -83,3 +94,11 @@ def stored(folder: Path, url: str) -> Iterator[Path]:
     memory.put(str(folder), url.removeprefix("memory:/"), recursive=True)
     yield folder
     memory.rm(url.removeprefix("memory:/"), recursive=True)
+
+
+def state(part: TensorStatistics | None) -> Any:
+    if part is None:
+        return None
+    counter = part.counter
+    return (part.count, part.nonfinite, part.minimum, part.maximum, counter.top, counter.counts.tolist(),
+            state(part.focus))

@@ -15,6 +15,7 @@ from calibration.listing import file_digest
 from qdqtool.base import budgets
 from qdqtool.base.packed import Archive
 from qdqtool.errors import DataError
+from tests.calibration.nets import told_by
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
 TWO = [SPEC, InputSpec("size", (1, 2), "int64")]
@@ -41,9 +42,8 @@ def test_npy_files(tmp_path: Path) -> None:
     for sample, index in zip(samples, (0, 3, 6), strict=True):
         assert (sample["images"][0] == STACK[index]).all()
     path = npy(tmp_path, ROWS)
-    with pytest.raises(DataError) as caught:
-        StackedSource(path, TWO_INPUTS)
-    assert str(caught.value) == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
+    told = told_by(DataError, StackedSource, path, TWO_INPUTS)
+    assert told == f"{path}: one npy cannot feed a model with 2 inputs; give an npz"
     named = npz(tmp_path, x=ROWS, other=ROWS + 1)
     assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
     with (tmp_path / "c.npy").open("wb") as file:
@@ -52,13 +52,9 @@ def test_npy_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"declares the shape \[-5, 3, 4, 4\]"):
         open_data(tmp_path / "c.npy", [SPEC])
     path = npy(tmp_path, ROWS[:0])
-    with pytest.raises(DataError) as caught:
-        StackedSource(path, [ONE])
-    assert str(caught.value) == f"{path}: holds no samples"
+    assert told_by(DataError, StackedSource, path, [ONE]) == f"{path}: holds no samples"
     path = npy(tmp_path, np.zeros((3, 0), np.float32))
-    with pytest.raises(DataError) as caught:
-        StackedSource(path, [ONE])
-    assert str(caught.value) == f"{path}: its samples have no values (shape [3, 0])"
+    assert told_by(DataError, StackedSource, path, [ONE]) == f"{path}: its samples have no values (shape [3, 0])"
 
 
 class Failing(Sequence[dict[str, npt.NDArray[Any]]]):
@@ -119,9 +115,7 @@ def test_keys_of_samples_are_names() -> None:
         with pytest.raises(DataError) as caught:
             _ = open_data([sample], [SPEC]).fingerprint
         assert str(caught.value) == f"calibration sample 0 has the key {key}, {told}"
-        with pytest.raises(DataError) as caught:
-            open_data(sample, [SPEC])
-        assert str(caught.value) == f"the calibration data has the key {key}, {told}"
+        assert told_by(DataError, open_data, sample, [SPEC]) == f"the calibration data has the key {key}, {told}"
 
 
 class Reader:
@@ -225,10 +219,9 @@ def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
             mixed.writestr(f"{name}.npy", held.getvalue(), kind)
     source = StackedSource(tmp_path / "m.npz", TWO_INPUTS)
     assert not source.random_access and StackedSource(npz(tmp_path, x=ROWS), [ONE]).random_access
-    with pytest.raises(DataError) as caught:
-        source.portion([0])
-    assert str(caught.value) == (f"{tmp_path / 'm.npz'}: is compressed, so that workers cannot begin in the middle; "
-                                 "save it with numpy.savez, uncompressed")
+    told = told_by(DataError, source.portion, [0])
+    assert told == (f"{tmp_path / 'm.npz'}: is compressed, so that workers cannot begin in the middle; "
+                    "save it with numpy.savez, uncompressed")
 
 
 def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
@@ -256,9 +249,7 @@ def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert source.load(3)["x"].all()
-    with pytest.raises(DataError) as caught:
-        source.load(4)
-    assert str(caught.value) == f"{path}: the file is cut off at sample 4; copy it again"
+    assert told_by(DataError, source.load, 4) == f"{path}: the file is cut off at sample 4; copy it again"
     source.arrays["x"].file.close()
     with pytest.raises(DataError, match=r"c\.npy: damaged at sample 2: "):
         source.load(2)
@@ -276,12 +267,23 @@ def test_a_folder_of_samples(tmp_path: Path) -> None:
     assert (part.count(), part.name(0), part.load(0)["x"].tolist()) == (1, "in/b.npy", [[2, 3]])
     assert source.count() == 2
     wrong = Dataset(open_data(tmp_path, [InputSpec("x", (1, 3))]).source, [InputSpec("x", (1, 3))], 9)
-    with pytest.raises(DataError) as caught:
-        list(wrong)
-    assert str(caught.value) == f"{tmp_path / 'in' / 'a.npz'}: array 'x' is [1, 2], the model's input 'x' takes [1, 3]"
+    told = told_by(DataError, list, wrong)
+    assert told == f"{tmp_path / 'in' / 'a.npz'}: array 'x' is [1, 2], the model's input 'x' takes [1, 3]"
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
 def test_a_path_that_no_file_can_have_is_told(text: str) -> None:
     with pytest.raises(DataError, match=r"too long|no such file"):
         open_data(text, [InputSpec("x", (1, 3, 8, 8))])
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1)])
+def test_fortran_order_means_nothing_with_one_dimension(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with (tmp_path / "c.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": True, "shape": shape})
+        file.write(np.arange(5, dtype="<f4").tobytes())
+    spec = InputSpec("x", (1, *shape[1:]))
+    if len(shape) == 1:
+        assert [s["x"].tolist() for s in open_data(tmp_path / "c.npy", [spec])] == [[k] for k in range(5)]
+    else:
+        assert "Fortran" in told_by(DataError, open_data, tmp_path / "c.npy", [spec])

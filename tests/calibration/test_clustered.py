@@ -12,8 +12,7 @@ from calibration import Focus, Statistics, collect
 from calibration.clustered import ClusterPass, _Pace
 from calibration.pictures import ImageSource
 from qdqtool.errors import ClusterError, DataError
-from tests.calibration.nets import conv_net, write_pictures
-from tests.calibration.test_partial import state
+from tests.calibration.nets import conv_net, state, write_pictures
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 

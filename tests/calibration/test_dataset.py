@@ -20,7 +20,7 @@ from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, re
 from qdqtool.base import budgets, files
 from qdqtool.base.files import NO_NAME
 from qdqtool.errors import DataError, QdqtoolError
-from tests.calibration.nets import write_pictures
+from tests.calibration.nets import told_by, write_pictures
 from tests.tables import cases
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
@@ -32,7 +32,6 @@ class Listed(Source):
     def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **facts: Any) -> None:
         self.samples = samples
         self.length: int | None = facts.pop("length", len(samples))
-        self.images = facts.pop("images", False)
         self.read: list[int] = []
         self.restarts = 0
         self.__dict__.update(facts)
@@ -53,10 +52,6 @@ class Listed(Source):
     def digest(self, index: int) -> bytes:
         return b"" if self.samples[index] is None else bytes([index])
 
-    @property
-    def is_images(self) -> bool:
-        return bool(self.images)
-
 
 def row(*values: float) -> npt.NDArray[np.float32]:
     return np.array(values, np.float32).reshape(1, 1, 1, 2)
@@ -68,8 +63,8 @@ ROWS = [row(k, k + 0.5) for k in range(7)]
 def test_sources_and_rows() -> None:
     source = Listed(ROWS)
     assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
-    assert (Source.repeatable, Source.random_access, Source.single_rows) == (True, True, False)
-    assert Source.is_images.fget is not None and Source.is_images.fget(source) is False
+    facts = (Source.repeatable, Source.random_access, Source.single_rows, Source.is_images)
+    assert facts == (True, True, False, False)
     with pytest.raises(DataError, match="cannot be read by the workers of a cluster"):
         source.portion([0])
     assert printable("a\udcffb.png") == "a\\xffb.png"
@@ -144,9 +139,7 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
         ({"c": value}, [one, two], "'a'; it has 'c'"),
         ({}, [one], "'a'; it has nothing"),
     ):
-        with pytest.raises(DataError) as caught:
-            fit_all(arrays, inputs, "it")
-        assert str(caught.value) == f"it has no array for the model's input {told}"
+        assert told_by(DataError, fit_all, arrays, inputs, "it") == f"it has no array for the model's input {told}"
     with pytest.raises(DataError, match=r"^it: array 'a' is \[1, 2\], the model's input 'a' takes \[1\]$"):
         fit_all({"a": np.ones((1, 2))}, [one], "it")
 
@@ -218,7 +211,7 @@ def test_every_pass_begins_anew_and_loads_when_asked() -> None:
 
 def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
     rows = [None, ROWS[1], None, None]
-    data = Dataset(Listed(rows, images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9)
+    data = Dataset(Listed(rows, is_images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9)
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
@@ -265,9 +258,7 @@ ROW = np.zeros((1, 3, 16, 16), np.float32)
 
 
 def refusal(source: object, inputs: list[InputSpec] | None = None, **options: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        open_data(source, [SPEC] if inputs is None else inputs, **options)
-    return str(caught.value)
+    return told_by(DataError, open_data, source, [SPEC] if inputs is None else inputs, **options)
 
 
 def test_512_images_unless_told() -> None:

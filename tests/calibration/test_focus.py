@@ -300,9 +300,8 @@ def test_what_the_reach_of_the_inputs_tells(low: float, high: float, sentence: s
 def test_looks_add_up() -> None:
     one = Looks()
     assert vars(one) == {"total": 0, "low": math.inf, "high": -math.inf, "constant": 0, "nonfinite": 0, "broken": 0}
-    one.add(0.25, 0.5, True, False)
-    one.add(0.125, 0.375, False, True)
-    one.add(math.inf, -math.inf, False, True)
+    for more in (Looks(1, 0.25, 0.5, 1), Looks(1, 0.125, 0.375, 0, 1), Looks(1, math.inf, -math.inf, 0, 1)):
+        one.merge(more)
     assert one == Looks(3, 0.125, 0.5, 1, 2, 0)
     other = Looks(10, -1.0, 0.25, 4, 5, 6)
     other.merge(one)

@@ -31,13 +31,6 @@ def of(array: npt.NDArray[np.float32], bins: int = 64) -> statistics.TensorStati
     return statistics.TensorStatistics.of(array, bins)
 
 
-def same(a: statistics.TensorStatistics, b: statistics.TensorStatistics) -> bool:
-    return (
-        (a.count, a.nonfinite, a.minimum, a.maximum, a.counter.top)
-        == (b.count, b.nonfinite, b.minimum, b.maximum, b.counter.top)
-    ) and np.array_equal(a.counter.counts, b.counter.counts)
-
-
 @given(ARRAYS)
 def test_no_count_is_lost_in_any_order(values: npt.NDArray[np.float32]) -> None:
     counts, edges = of(values).histogram

@@ -377,3 +377,11 @@ def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> No
     assert divergence(counts, found) == pytest.approx(divergence(counts, kept), rel=1e-9)
     counts[0] = 1e6  # zeros, which have no say
     assert round(_least_divergence(counts, 1.0) * bins) == found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
+    """Ranges depend on shares, not on counts: few values, or each of them a thousand times."""
+    values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)
+    once, often = TensorStatistics.of(values), TensorStatistics.of(np.tile(values, 1000))
+    assert amax_of(once, method) == pytest.approx(amax_of(often, method), rel=1e-6)

@@ -1,9 +1,12 @@
-"""One picture: sizes, colours and numbers at their limits, against arithmetic by hand."""
+"""Pictures: sizes, colours and numbers at their limits, against arithmetic by hand; and folders of them."""
 
 import io
+import os
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +15,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from calibration import pictures
-from calibration.arrays import open_data
+from calibration.arrays import Dataset, open_data
 from calibration.dataset import InputSpec
 from calibration.listing import file_digest
 from calibration.pictures import ImageSource, Preprocess, _Pixels, decode, describe, prepare
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
-from tests.calibration.nets import write_pictures
+from tests.calibration.nets import told_by, write_pictures
 from tests.tables import cases
 
 RAW = Preprocess(scale=1.0)
@@ -51,9 +54,7 @@ def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     if not told:
         assert Preprocess(**arguments)  # type: ignore[arg-type]
         return
-    with pytest.raises(DataError) as caught:
-        Preprocess(**arguments)  # type: ignore[arg-type]
-    assert str(caught.value) == told
+    assert told_by(DataError, Preprocess, **arguments) == told
 
 
 @pytest.mark.parametrize(
@@ -266,9 +267,7 @@ IMPOSSIBLE = ": image size {} is not possible; the limit is 16777216 pixels"
 )
 def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None, told: str) -> None:
     assert budgets.INPUT_PIXELS == 4096 * 4096
-    with pytest.raises(DataError) as caught:
-        source(shape, size)
-    assert str(caught.value) == f"input 'x' {told}"
+    assert told_by(DataError, source, shape, size) == f"input 'x' {told}"
 
 
 @pytest.mark.parametrize(
@@ -308,3 +307,99 @@ def test_names_digests_and_portions(tmp_path: Path) -> None:
     part = made.portion([1])
     assert (part.count(), part.name(0)) == (1, str(outside[0])) and made.count() == 2
     assert (part.load(0)["x"] == made.load(1)["x"]).all()
+
+
+# Folders of pictures.
+
+SPEC = InputSpec("images", (1, 3, 16, 16))
+
+
+def test_pictures_of_other_formats_are_counted_and_never_decoded(tmp_path: Path) -> None:
+    for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"II*\0")
+    with pytest.raises(DataError, match=r"not read \(2 tiff, 1 heic\): convert"):
+        open_data(tmp_path, [SPEC])
+    write_pictures(tmp_path, 1)
+    assert len(open_data(tmp_path, [SPEC])) == 1
+    assert "(2 tiff, 1 heic)" in open_data(tmp_path, [SPEC]).warnings[0]
+    Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
+    (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
+    with pytest.raises(DataError, match="cannot identify"):
+        decode(tmp_path / "claims.jpg")
+
+
+def test_names_and_headers_of_files(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 1)
+    strange = os.fsencode(tmp_path) + b"/\xff\xfe.png"
+    try:
+        os.rename(tmp_path / "picture000.png", strange)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    data = open_data(tmp_path, [SPEC])
+    assert [data.source.name(0), len(list(data))] == ["\\xff\\xfe.png", 1]
+    assert data.fingerprint
+
+
+def test_resizing_and_layouts(tmp_path: Path) -> None:
+    ramp = np.repeat(np.arange(0, 240, 30, dtype=np.uint8)[None, :, None], 8, 0).repeat(3, 2)
+    doubled = prepare(ramp, 16, 16, Preprocess(scale=1.0))[0, 0, 8]
+    centres = (np.arange(16) + 0.5) / 2 - 0.5
+    expected = np.interp(centres, np.arange(8), np.arange(0, 240, 30))
+    assert np.abs(doubled - expected).max() <= 1.0
+    halved = prepare(np.repeat(ramp, 1, 0), 4, 4, Preprocess(scale=1.0))[0, 0, 2]
+    assert np.abs(halved - np.array([15, 75, 135, 195])).max() <= 1.0
+    (path,) = write_pictures(tmp_path, 1)
+    pixels = decode(path).astype(np.float64)
+    (grey,) = open_data(tmp_path, [InputSpec("x", (None, 1, 16, 16))])
+    luminance = pixels @ [0.299, 0.587, 0.114] / 255
+    assert np.abs(grey["x"][0, 0] - luminance).max() < 1 / 255
+    (nhwc,) = open_data(tmp_path, [InputSpec("x", (1, 16, 16, 3), "uint8")], Preprocess(scale=1.0))
+    assert nhwc["x"].dtype == np.uint8 and (nhwc["x"][0] == pixels).all()
+    (half,) = open_data(tmp_path, [InputSpec("x", (1, 3, 16, 16), "float16")])
+    assert half["x"].dtype == np.float16
+
+
+def huge_png(path: Path) -> None:
+    """A few bytes that claim 40000 x 40000 pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 40000, 40000, 8, 2, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+
+
+def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
+    good, cut, *_ = write_pictures(tmp_path, 2, 64, 64)
+    cut.write_bytes(cut.read_bytes()[:900])
+    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "empty.png").write_bytes(b"")
+    huge_png(tmp_path / "huge.png")
+    data = open_data(tmp_path, [SPEC])
+    assert len(list(data)) == 1
+    assert sorted(name for name, _ in data.skipped) == ["empty.png", "huge.png", cut.name, "text.jpg"]
+    assert all(reason and "\n" not in reason for _, reason in data.skipped)
+    assert any("4 of 5 images could not be read" in w for w in data.warnings)
+    assert len(list(data)) == 1 and len(data.skipped) == 4, "a second pass counts nothing twice"
+    assert good.exists()
+
+
+def test_sets_and_fingerprints(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 1)
+    data = open_data(tmp_path, [SPEC])
+    assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
+    paths = write_pictures(tmp_path / "a", 3)
+    write_pictures(tmp_path / "b", 3)
+    first = open_data(tmp_path / "a", [SPEC]).fingerprint
+    assert first and first == open_data(tmp_path / "a", [SPEC]).fingerprint
+    assert first == open_data(tmp_path / "b", [SPEC]).fingerprint, "the same pictures in another folder"
+    others = {
+        open_data(tmp_path / "a", [SPEC], Preprocess(bgr=True)).fingerprint,
+        open_data(tmp_path / "a", [SPEC], max_images=2).fingerprint,
+        open_data(tmp_path / "a", [InputSpec("images", (1, 3, 32, 32))]).fingerprint,
+    }
+    paths[1].write_bytes(paths[2].read_bytes())
+    others.add(open_data(tmp_path / "a", [SPEC]).fingerprint)
+    assert len(others) == 4 and first not in others

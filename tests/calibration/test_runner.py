@@ -23,7 +23,7 @@ from calibration.statistics import TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from tests.calibration.nets import conv_net, run_all, write_pictures
+from tests.calibration.nets import conv_net, run_all, told_by, write_pictures
 
 NAMES = ["images", "c1", "r2"]
 
@@ -139,9 +139,7 @@ def run(cache: Path | None = None, data: Any = None, names: tuple[str, ...] = ("
 
 
 def refusal(*args: Any, **options: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        run(*args, **options)
-    return str(caught.value)
+    return told_by(DataError, run, *args, **options)
 
 
 def unfinished(cache: Path, done: int = 2, **options: Any) -> None:
@@ -229,10 +227,9 @@ def test_what_another_process_wrote_meanwhile_is_not_replaced(tmp_path: Path, mo
     run(other, model=conv_net(seed=1))
     theirs = other.read_bytes()
     interfered(monkeypatch, lambda: cache.write_bytes(theirs))
-    with pytest.raises(DataError) as caught:
-        collect(conv_net(), FEEDS, ["c1"], cache=cache)
-    assert str(caught.value) == (f"{cache}: another process has written it, and it was made for another model; "
-                                 "give another name")
+    told = told_by(DataError, collect, conv_net(), FEEDS, ["c1"], cache=cache)
+    assert told == (f"{cache}: another process has written it, and it was made for another model; "
+                    "give another name")
     assert cache.read_bytes() == theirs
     found = collect(conv_net(), FEEDS, ["c1"], cache=cache, overwrite_cache=True)
     assert found.images == 6 and cache.read_bytes() != theirs

@@ -1,5 +1,6 @@
 import hashlib
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from calibration.statistics import (
     taken,
 )
 from qdqtool.errors import DataError
-from tests.calibration.nets import conv_net
+from tests.calibration.nets import conv_net, state
 from tests.trt.builder import Graph
 
 
@@ -441,3 +442,43 @@ def test_any_number_of_ranges(count: int) -> None:
     assert [float(b[0]) for b, _ in alone] == biased.tolist() and [float(w[0]) for _, w in alone] == whole.tolist()
     turned = rounding(spots[::-1], ranges, 7)
     assert turned[0].tolist() == biased.tolist() and turned[1].tolist() == whole.tolist(), "in any order, to the bit"
+
+
+BINS = 64
+ARRAYS = st.lists(
+    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12), min_size=1, max_size=6
+)
+
+
+@hypothesis.given(ARRAYS, st.randoms(use_true_random=False), st.booleans())
+def test_any_partition_in_any_order_is_the_whole(lists: list[list[float]], random: Any, focused: bool) -> None:
+    arrays = [np.array(values, np.float32) for values in lists]
+    whole = {"t": TensorStatistics(BINS), "u": TensorStatistics(BINS)}
+    packets = []
+    for array in arrays:
+        parts = {"t": TensorStatistics.of(array, BINS), "u": TensorStatistics.of(array[::2] * 0.5, BINS)}
+        whole["t"].add(array)
+        whole["u"].add(array[::2] * 0.5)
+        if focused and len(array) % 2:
+            parts["u"].add_focus([array[:1] * 0.5])
+            whole["u"].add_focus([array[:1] * 0.5])
+        packets.append(pickle.loads(pickle.dumps(parts)))
+    random.shuffle(packets)
+    found = {"t": TensorStatistics(BINS), "u": TensorStatistics(BINS)}
+    for packet in packets:
+        found = {n: part.merge(packet[n]) for n, part in found.items()}
+    assert {n: state(p) for n, p in found.items()} == {n: state(p) for n, p in whole.items()}
+
+
+@pytest.mark.parametrize(("count", "width"), [
+    (1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4), ((1 << 32) - 1, 4), (1 << 32, 8), (1 << 40, 8),
+])  # fmt: skip
+def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:
+    part = TensorStatistics(64)
+    part.count = count
+    part.counter.counts[[0, 7, 9]] = 1 << 41, count, 1
+    found = pickle.loads(pickle.dumps(part))
+    assert state(found) == state(part) and found.counter.counts.dtype == np.int64
+    *_, first, window = part.counter.__reduce__()[1]
+    assert first == 7 and window.nbytes == 3 * width
+    assert len(pickle.dumps(TensorStatistics(64))) < 400  # nothing counted

@@ -18,7 +18,7 @@ from calibration.listing import UNREADABLE
 from calibration.pictures import UrlSource, _mark, is_url, local_path
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
-from tests.calibration.nets import conv_net, stored, write_pictures
+from tests.calibration.nets import conv_net, stored, told_by, write_pictures
 from tests.tables import cases
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -100,9 +100,8 @@ def test_what_lies_under_a_url(nested: Path, end: str) -> None:
     assert str(caught.value).startswith(f"{NESTED}/.hidden/x{end}: cannot be listed: ")
     with fsspec.open(f"{NESTED}/empty/note.txt", "wb") as file:
         file.write(b"")
-    with pytest.raises(DataError) as caught:
-        open_data(f"{NESTED}/empty{end}", [SPEC])
-    assert str(caught.value) == f"{NESTED}/empty{end}: no images (bmp, jpeg, jpg, png, webp) under this URL"
+    told = told_by(DataError, open_data, f"{NESTED}/empty{end}", [SPEC])
+    assert told == f"{NESTED}/empty{end}: no images (bmp, jpeg, jpg, png, webp) under this URL"
 
 
 def test_names_of_urls(nested: Path) -> None:

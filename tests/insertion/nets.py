@@ -88,10 +88,15 @@ class Net:
         return Model(self.model())
 
 
-def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with Constant nodes instead of initializers."""
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    return copy
+
+
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with Constant nodes instead of initializers."""
+    copy = copied(model)
     constants = copy.graph.initializer
     made = [helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t) for t in constants]
     nodes = [*made, *copy.graph.node]
@@ -122,8 +127,7 @@ def check(model: onnx.ModelProto) -> None:
 
 def in_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto:
     """The same in float16 altogether, inputs and outputs included, but for the initializers to keep."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     for tensor in result.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
             half = numpy_helper.to_array(tensor).astype(np.float16)

@@ -29,7 +29,7 @@ from qdqtool.insertion.losses import (
 from qdqtool.model.graph import Model
 from qdqtool.render.insertion_text import render
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction, QuantizedTensor
-from tests.insertion.nets import Net, check, images, run
+from tests.insertion.nets import Net, check, copied, images, run
 
 
 def chain() -> Net:
@@ -237,8 +237,7 @@ def test_outputs_and_maps_that_are_compared() -> None:
 
 
 def with_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.graph.output.append(helper.make_empty_tensor_value_info(tensor))
     return copy
 
@@ -310,13 +309,8 @@ def test_what_cannot_be_measured_is_a_warning_and_not_the_end() -> None:
     """An operator of TensorRT's own behind the last convolution; a NaN in a convolution that stays float."""
     made = Net()
     last = made.op("Relu", "s", made.conv("b", made.op("Relu", "r", made.conv("a", "x"))))
-    made.output(made.op("MyPool", "p", last, domain="my"))
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(made.nodes, "g", made.inputs, [onnx.helper.make_tensor_value_info("p.out", 1, None)],
-                               made.initializers),
-        opset_imports=[onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("my", 1)], ir_version=8,
-    )  # fmt: skip
-    result = qdqtool.insert(model, images(2), losses=1, predict=False)
+    made.output(made.op("MyPool", "p", last, domain="example"))
+    result = qdqtool.insert(made.open_model(), images(2), losses=1, predict=False)
     assert result.losses is None and result.activations
     assert any(w.startswith("what limits accuracy was not measured: onnxruntime cannot run") for w in result.warnings)
     broken = chain().model()

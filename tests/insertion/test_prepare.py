@@ -6,7 +6,8 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.model.graph import Model
 from qdqtool.model.half import HALF_OPSET
-from tests.insertion.nets import Net, check, images, nodes_of, run, value_of
+from tests.calibration.nets import told_by
+from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, tolerance: float = 1e-4) -> None:
@@ -16,8 +17,7 @@ def same(before: onnx.ModelProto, after: onnx.ModelProto, tolerance: float = 1e-
 
 
 def prepared(model: onnx.ModelProto, opset: int = 13) -> tuple[onnx.ModelProto, list[str]]:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     notes = prepare(Model(copy), opset=opset)
     check(copy)
     return copy, notes
@@ -380,9 +380,8 @@ def test_what_the_converter_says_is_told_in_one_line(
 
     monkeypatch.setattr("onnx.version_converter.convert_version", convert)
     net.output(net.conv("c", "x"))
-    with pytest.raises(ModelError) as caught:
-        prepare(Model(net.model(11), "a.onnx"))
-    assert str(caught.value) == f"a.onnx: opset 11 cannot be raised to 13 ({told}); export with opset 13 or newer"
+    found = told_by(ModelError, prepare, Model(net.model(11), "a.onnx"))
+    assert found == f"a.onnx: opset 11 cannot be raised to 13 ({told}); export with opset 13 or newer"
 
 
 def test_functions_are_inlined(net: Net) -> None:

@@ -25,6 +25,7 @@ from qdqtool.insertion.scales import (
 from qdqtool.model.graph import Model
 from qdqtool.options import Kept
 from qdqtool.types import QuantizedTensor
+from tests.calibration.nets import told_by
 from tests.insertion.nets import Net, images
 from tests.tables import cases
 
@@ -128,9 +129,8 @@ def test_weights_and_overrides() -> None:
         choice.of(group("a1", "b1"))
     assert choice.of(group("a1", "z", "a2")) == choice.of(group("z", "a1")) == "max"  # what matches none follows
     for tensors, example in ((["z", "y", "x"], "; names look like 'z'"), ([], "")):
-        with pytest.raises(QdqtoolError) as caught:
-            choice.check(tensors)
-        assert str(caught.value) == f"`method_for` ^a=max: matches no quantized tensor{example}"
+        told = told_by(QdqtoolError, choice.check, tensors)
+        assert told == f"`method_for` ^a=max: matches no quantized tensor{example}"
     choice.check(["a", "b"])
     with pytest.raises(QdqtoolError, match="not a regular expression"):
         MethodChoice("mse", (("(", "max"),)).check(["z"])
@@ -138,9 +138,7 @@ def test_weights_and_overrides() -> None:
         MethodChoice("kl").check([])
     with pytest.raises(QdqtoolError, match="method 'kl' is unknown"):
         MethodChoice("max", (("z", "kl"),)).check(["z"])
-    with pytest.raises(DataError) as caught:
-        choose_scale(group("a"), statistics(a=[1.0, np.nan, 2.0]), MethodChoice())
-    assert str(caught.value) == (
+    assert told_by(DataError, choose_scale, group("a"), statistics(a=[1.0, np.nan, 2.0]), MethodChoice()) == (
         "tensor 'a': 1 of 3 values are NaN or infinite on the calibration data; check the model and the preprocessing, "
         "or leave its readers float with `exclude`"
     )
@@ -217,9 +215,7 @@ def test_tables_of_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", [0.0, None])
 def test_what_the_table_has_no_range_for_is_named(scale: float | None, tmp_path: Path) -> None:
     path = table(tmp_path, other=1.0) if scale is None else table(tmp_path, a=scale, other=1.0)
-    with pytest.raises(DataError) as caught:
-        scales_from_table(path, [GROUP])
-    assert str(caught.value) == f"{path}: has no scale for tensor 'joined'"
+    assert told_by(DataError, scales_from_table, path, [GROUP]) == f"{path}: has no scale for tensor 'joined'"
     small = scales_from_table(table(tmp_path, a=1e-45), [GROUP])[0].scale
     assert small == float(np.finfo(np.float32).tiny)  # as small as a scale can be
 
@@ -242,9 +238,7 @@ def test_what_is_reported_of_calibration(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.concatenate([i["x"] for i in images()]))
     told = report(tmp_path / "x.npy", tmp_path / "cache.npz")
     assert told["data"] == str(tmp_path / "x.npy") and told["cache"] == str(tmp_path / "cache.npz")
-    with pytest.raises(DataError) as caught:
-        report(None)
-    assert str(caught.value) == (
+    assert told_by(DataError, report, None) == (
         "no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)"
     )
 

@@ -18,7 +18,7 @@ from qdqtool.timing.twin import best_placement
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction, Refusal
-from tests.insertion.nets import Net, images, run
+from tests.insertion.nets import Net, copied, images, run
 from tests.insertion.transformers import HEADS, WIDTH, Tokens, detr, samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -97,8 +97,7 @@ def test_networks_without_attention() -> None:
 
 
 def test_dead_and_constant_products_are_not_counted() -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(vit())
+    model = copied(vit())
     gone = onnx.helper.make_node("MatMul", ["b0.attn.q.add.out", "b0.attn.k.heads.out"], ["never"], "never")
     model.graph.node.append(gone)
     folded = onnx.helper.make_node("MatMul", ["b0.fc1.weight", "b0.fc2.weight"], ["folded"], "folded")
@@ -198,8 +197,7 @@ def test_tune_can_take_attention_back(attention: str) -> None:
 
 def with_pairs(model: onnx.ModelProto, *readers: str) -> onnx.ModelProto:
     """The same with a pair in front of every input of these nodes."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     nodes = []
     for node in copy.graph.node:
         for i, tensor in enumerate(node.input if node.name in readers else ()):
@@ -231,8 +229,7 @@ def test_pairs_in_the_residual_stream_are_warned_of(pieces: bool, target: str) -
 @pytest.mark.parametrize("target", TARGETS)
 def test_scales_by_channel_of_a_linears_input_are_refused_with_a_reason(target: str) -> None:
     """TensorRT takes one scale for a whole activation; along the channels that are summed up no target has INT8."""
-    model = onnx.ModelProto()
-    model.CopyFrom(quantized().model)
+    model = copied(quantized().model)
     q = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out")
     dq = next(n for n in model.graph.node if n.input and n.input[0] == q.output[0])
     for node in (q, dq):
@@ -358,8 +355,7 @@ EINSUMS = {"b0.attn.qk": "...id,...dj->...ij", "b1.attn.av": "bhij,bhjd->bhid", 
 
 def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same, where Einsums compute some of the products."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
+    changed = copied(model)
     for node in changed.graph.node:
         if node.name in EINSUMS:
             node.op_type = "Einsum"

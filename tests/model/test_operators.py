@@ -234,8 +234,7 @@ def test_all_rooms_take_an_activation_for_one(operator: Operator) -> None:
     (found,) = simulate(model, TARGET).convolutions
     assert (str(found.output), found.fused) == ("INT8", ["act"])
     assert activation_input(model, act) == "c:0"
-    behind = convolution_behind(model, "act:0", model.node("q.Q"))
-    assert behind is not None and behind.node.name == "c" and behind.activation
+    assert convolution_behind(model, "act:0", model.node("q.Q")) is model.node("c")
 
 
 @pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.activation and o.activation.gate],
