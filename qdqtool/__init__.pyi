@@ -104,7 +104,7 @@ def insert(
     cluster: object = None,
     mixed_cpus: bool = False,
     calib_table: str | os.PathLike[str] | None = None,
-    losses: int = 0,
+    losses: int | None = 0,
 ) -> Insertion: ...
 def predict(
     model: ModelSource | Model,

@@ -148,6 +148,10 @@ class Kept:
         "Replace a cache of another model or of other images.")
 
 
+# Part of the outputs' standard deviation: where INT8 moves them by less, detections hardly suffer (docs/accuracy.md).
+LITTLE = 0.1
+
+
 @concern
 class Measuring:
     """Where ranges come from without images, and what is measured of the result."""
@@ -155,11 +159,13 @@ class Measuring:
     calib_table: str | os.PathLike[str] | None = option(
         None, "A TensorRT calibration table to take the ranges from, instead of data.",
         "Take ranges from a TensorRT calibration table.", metavar="FILE", kind="path")
-    losses: int = option(
-        0, "On so many samples, measure which activations cost most, see :mod:`qdqtool.insertion.losses`, and how far "
-        "an FP16 model's outputs are from the float model's. That runs the network many times: 0 does not, and the "
-        "command takes 2.",
-        "Measure on so many samples which activations cost most; 0 does not.", metavar="SAMPLES", least=0, commanded=2)
+    losses: int | None = option(
+        0, "On so many samples, measure how far INT8 moves the outputs, which activations cost most of that, see "
+        ":mod:`qdqtool.insertion.losses`, and how far an FP16 model's outputs are from the float model's. That runs "
+        "the network some ten times for each sample; None takes 2, and looks at single activations only where the "
+        f"outputs move by {LITTLE:.0%} or more. 0 measures nothing, and the command takes None.",
+        "Measure on so many samples which activations cost most; 0 does not. [default: 2, and single ones only where "
+        f"INT8 moves the outputs by {LITTLE:.0%} or more]", metavar="SAMPLES", least=0, commanded=None)
 
 
 @concern

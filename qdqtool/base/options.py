@@ -28,7 +28,7 @@ _WIDTH = 112  # of a parameter's text in a docstring
 def option(
     default: Any, doc: str = "", brief: str = "", *, choices: Sequence[str] = (), name: str = "", off: bool = False,
     metavar: str = "", least: float | None = None, most: float | None = None, kind: str = "",
-    alone: float | None = None, needed: bool = False, commanded: Any = None,
+    alone: float | None = None, needed: bool = False, commanded: Any = ...,
 ) -> Any:
     """A field that is an option.
 

@@ -198,6 +198,8 @@ def made_of(parameter: str, group: type, **briefs: str) -> _Decorator:
                 if value is not None and value != ():
                     read = _WHOLE.get(known["kind"])
                     values[entry.name] = not value if known["off"] else read(value) if read is not None else value
+                elif known["commanded"] is None:
+                    values[entry.name] = None
             return function(**given, **{parameter: group(**values)})
 
         for entry in reversed(taken):
@@ -226,7 +228,7 @@ def _option(entry: Option, brief: str) -> Any:
         more["type"] = number(known["least"], known["most"])
     elif known["alone"] is not None:
         more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
-    if known["commanded"] is not None:
+    if known["commanded"] is not ...:
         default = known["commanded"]
     shown = None if kind else default  # what a text means is not shown; its help says the default
     return click.option(*names, default=shown, show_default=shown is not None, **more)

@@ -18,7 +18,15 @@ from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import change_inputs, check_input_type, check_pixels, collect_for, scales_from_table
-from qdqtool.insertion.losses import AS_CALIBRATED, candidates, compare, largest_values, measure, with_predictions
+from qdqtool.insertion.losses import (
+    AS_CALIBRATED,
+    SAMPLES,
+    candidates,
+    compare,
+    largest_values,
+    measure,
+    with_predictions,
+)
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
@@ -136,7 +144,7 @@ def insert(
             work, found, quantized, statistics, chosen, made.smooth is None or bool(smoothed)))
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
-    if losses and statistics is not None:
+    if losses != 0 and statistics is not None:
         activations = [q for q in quantized if q.method != "weights-max"]
         tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
         statistics = None  # tens of megabytes, and not needed any more
@@ -152,10 +160,10 @@ def insert(
         notes.extend(said_of_half(work, chosen, wide, made.high_precision is None))
         first = work if made.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
-        if losses and readable is not None:
+        if losses != 0 and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                agreement = compare(floats, first, readable, samples=losses, images=images)
+                agreement = compare(floats, first, readable, samples=losses or SAMPLES, images=images)
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
                     warnings.append(f"INT8 activations change the outputs by {measured.error:.1%}, with FP16 it is "
                                     f"{agreement.error:.0%}: compare with `high_precision='fp32'`")

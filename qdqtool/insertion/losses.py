@@ -31,6 +31,7 @@ from qdqtool.model.heads import find_head
 from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq
 from qdqtool.model.sessions import cores, open_proto
+from qdqtool.options import LITTLE
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -112,9 +113,9 @@ def candidates(
 
 def measure(
     model: Model, tried: Sequence[QuantizedTensor], data: object, *, activations: Sequence[QuantizedTensor],
-    images: Images = AS_CALIBRATED, samples: int = SAMPLES, named: int = NAMED,
+    images: Images = AS_CALIBRATED, samples: int | None = SAMPLES, named: int = NAMED,
 ) -> Losses | None:
-    """Measures what the tried tensors cost.
+    """Measures what all quantized activations cost together, and each of those that are tried.
 
     Args:
         model: The Q/DQ model, its float inputs unchanged; it is not changed.
@@ -122,7 +123,8 @@ def measure(
         data: The calibration data; ``samples`` of it are used, evenly spread.
         activations: All quantized activations.
         images: How images become inputs.
-        samples: How many samples.
+        samples: How many samples; None for :data:`SAMPLES`, and for trying none where the error of all together is
+            little.
         named: How many of the worst to return.
 
     Returns:
@@ -136,7 +138,8 @@ def measure(
 
     if isinstance(data, Iterator):
         return None
-    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), samples, images.size)
+    count = SAMPLES if samples is None else samples
+    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), count, images.size)
     switches, switched = _switched(model, activations)
     scores = class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
@@ -144,34 +147,44 @@ def measure(
     if first is None:
         return None
     held = peak_bytes(model.proto, {n: array.shape for n, array in first.items()})
-    at_once = max(1, min(samples, worker_count(held, cores())))
+    at_once = max(1, min(count, worker_count(held, cores())))
     session = _session(switched, model, max(1, cores() // at_once))
     return_freed_memory()
-    crew: Crew[tuple[int, Task], tuple[int, list[float]]] = Crew(dataset.tasks())
+    floats: dict[int, Compared] = {}
 
-    def errors(sample: _Feeds) -> Iterator[float]:
-        """With all quantized, and with each of those that are tried left out."""
-        floats = _run(session, sample, switches, dict.fromkeys(switches, False))
-        if not all(np.isfinite(array).all() for array in floats.values()):
-            raise ModelError("the network's outputs are NaN or infinite on the calibration data")
-        before = Compared(floats, focus.find(floats) if focus else None)
-        del floats  # onnxruntime uses the memory of outputs again that are let go of
-        for left_out in (None, *(entry.tensor for entry in tried)):
-            if crew.stopped:
-                return
-            yield before.error(_run(session, sample, switches, {t: t != left_out for t in switches}))
+    def compared(number: int, sample: _Feeds) -> Compared:
+        if number not in floats:
+            found = _run(session, sample, switches, dict.fromkeys(switches, False))
+            if not all(np.isfinite(array).all() for array in found.values()):
+                raise ModelError("the network's outputs are NaN or infinite on the calibration data")
+            floats[number] = Compared(found, focus.find(found) if focus else None)
+        return floats[number]
 
-    def work() -> None:
-        for number, load in crew.tasks():
-            loaded = load()
-            if loaded is not None:
-                crew.put((number, list(errors(loaded[0]))))
+    def errors(left_out: Sequence[str | None]) -> npt.NDArray[Any]:
+        """With all quantized but one, for each of these; the sum over the samples."""
+        crew: Crew[tuple[int, Task], tuple[int, list[float]]] = Crew(dataset.tasks())
 
-    found = dict(crew.results([work] * at_once))
-    used = len(found)
-    total, *without = np.sum([found[number] for number in sorted(found)], axis=0) if found else [0.0]
+        def work() -> None:
+            for number, load in crew.tasks():
+                loaded = load()
+                if loaded is not None:
+                    before, each = compared(number, loaded[0]), []
+                    for left in left_out:
+                        if crew.stopped:
+                            return
+                        each.append(before.error(_run(session, loaded[0], switches, {t: t != left for t in switches})))
+                    crew.put((number, each))
+
+        found = dict(crew.results([work] * at_once))
+        return np.sum([found[number] for number in sorted(found)], axis=0) if found else np.zeros(len(left_out))
+
+    (total,) = errors([None])
     if total <= 0.0:
         return None
+    used = len(floats)
+    if samples is None and total < LITTLE * used:
+        tried = []
+    without = errors([entry.tensor for entry in tried]) if tried else np.zeros(0)
     worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
     return Losses(
         float(total / used),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending
 from qdqtool.explain.left_float import SkippedNode
+from qdqtool.options import LITTLE
 from qdqtool.render.output import Page
 from qdqtool.render.predict_text import verdict
 from qdqtool.types import Prediction
@@ -28,7 +29,7 @@ _REPORTED = 1.5  # bits lost from which a group is listed
 _WORTH = 0.1  # of the error, from which on an activation is worth leaving float
 # What an error below so much means for detections; measured, see docs/accuracy.md.
 _JUDGED = (
-    (0.1, "little"),
+    (LITTLE, "little"),
     (0.2, "more than usual, so compare detections (qdqtool tune does)"),
     (math.inf, "much, and detections may suffer (qdqtool tune measures them)"),
 )
@@ -111,11 +112,14 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
 def _losses(page: Page, insertion: Insertion) -> None:
     """How far INT8 moves the outputs and whether that is much, and the activations that it loses most on."""
     losses = insertion.losses
-    if losses is None or not losses.tensors:
+    if losses is None or (losses.tried and not losses.tensors):
         return
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
     found = (f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
              f"standard deviation ({counted(losses.samples, 'sample')}): {judged}.")
+    if not losses.tried:
+        page.heading(f"{found} So no single ones were looked at (--losses {losses.samples} does)")
+        return
     if losses.tensors[0].gain < _WORTH and not page.everything:
         page.heading(f"{found} No single one in float takes off {_WORTH:.0%} of that ({losses.tried} tried; --all "
                      "lists them)")

@@ -14,6 +14,7 @@ from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import (
+    LITTLE,
     Compared,
     Losses,
     TensorLoss,
@@ -127,6 +128,25 @@ def test_runs_end_when_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="broken sample"):
         measure(Model(made.model), made.activations, data, activations=made.activations)
     assert len(started) <= 4, "the other sample's run is ended, the runs that were to follow are not begun"
+
+
+@pytest.mark.parametrize("error", [0.09, 0.11])
+def test_by_itself_it_looks_at_single_activations_only_where_the_outputs_move_much(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once with float and once with all quantized activations on each of two samples; then each that is tried."""
+    data = images(3)
+    made = qdqtool.insert(chain().model(), data, predict=False)
+    runs: list[object] = []
+    monkeypatch.setattr(losses, "_run", lambda *given: runs.append(given) or _run(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(losses.Compared, "error", lambda self, found: error)
+    tried = made.activations
+    found = measure(Model(made.model), tried, data, activations=tried, samples=None)
+    count = len(tried) if error > LITTLE else 0
+    assert found is not None and (found.error, found.samples, found.tried) == (pytest.approx(error), 2, count)
+    assert len(runs) == 2 * (2 + count)
+    made.losses = found
+    assert ("--losses 2 does" in render(made, 400)) == (not count)
 
 
 def test_what_has_no_losses(tmp_path: Path) -> None:
