@@ -47,6 +47,7 @@ _CHUNK = 1 << 17
 _ABS_MASK = np.uint32(0x7FFFFFFF)
 DEFAULT_BINS = 2048
 _MOST_BITS = 15  # of 65536 bins
+_MOST_BINS = 1_000_000  # of equal width
 
 
 class Histogram(NamedTuple):
@@ -376,7 +377,12 @@ class TensorStatistics:
         """Counts (float64) in equal bins from 0 to the largest magnitude; bins that are split count as evenly filled.
 
         A largest magnitude that begins a bin (1.0, white) ends a little above it: what lies there is in the last.
+
+        Raises:
+            DataError: ``bins`` is not from 1 to a million.
         """
+        if not 1 <= bins <= _MOST_BINS:
+            raise DataError(f"`bins` is from 1 to {_MOST_BINS:,}: give fewer")
         counts, found = self.histogram
         cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
         edges = np.linspace(0.0, self.absmax, bins + 1)

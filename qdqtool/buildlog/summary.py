@@ -289,7 +289,7 @@ def what_was_read(build: Build) -> list[str]:
 
 def _plural(count: int, what: str) -> str:
     """Counts what the first word names (``2 layers placed on a device``), or the last (``2 engine layers``)."""
-    if what.startswith(("engine", "optimizer", "format", "profile", "heading")):
+    if what.startswith(("engine", "optimizer", "format", "profile")):
         return counted(count, what)
     noun, space, rest = what.partition(" ")
     return f"{counted(count, noun)}{space}{rest}"

@@ -280,16 +280,16 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
     before = search.error(search.start)
     taken = {s.name for s in search.parts(chosen.configuration)}
-    by_site: dict[tuple[str, str], list[Choice]] = defaultdict(list)
+    by_site: dict[tuple[str, ...], list[Choice]] = defaultdict(list)  # by the nodes: one node and a group share a name
     looked_at = [(j.candidate, j.cost, j.why_not) for j in search.judged]
     looked_at += [(c, search.planner.cost(search.with_choice(c)), "") for c in search.scales]
     for candidate, cost, why in looked_at:
         error = None if why else search.error(search.with_choice(candidate))
-        by_site[candidate.site.name, candidate.site.kind].append(Choice(candidate.choice, cost, error, why))
+        by_site[candidate.site.kind, *candidate.site.nodes].append(Choice(candidate.choice, cost, error, why))
     methods = dict(chosen.configuration.methods)
     found = []
     for site in search.sites:
-        choices = by_site[site.name, site.kind]
+        choices = by_site[site.kind, *site.nodes]
         first = choices[0] if choices else None
         loss = None
         if first is not None and first.error is not None and before is not None and first.choice == FLOAT:

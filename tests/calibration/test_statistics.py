@@ -482,3 +482,9 @@ def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:
     *_, first, window = part.counter.__reduce__()[1]
     assert first == 7 and window.nbytes == 3 * width
     assert len(pickle.dumps(TensorStatistics(64))) < 400  # nothing counted
+
+
+@pytest.mark.parametrize("bins", [0, 1_000_001, 10**400])
+def test_bins_that_no_histogram_has(bins: int) -> None:
+    with pytest.raises(DataError, match="`bins` is from 1 to 1,000,000"):
+        TensorStatistics().linear(bins)
