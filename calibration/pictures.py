@@ -76,7 +76,8 @@ def _copies(picture: Image.Image) -> int:
         file.seek(place)
         if scans > _SCANS:
             raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
-    return _COPIES.get(picture.format or "", 1) + progressive + (len(picture.getbands()) > 3)
+    four = len(picture.getbands()) > 3
+    return _COPIES.get(picture.format or "", 1) + progressive * (1 + four) + four
 
 
 @contextlib.contextmanager

@@ -374,10 +374,10 @@ def _transpose(guess: Guess) -> None:
     if not source or not made or sorted(source) != sorted(made):
         guess.inferred.append("perm (the reverse, ONNX's default)")
         return
-    perm: list[int] = []
-    for size in made:
-        perm.append(next(i for i, given in enumerate(source) if given == size and i not in perm))
-    guess.attributes["perm"] = perm
+    places: dict[int, list[int]] = {}
+    for place in reversed(range(len(source))):
+        places.setdefault(source[place], []).append(place)
+    guess.attributes["perm"] = [places[size].pop() for size in made]
     guess.inferred.append("perm" if len(set(source)) < len(source) else "perm (the only one that fits)")
 
 

@@ -56,7 +56,7 @@ _FUNCTION = re.compile(r"In function (\w{1,80})|Assertion Error in (\w{1,80})|In
 _CODE = re.compile(r"Error Code:? (\d{1,2})\b|Error\[(\d{1,2})\]")
 _BARE_CODE = re.compile(r"(?:^|\] |ERROR: |INTERNAL_ERROR: )(\d{1,2}): (?=\[|Assertion|Could|Internal)")
 _ASSERTION = re.compile(r"Assertion(?: failed:)? [`']?(.{1,300}?)'?(?: failed|$|\n|\. ?\))")
-_SAID = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\s*(?:$|\n)")
+_SAID = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\s{0,4}(?:$|\n)")
 _STATUS = re.compile(
     r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
     r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"

@@ -60,18 +60,36 @@ def convolution_behind(model: Model, tensor: str, reader: Node) -> Node | None:
 
 def longest_path(model: Model, tensor: str, other: str) -> tuple[int, int]:
     """Longest way, in nodes, from each tensor up to what both descend from (their nearest common ancestor)."""
-    common = _ancestors(model, tensor) & _ancestors(model, other)
-    heights: dict[str, int] = {}
-    for node in model.ordered:
-        if node.index not in common and not model.is_constant(node.output):
-            height = 1 + max((heights.get(t, 0) for t in node.inputs), default=0)
-            heights.update({t: height for t in node.outputs if t})
-    return heights.get(tensor, 0), heights.get(other, 0)
+    mine, theirs = _ancestors(model, tensor), _ancestors(model, other)
+    common = mine & theirs
+    return _height(model, tensor, common), _height(model, other, common)
 
 
 def _ancestors(model: Model, tensor: str) -> set[int]:
     names = reached(tensor, lambda t: () if (node := model.producer(t)) is None else node.inputs)
     return {node.index for t in names if (node := model.producer(t)) is not None}
+
+
+def _height(model: Model, tensor: str, common: set[int]) -> int:
+    memory = {"": 0}  # what is not there is no way
+    stack = [tensor]
+    while stack:
+        name = stack[-1]
+        if name in memory:
+            stack.pop()
+            continue
+        node = model.producer(name)
+        if node is None or node.index in common or model.is_constant(name):
+            memory[name] = 0
+            stack.pop()
+            continue
+        waiting = [t for t in node.inputs if t not in memory]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        memory[name] = 1 + max(memory[t] for t in ("", *node.inputs))
+        stack.pop()
+    return memory[tensor]
 
 
 def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:

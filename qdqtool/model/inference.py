@@ -18,6 +18,7 @@ from qdqtool.base import budgets
 from qdqtool.model.subgraphs import held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
+_INTEGERS = 1 << 31  # what onnx reads of an attribute
 
 
 class Extent(NamedTuple):
@@ -390,6 +391,8 @@ class _Inference:
         for node in nodes:
             inputs = [extents[t] if t else UNTYPED for t in node.input]
             function = self._functions.get((node.domain, node.op_type))
+            if _odd(node, function):
+                self.hidden.add(id(node))
             if function is not None:
                 # Types inside a function are nowhere stated, and what they are found to be is not kept.
                 self._walk(function.node, _Scope(zip(function.input, inputs, strict=False)), {})
@@ -424,6 +427,15 @@ class _Inference:
                 self.unfollowed.add(id(node))
             else:
                 self._entries += work
+
+
+def _odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
+    """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
+    attributes = (*node.attribute, *(function.attribute_proto if function is not None else ()))
+    if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
+        return True
+    return node.op_type == "Split" and any(
+        a.name == "num_outputs" and (a.i > len(node.output) or a.ref_attr_name) for a in attributes)
 
 
 class _Scope(dict[str, Extent]):

@@ -209,9 +209,14 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
             raise QdqtoolError(f"the checkpoint is of another network: '{absent}' is not in this one")
         insert(model, plan)
     _load(model, saved["state"])
+    off: dict[str, set[str]] = {}
+    for name, attribute in saved["off"]:
+        off.setdefault(name, set()).add(attribute)
     for name, module in model.named_modules():
         if isinstance(module, Quantizing):
-            module.qdq_off = frozenset(attribute for owner, attribute in saved["off"] if owner == name)
+            module.qdq_off = frozenset(off.pop(name, ()))
+    if off:
+        raise QdqtoolError(f"the checkpoint is of another network: '{next(iter(off))}' is not in this one")
     return plan
 
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -421,3 +421,40 @@ def test_a_crew_ends_when_its_results_are_not_wanted_any_more() -> None:
     next(results)
     results.close()
     assert threading.active_count() == before
+
+
+def _odd_model(node: onnx.NodeProto, functions: Sequence[onnx.FunctionProto] = ()) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8, 4, 4]) for n in "xo"]
+    gain = numpy_helper.from_array(np.ones(4, np.float32), "g")
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [gain])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=functions)
+
+
+def _called(body: onnx.NodeProto, attribute: str) -> onnx.FunctionProto:
+    """A function that hands its attribute to the one node in it."""
+    body.attribute.add(name=attribute, ref_attr_name="a", type=onnx.AttributeProto.INT)
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_function("own", "F", body.input, body.output, [body], opsets, ["a"])
+
+
+_NORM = ("LayerNormalization", ["x", "g", "g"], ["o", "m", "i"])
+_SPLIT = ("Split", ["x"], ["o", "p"])
+
+
+@pytest.mark.parametrize("model", [
+    _odd_model(helper.make_node(*_NORM, axis=1 << 31)), _odd_model(helper.make_node(*_NORM, axis=(1 << 63) - 1)),
+    _odd_model(helper.make_node(*_SPLIT, num_outputs=1 << 28, axis=1)),
+    _odd_model(helper.make_node("F", ["x", "g", "g"], ["o", "m", "i"], domain="own", a=1 << 31),
+               [_called(helper.make_node(*_NORM), "axis")]),
+    _odd_model(helper.make_node("F", ["x"], ["o", "p"], domain="own", a=1 << 28),
+               [_called(helper.make_node(*_SPLIT), "num_outputs")]),
+], ids=["axis", "largest axis", "outputs", "axis of a function", "outputs of a function"])  # fmt: skip
+def test_attributes_that_onnx_reads_wrongly_are_kept_from_it(model, tmp_path):
+    """It died of the axis (it reads 32 bits of it), and made as many entries as a Split states outputs."""
+    onnx.save(model, tmp_path / "m.onnx")
+    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)); import qdqtool\n"
+            "qdqtool.predict(sys.argv[1]); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 500

@@ -12,7 +12,17 @@ from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
-from qdqtool.model.operators import ACTIVATIONS, CONVOLUTIONS, GATES, LayerKind, is_activation, of, rearranges
+from qdqtool.model.operators import (
+    ACTIVATIONS,
+    CONVOLUTIONS,
+    GATES,
+    ZERO_PAD,
+    LayerKind,
+    is_activation,
+    of,
+    passage,
+    rearranges,
+)
 from qdqtool.model.view import View, adds_computed, uses
 from qdqtool.trt import faults
 from qdqtool.trt.faults import CHECK
@@ -151,7 +161,7 @@ def _behind_pad(view: View, report: Report, conv: Node) -> None:
     if found is None or found[1] is None:
         return
     pad = view.model.producer(found[1].input(0))
-    if pad is not None and pad.op == "Pad":
+    if pad is not None and passage(view.model, pad) is ZERO_PAD and of(conv).kind == LayerKind.CONVOLUTION:
         report.add("PAD-SPLIT", faults.BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
 
 

@@ -42,6 +42,7 @@ class ConcatRemoval(Pass):
                 continue
             self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
             concat.eliminated = True
+            copies = []
             for tensor in concat.inputs:
                 kind, case = self._how(tensor, taken)
                 self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
@@ -49,7 +50,8 @@ class ConcatRemoval(Pass):
                     taken.add(tensor)
                     tensor.view_of = concat.out
                 else:
-                    concat.copies += ((f"{tensor.name} copy", tensor),)
+                    copies.append((f"{tensor.name} copy", tensor))
+            concat.copies = tuple(copies)
 
     @staticmethod
     def _how(tensor: Tensor, taken: set[Tensor]) -> tuple[str, Case]:
