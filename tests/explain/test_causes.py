@@ -374,9 +374,11 @@ def test_scales_of_concats_and_splits(g):
     _, codes = outcome(split(0.02, 0.05))
     assert codes["SPLIT-SCALE"].node == "cut"
     assert "SPLIT-SCALE" not in outcome(split(0.05, 0.05))[1]
-    pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-    y = g.op("Pad", [g.relu(g.input(1, 16, 8, 8), "r"), pads], "pad")
-    assert "PAD-SPLIT" in outcome(g.model(g.conv(y, "c", 16)))[1]
+    for mode in ("constant", "reflect"):  # no convolution takes what mirrors the image
+        g = Graph()
+        pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
+        y = g.op("Pad", [g.relu(g.input(1, 16, 8, 8), "r"), pads], "pad", mode=mode)
+        assert ("PAD-SPLIT" in outcome(g.model(g.conv(y, "c", 16)))[1]) == (mode == "constant")
     g = Graph()
     a = g.pair(g.pool(g.conv(g.input(1, 16, 8, 8), "c0", 16), "p", k=3, stride=1), "a", 0.05)
     b = g.pair(g.conv("x", "c1", 16), "b", 0.1)
