@@ -44,6 +44,12 @@ def conv(channels: int, op: str = "", **options: int) -> onnx.ModelProto:
     return g.model(g.silu(y, "s") if op == "SiLU" else g.add(y, x, "sum") if op == "Add" else y)
 
 
+def padded() -> onnx.ModelProto:
+    g = Graph()
+    pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
+    return g.model(g.conv(g.op("Pad", [g.relu(g.input(1, 16, 8, 8), "r"), pads], "pad"), "c", 16))
+
+
 def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     """A label, a network, and the target that it is predicted for."""
     for reason, make in GRAPHS.items():
@@ -62,7 +68,7 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "8": conv(8), "groups": conv(32, groups=4), "depthwise SiLU": conv(32, "SiLU", groups=32),
         "Softmax": one("Softmax"), "plugin": one("Special", domain="trt"), "residual": residual("float"),
         "one residual": residual("own", behind=False), "both": residual("own", conv_side=True),
-        "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
+        "Pad of zeros": padded(), "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
     }
     yield from ((name, proto, "trt8.5") for name, proto in plain.items())
     yield "float types", lint.simple(), "trt11"

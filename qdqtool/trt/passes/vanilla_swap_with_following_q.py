@@ -41,6 +41,8 @@ class VanillaSwapWithFollowingQ(Pass):
                     self.refuse(q.blocked)
                 continue
             if q.data.only_reader() is not q:
+                if network.focus is not None:  # the last round, whose refusals count, looks at all
+                    continue
                 if q.data not in readers:
                     readers[q.data] = readers_of(q.data)
                 self._many(op, q, readers[q.data], refused)
