@@ -163,6 +163,16 @@ def with_root(size: int) -> onnx.ModelProto:
     return net.done(net.pair(last))
 
 
+def rolling(size: int) -> onnx.ModelProto:
+    """Each Concat takes the one before; a convolution reads each with a scale of its own."""
+    net, outputs = Net(), []
+    last = net.conv("x")
+    for i in range(size // 6):
+        last = net.add("Concat", last, "x", axis=3)
+        outputs.append(net.conv(last, 0.5 + i % 50))
+    return net.done(*outputs)
+
+
 def conv_concat(size: int) -> onnx.ModelProto:
     """As in DenseNet: each convolution reads what all before it made."""
     net = Net()
@@ -216,6 +226,7 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Softmax": chain("Softmax"), "pairs": pairs, "convolutions": convolutions, "partly quantized": partly_quantized,
     "SiLU": silu, "residual": residual, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice,
     "diamonds": diamonds, "Concat of itself": doubled, "Concat with the root": with_root,
+    "rolling Concat": rolling,
     "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
     "wide Split": wide_split, "If": branches,

@@ -68,7 +68,8 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "8": conv(8), "groups": conv(32, groups=4), "depthwise SiLU": conv(32, "SiLU", groups=32),
         "Softmax": one("Softmax"), "plugin": one("Special", domain="trt"), "residual": residual("float"),
         "one residual": residual("own", behind=False), "both": residual("own", conv_side=True),
-        "Pad of zeros": padded(), "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
+        "Pad of zeros": padded(),
+        "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
     }
     yield from ((name, proto, "trt8.5") for name, proto in plain.items())
     yield "float types", lint.simple(), "trt11"
