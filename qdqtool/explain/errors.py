@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parts
-from qdqtool.knowledge import entry, paragraph, table
+from qdqtool.knowledge import entry, table
 from qdqtool.types import Json
 
 HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
@@ -67,6 +67,14 @@ _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\
 _MAX_TEXT = 20_000
 
 @dataclass(frozen=True, slots=True)
+class _Code:
+    """What ``Error Code N`` means."""
+
+    number: int
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """A part of TensorRT.
 
@@ -105,7 +113,7 @@ class NodeKind:
 
 
 _FORMS = table("error_forms")
-_CODES = {given["number"]: paragraph(given["meaning"]) for given in _FORMS["code"]}
+_CODES = {c.number: c.meaning for c in (entry(_Code, given, "code") for given in _FORMS["code"])}
 _PARTS = tuple(entry(_Part, given, "part") for given in _FORMS["part"])
 _PARSER = _PARTS[0]
 KINDS = {k.id: k for k in (entry(NodeKind, given, given.get("id", "node")) for given in _FORMS["node"])}

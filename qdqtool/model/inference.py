@@ -431,7 +431,9 @@ class _Inference:
 
 def _odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
     """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
-    attributes = (*node.attribute, *(function.attribute_proto if function is not None else ()))
+    attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
+    if not attributes:
+        return False
     if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
         return True
     return node.op_type == "Split" and any(

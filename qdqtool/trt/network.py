@@ -111,6 +111,11 @@ class Network:
             if reader is not None:
                 yield layer, reader
 
+    @property
+    def refusing(self) -> bool:
+        """Whether refusals can be reported: those of a loop's last round, which looks at all, alone are."""
+        return self.focus is None
+
     def near(self, kind: LayerKind) -> list[Layer]:
         """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
         if self.focus is None:
@@ -125,7 +130,13 @@ class Network:
 
     def in_order(self) -> list[Layer]:
         """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting = {layer: len(layer.above) for layer in self.layers.values()}
+        waiting: dict[Layer, int] = {}
+        for layer in self.layers.values():
+            count = 0
+            for tensor in layer.inputs:  # often, and of all layers: without a list for each
+                if tensor.producer is not None:
+                    count += 1
+            waiting[layer] = count
         ready = [layer for layer, count in waiting.items() if not count]
         for layer in ready:
             for tensor in layer.outputs:

@@ -31,7 +31,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
         while todo:
             concat = todo.popleft()
             q = only_q(concat.out)
-            if q is None and network.focus is None:  # the last round, whose refusals count, looks at all
+            if q is None and network.refusing:
                 self._refuse(concat)
             if q is None or not can_absorb(q):
                 continue

@@ -41,7 +41,7 @@ class VanillaSwapWithFollowingQ(Pass):
                     self.refuse(q.blocked)
                 continue
             if q.data.only_reader() is not q:
-                if network.focus is not None:  # the last round, whose refusals count, looks at all
+                if not network.refusing:
                     continue
                 if q.data not in readers:
                     readers[q.data] = readers_of(q.data)
