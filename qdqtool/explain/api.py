@@ -33,7 +33,7 @@ def explain(prediction: Prediction, report: Report) -> None:
     for both in known.every(trt.ResidualBothQuantized):
         outcome = known.outcomes.get(both.node)
         if outcome is not None and outcome.is_int8:
-            known.add(Diagnosis("ADD-BOTH", both.add, Cause(both), both.elements, (both.node,)))
+            known.add(Diagnosis(both.add, Cause(both), both.elements, (both.node,)))
     for outcome in prediction.convolutions:
         if outcome.int8_in_int8_out:
             continue
@@ -49,7 +49,7 @@ def explain(prediction: Prediction, report: Report) -> None:
     for stays in known.every(trt.Stays):
         outputs.explain(known, stays)
     for parts in known.every(trt.ConcatScales):
-        known.add(outputs.of_concat(parts))
+        known.add(Diagnosis(parts.node, Cause(parts), parts.elements))  # where no convolution pays for it
 
 
 def name_regions(prediction: Prediction, report: Report) -> None:
@@ -57,7 +57,7 @@ def name_regions(prediction: Prediction, report: Report) -> None:
     for region in prediction.regions:
         if region.norms or (region.softmaxes and region.products):
             sure = not (region.uncertain or region.possible)
-            report.add("MYELIN-REGION", TakenByMyelin(
+            report.add(TakenByMyelin(
                 "MyelinRegions", region.nodes[0], region.nodes[-1], len(region.nodes), region.products,
                 region.int8_products, region.softmaxes, region.norms, len(region.fused), region.uncertain,
                 len(region.possible),

@@ -169,7 +169,7 @@ says(lint.EinsumFloat, lambda r: (
 @words(lint.Channels)
 def _channels(finding: Finding, cause: Cause, r: lint.Channels) -> str:
     text = f"{r.node} has {r.inputs} input and {r.outputs} output channels"
-    if finding.code == "CH-SMALL":
+    if r.small:
         return f"{text}."
     return f"{text}; {names(map(str, r.odd))} {'is' if len(set(r.odd)) == 1 else 'are'} not a multiple of 16."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qdqtool.explain.coded import before_norm, crossed, crossed_by, float_sum, left_float, shared_pool, with_own
 from qdqtool.explain.messages import (
     Words,
     floats_of,
@@ -22,7 +23,7 @@ from qdqtool.explain.messages import (
     unified,
     words,
 )
-from qdqtool.explain.outputs import before_norm, behind_pool, crossed_by, crossing, left_float, shared_pool, with_own
+from qdqtool.explain.outputs import behind_pool
 from qdqtool.model.operators import JOINS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import refusals as trt
@@ -144,8 +145,7 @@ def _different(finding: Finding, cause: Cause, r: trt.OutputDifferentScales) -> 
 @words(trt.OutputManyConsumers)
 def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     quantized, floats = quantizers_of(r.readers), floats_of(r.readers)
-    add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
-    pool = shared_pool(r)
+    add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
         return (
             f"{_writes(r)} because {pool.node} ({pool.op}) is read by {names(reader_names(quantized))} in INT8 and by "
@@ -310,9 +310,9 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
             "compare.", "",
         )
     listed = names((f"{scale_words(q.scale)} ({q.node})" for q in quantizers), _PARTS)
-    _, crossed = crossed_by(readers)
-    where = f"scales {listed} on '{tensor}'" if crossed is None else (
-        f"{crossed.node} ({crossed.op}) is between scales {listed}"
+    between = crossed_by(readers)
+    where = f"scales {listed} on '{tensor}'" if between is None else (
+        f"{between.node} ({between.op}) is between scales {listed}"
     )
     return f"{where}; {consequence}.", unified(own)
 
@@ -336,8 +336,8 @@ def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> Words | str:
     own = with_own(r)
     if finding.code == "CONCAT-SCALE" and (cause.also or len({q.scale for q in own if q.scale is not None}) > 1):
         return _scales(cause, r.tensor, own, f"{r.node} requantizes")
-    _, crossed = crossing(r.passed)
-    where = "" if crossed is None else f"{crossed.node} ({crossed.op}) is between "
+    between = crossed(r.passed)
+    where = "" if between is None else f"{between.node} ({between.op}) is between "
     return (
         f"{where}scales {before} ({r.pair}) and {scale} ({r.node}): INT8 is converted to INT8.",
         unified([r.first_scale, r.scale]),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.base.records import replaced
+from qdqtool.explain.coded import average_behind, crossed, crossed_by, float_sum, shared_pool, with_own
 from qdqtool.explain.messages import floats_of, known_scale, quantizers_of
 from qdqtool.explain.report import Diagnosis, Known, See
-from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, SUMS, LayerKind
+from qdqtool.model.operators import CUTS, JOINS, SUMS
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Size, Stays, Step
+from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Size, Stays
 from qdqtool.trt.surroundings import differ
-from qdqtool.types import Cause, FindingCode, Precision, Refusal
+from qdqtool.types import Cause, Precision, Refusal
 
 # Inputs --------------------------------------------------------------------------------------------------------------
 
@@ -20,79 +21,42 @@ def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     """Why a convolution runs in float, from the refusal of the pass that would have quantized it; None where none."""
     for r in refusals:
         if isinstance(r, trt.InputNotDequantized):
-            code: FindingCode = "NOT-QUANTIZED" if not r.weights_quantized else "IN-BLOCKED" if r.dq else "IN-FLOAT"
-            shared = known.first(trt.ManyConsumers, r.dq) if code == "IN-BLOCKED" else None
-            return Diagnosis(code, r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
-        if isinstance(r, trt.InMyelin):
-            code = "FLOAT-OTHER" if r.data_quantized and r.weights_quantized else "NOT-QUANTIZED"
-            return Diagnosis(code, r.node, Cause(r), None, (r.node,))
-        if isinstance(r, trt.WeightsNotDequantized):
-            return Diagnosis("W-NO-DQ", r.node, Cause(r), r.elements, (r.node,))
+            shared = known.first(trt.ManyConsumers, r.dq) if r.weights_quantized and r.dq else None
+            return Diagnosis(r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
+        if isinstance(r, trt.InMyelin | trt.WeightsNotDequantized):
+            return Diagnosis(r.node, Cause(r), getattr(r, "elements", None), (r.node,))
     return None
 
 
 # Scales that differ --------------------------------------------------------------------------------------------------
 
 
-def crossing(steps: Sequence[Step]) -> tuple[FindingCode, Step | None]:
-    """The code for scales on the two sides of some operators, and the operator to name."""
-    joins = next((s for s in steps if s.op in JOINS), None)
-    if joins is not None:
-        return "CONCAT-SCALE", joins
-    cuts = next((s for s in steps if s.op in CUTS), None)
-    if cuts is not None:
-        return "SPLIT-SCALE", cuts
-    return ("POOL-SCALE", steps[0]) if steps else ("SIBLING-SCALE", None)
-
-
-def crossed_by(readers: Sequence[Reader]) -> tuple[FindingCode, Step | None]:
-    """The same for the Qs that read one tensor."""
-    return crossing([s for q in quantizers_of(readers) for s in q.path])
-
-
 def of_readers(
     known: Known, r: Refusal, readers: Sequence[Reader], size: Size | None, convolutions: tuple[str, ...],
 ) -> Diagnosis:
     """The diagnosis of different scales of a tensor's Qs; a Concat's refusal says what scales its parts have."""
-    code, crossed = crossed_by(readers)
-    node = crossed.node if crossed is not None else str(getattr(r, "tensor", r.node))
-    if isinstance(r, Stays) and not r.requantizes:
-        node = crossed.node if crossed is not None else r.origin.tensor
-    parts = known.first(trt.ConcatScales, node) if code == "CONCAT-SCALE" else None
-    return Diagnosis(code, node, Cause(r, () if parts is None else (parts,)), size, convolutions)
-
-
-def of_concat(parts: trt.ConcatScales) -> Diagnosis:
-    """A Concat whose parts have other scales than the Q behind it, where no convolution pays for it."""
-    return Diagnosis("CONCAT-SCALE", parts.node, Cause(parts), parts.elements)
-
-
-def with_own(r: Stays) -> list[Reader]:
-    """The Qs that read a requantized tensor, its own included."""
-    own = Reader(ReaderKind.Q, r.node, "QuantizeLinear", r.passed, r.scale)
-    return [*quantizers_of(r.siblings), own]
+    between = crossed_by(readers)
+    tensor = r.origin.tensor if isinstance(r, Stays) and not r.requantizes else str(getattr(r, "tensor", r.node))
+    parts = known.first(trt.ConcatScales, between.node) if between is not None and between.op in JOINS else None
+    return Diagnosis(between.node if between is not None else tensor, Cause(r, () if parts is None else (parts,)), size,
+                     convolutions, scales=True)
 
 
 # Outputs -------------------------------------------------------------------------------------------------------------
 
 
-OUTPUT: dict[type[Refusal], FindingCode] = {
-    trt.BatchNormNotConstant: "BN-UNFOLDED",
-    trt.ConvTransposeBatchNorm: "CT-BN",
-    trt.ResidualFloat: "SKIP-FLOAT",
-    trt.AddOutputNotQuantized: "ADD-OUT-FLOAT",
-    trt.ActivationBeforeAdd: "ADD-ACT",
-    trt.ActivationJoined: "OUT-FLOAT",
-    trt.OutputScale: "OUT-FLOAT",
-}
-"""What keeps a layer's own fusions apart (BatchNormalization, Add, activation): the first decides; its code."""
-_READ = (trt.OutputDifferentScales, OutputManyConsumers, OutputNotQuantized)  # decided by the readers, after them
-_POOLS = (LayerKind.POOLING, LayerKind.RESIZE)
+# What keeps a layer's own fusions apart (BatchNormalization, Add, activation), then what the readers decide: the first
+# is reported.
+OUTPUT: tuple[type[Refusal], ...] = (
+    trt.BatchNormNotConstant, trt.ConvTransposeBatchNorm, trt.ResidualFloat, trt.AddOutputNotQuantized,
+    trt.ActivationBeforeAdd, trt.ActivationJoined, trt.OutputScale, trt.OutputDifferentScales, OutputManyConsumers,
+    OutputNotQuantized,
+)
 
 
 def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     """The diagnosis of a layer that writes float, of the refusal nearest to it; None where there is none."""
-    r = next((r for kind in (*OUTPUT, *_READ) for r in refusals if type(r) is kind), None)
+    r = next((r for kind in OUTPUT for r in refusals if type(r) is kind), None)
     if r is None:
         return None
     concerned = known.concerned(r.node)
@@ -102,8 +66,7 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
         return _many(r, concerned)
     if isinstance(r, OutputNotQuantized):
         return _not_quantized(known, r, concerned)
-    code, node, size = OUTPUT[type(r)], r.node, getattr(r, "elements", None)
-    fused, gains = False, True
+    node, fused, gains = r.node, False, True
     if isinstance(r, trt.BatchNormNotConstant):
         node = r.batchnorm
     elif isinstance(r, trt.ResidualFloat):
@@ -112,23 +75,13 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
         gains = wanted(r.readers)  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
     elif isinstance(r, trt.AddOutputNotQuantized | trt.ActivationBeforeAdd):
         node, gains = r.add, wanted(r.readers)
-    return Diagnosis(code, node, Cause(r, fused=fused), size, concerned, code == "SKIP-FLOAT", gains=gains)
+    return Diagnosis(node, Cause(r, fused=fused), getattr(r, "elements", None), concerned,
+                     joined=isinstance(r, trt.ResidualFloat), gains=gains)
 
 
 def wanted(readers: Sequence[Reader]) -> bool:
     """Whether a tensor can become INT8 for all that read it: one that cannot keeps it float for the others too."""
     return bool(readers) and all(x.kind == ReaderKind.Q or x.gains for x in readers)
-
-
-def shared_pool(r: OutputManyConsumers) -> Step | None:
-    """The pooling in front of all readers, where there is one: no Q moves up past it."""
-    shared = r.readers[0].path[0] if r.readers[0].path else None
-    if shared is None or any(not x.path or x.path[0].node != shared.node for x in r.readers):
-        return None
-    known = OPERATORS.get(shared.op)
-    if known is None or known.passage is None:
-        return None
-    return shared if known.kind in _POOLS or shared.op == "GlobalMaxPool" else None
 
 
 def behind_pool(r: OutputManyConsumers) -> list[Reader]:
@@ -137,20 +90,19 @@ def behind_pool(r: OutputManyConsumers) -> list[Reader]:
 
 
 def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
-    floats = floats_of(r.readers)
-    add = next((x for x in floats if x.kind == ReaderKind.SUM), None)
-    pool = shared_pool(r)
+    add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
-        return Diagnosis("POOL-MIXED", pool.node, Cause(r), r.elements, concerned,
+        return Diagnosis(pool.node, Cause(r), r.elements, concerned,
                          gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
     if add is not None:
-        return Diagnosis("SKIP-FLOAT", add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
-    node = floats[0].node if floats[0].kind != ReaderKind.OUTPUT else r.tensor
-    return Diagnosis("OUT-MIXED", node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
+        return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
+    first = floats_of(r.readers)[0]
+    node = first.node if first.kind != ReaderKind.OUTPUT else r.tensor
+    return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 
 
 def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ...]) -> Diagnosis:
-    average = r.readers[0] if len(r.readers) == 1 and r.readers[0].op in AVERAGES else None
+    average = average_behind(r)
     if average is not None:
         found = known.first(trt.ReduceNotPooling, average.node) or known.first(trt.PoolingOneSide, average.node)
         also = () if found is None else (found,)
@@ -159,24 +111,11 @@ def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ..
             isinstance(found, trt.PoolingOneSide) and bool(quantizers_of(found.readers))
         )
         size = found.elements if isinstance(found, trt.ReduceNotPooling) else r.elements
-        return Diagnosis("POOL-FLOAT", average.node, Cause(r, also), size, concerned, gains=gains)
-    by_design = left_float(r)
-    if (
-        r.activation is not None and r.activation.op == "SiLU" and not by_design and not quantizers_of(r.readers)
-        and not (concerned and before_norm(r))
-    ):
-        return Diagnosis("SILU-NO-Q-AFTER", r.activation.node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
-    return Diagnosis("OUT-FLOAT", r.node, Cause(r), r.elements, concerned)
-
-
-def left_float(r: OutputNotQuantized) -> bool:
-    """Whether no convolution lies behind what reads the result: it was left float."""
-    return all(x.kind == ReaderKind.OUTPUT or not x.feeds_weighted for x in r.readers)
-
-
-def before_norm(r: OutputNotQuantized) -> bool:
-    """Whether a LayerNormalization alone reads the result."""
-    return len(r.readers) == 1 and r.readers[0].op == "LayerNormalization"
+        return Diagnosis(average.node, Cause(r, also), size, concerned, gains=gains)
+    plain = Diagnosis(r.node, Cause(r), r.elements, concerned)
+    if r.activation is None or plain.code != "SILU-NO-Q-AFTER":
+        return plain
+    return replaced(plain, node=r.activation.node, gains=wanted(r.readers))
 
 
 def of_average(known: Known, node: str) -> Diagnosis | None:
@@ -184,7 +123,7 @@ def of_average(known: Known, node: str) -> Diagnosis | None:
     r = known.first(trt.PoolingOneSide, node) or known.first(trt.ReduceNotPooling, node)
     if r is None:
         return None
-    return Diagnosis("POOL-FLOAT", r.node, Cause(r), r.elements,
+    return Diagnosis(r.node, Cause(r), r.elements,
                      gains=isinstance(r, trt.ReduceNotPooling) or r.quantized_input)
 
 
@@ -200,9 +139,7 @@ def explain(known: Known, stays: Stays) -> None:
     elif not stays.quantize:
         _dequantize(known, stays)
     elif not stays.origin.node:
-        known.add(
-            Diagnosis("INPUT-CONVERSION", stays.name, Cause(stays), stays.elements, stays.convolutions), (stays.node,)
-        )
+        _stays(known, stays)
         _beside(known, stays)
     else:
         see, also = _why_q(known, stays)
@@ -214,13 +151,8 @@ def _stays(
     convolutions: tuple[str, ...] | None = None,
 ) -> None:
     cause = Cause(stays, () if also is None else (also,), see)
-    known.add(
-        Diagnosis(
-            "CONVERSION", stays.name, cause, stays.elements,
-            stays.convolutions if convolutions is None else convolutions,
-        ),
-        (stays.node,),
-    )
+    concerned = stays.convolutions if convolutions is None else convolutions
+    known.add(Diagnosis(stays.name, cause, stays.elements, concerned), (stays.node,))
 
 
 def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
@@ -239,7 +171,7 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
     origin = stays.origin
     seen = known.see(origin.convolution or origin.node) or known.see(origin.boundary)
     # Other Qs on the tensor are worth a word also where no convolution makes it: of a sum, or of parts of a tensor.
-    cut = any(crossing(q.path)[0] in ("CONCAT-SCALE", "SPLIT-SCALE") for q in quantizers_of(stays.siblings))
+    cut = any(s.op in (*JOINS, *CUTS) for q in quantizers_of(stays.siblings) for s in q.path)
     scale = _beside(known, stays) if seen or origin.convolution or cut or origin.op in SUMS else ()
     if seen or scale:
         return tuple(dict.fromkeys((*seen, *scale))), None
@@ -258,13 +190,14 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
 
 
 def _requantized(known: Known, stays: Stays) -> None:
-    code, crossed = crossing(stays.passed)
-    if code == "SIBLING-SCALE" or crossed is None:
-        found = Diagnosis("DOUBLE-QDQ", stays.node, Cause(stays), stays.elements)
-    elif code == "CONCAT-SCALE" and (known.first(trt.ConcatScales, crossed.node) or differ(with_own(stays))):
+    between = crossed(stays.passed)
+    joined = between is not None and between.op in JOINS and (
+        known.first(trt.ConcatScales, between.node) or differ(with_own(stays)))
+    if joined:
         found = of_readers(known, stays, with_own(stays), stays.elements, ())
     else:
-        found = Diagnosis(code, crossed.node, Cause(stays), stays.elements)
+        node = stays.node if between is None else between.node
+        found = Diagnosis(node, Cause(stays), stays.elements, scales=True)
     known.add(found, (stays.node,))
     _stays(known, stays, ((found.code, found.node),))
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from qdqtool.base.records import record
 from qdqtool.base.text import counted
+from qdqtool.explain.coded import code_of, fixed
 from qdqtool.trt.refusals import AddOutputNotQuantized, Size, Stays
 from qdqtool.types import Cause, ConvOutcome, Evidence, Finding, FindingCode, Prediction, Refusal, Severity
 
@@ -57,53 +58,6 @@ def worded(finding: Finding) -> tuple[str, str]:
     return messages.worded(finding)
 
 
-FIXES: dict[FindingCode, tuple[str, ...]] = {
-    "ZP-NONZERO": ("NonzeroZeroPoint",),
-    "ZP-UINT8": ("UnsignedZeroPoint",),
-    "DQ-3-INPUTS": ("ZeroPointMissing",),
-    "ZP-VOLUME": ("ZeroPointCount",),
-    "SCALE-NONPOS": ("ScaleNotPositive",),
-    "SCALE-SHAPE1": ("IntegersLost",),
-    "ACT-PER-CHANNEL": ("ActivationPerChannel", "IntegersLost"),
-    "BIAS-DQ": ("BiasQuantized",),
-    "W-NONCONST": ("WeightsBehind",),
-    "WEIGHT-INDIRECT": ("WeightsBehind", "StoredReadElsewhere"),
-    "WEIGHT-PREQUANT": ("WeightsStored",),
-    "W-SHARED": ("WeightsShared",),
-    "BN-UNFOLDED": ("BatchNormNotConstant",),
-    "CT-BN": ("ConvTransposeBatchNorm",),
-    "CT-AXIS": ("WeightsAxis",),
-    "W-NO-DQ": ("WeightsNotDequantized",),
-    "HEAD-QUANT": ("HeadQuantized",),
-    "HEAD-CONCAT": ("JoinedBehindHead",),
-    "SILU-INNER-Q": ("InsideActivation",),
-    "ACT-INNER-Q": ("InsideActivation",),
-    "ADD-BOTH": ("ResidualBothQuantized",),
-    "PAD-SPLIT": ("BehindPad",),
-    "SKIP-FLOAT": ("ResidualFloat", "OutputManyConsumers"),
-    "POOL-MIXED": ("OutputManyConsumers",),
-    "ADD-ACT": ("ActivationBeforeAdd",),
-    "CONCAT-SCALE": ("ConcatScales", "OutputDifferentScales", "Stays", "IntegersLost"),
-    "SPLIT-SCALE": ("OutputDifferentScales", "Stays"),
-    "POOL-SCALE": ("OutputDifferentScales", "Stays"),
-    "SIBLING-SCALE": ("OutputDifferentScales", "Stays"),
-    "DOUBLE-QDQ": ("Stays", "ScalesDiffer"),
-    "ADD-OUT-FLOAT": ("AddOutputNotQuantized",),
-    "CONVERSION": ("Stays",),
-    "INPUT-CONVERSION": ("Stays",),
-    "SCALE-FP16": ("ScaleHalf",),
-    "NORM-PIECES": ("NormInPieces",),
-    "FLOAT-FP32": ("FloatStays",),
-}
-"""The refusals that ``fix`` takes, by code: names of their classes, for those of other targets need not be loaded."""
-
-
-def fixed(finding: Finding) -> list[Refusal]:
-    """The refusals behind a finding that ``fix`` takes; none for one that no step takes."""
-    taken = FIXES.get(finding.code, ())
-    return [r for c in finding.causes for r in (c.refusal, *c.also) if type(r).__name__ in taken]
-
-
 class Report:
     """Findings for one target; a code that does not hold there is left out."""
 
@@ -120,7 +74,6 @@ class Report:
 
     def add(
         self,
-        code: FindingCode,
         cause: Cause | Refusal,
         node: str | None = None,
         convolutions: Iterable[str] = (),
@@ -130,12 +83,12 @@ class Report:
         fatal: bool | None = None,
         gains: bool = True,
         automatic: bool = True,
+        scales: bool = False,
     ) -> bool:
         """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
 
         Args:
-            code: The finding code.
-            cause: The refusal that decided, with what explains it or alone.
+            cause: The refusal that decided, with what explains it or alone; it gives the code.
             node: Where; the refusal's node by default.
             convolutions: Those that it concerns.
             values: Elements of the tensor that is converted because of it.
@@ -145,18 +98,20 @@ class Report:
             fatal: Whether the build ends with it, where the code alone does not say that.
             gains: Whether the change brings something here; a finding that would not is a note, with no automatic fix.
             automatic: Whether what such a fix needs is there.
+            scales: Whether a conversion is reported for the scales in front of and behind it.
 
         Returns:
             Whether the code holds on the target.
         """
         from qdqtool.explain import codes  # the table costs time; most well placed models need little of it
 
+        if isinstance(cause, Refusal):
+            cause = Cause(cause)
+        code = code_of(cause.refusal, scales)
         entry = codes.get(code)
         holds = entry.on(self.target)
         if holds is None or code in self.left_out:
             return False
-        if isinstance(cause, Refusal):
-            cause = Cause(cause)
         place = cause.refusal.node if node is None else node
         first = self._known.get((code, place))
         if first is not None:
@@ -212,7 +167,6 @@ class Diagnosis:
     """What a refusal becomes.
 
     Attributes:
-        code: Finding code.
         node: The node at the boundary that costs: the Add, the Concat, the pooling ...
         cause: The refusal and what explains it.
         size: Of the tensor that is converted or stays float.
@@ -220,9 +174,9 @@ class Diagnosis:
         joined: Whether causes of the same code and node are reported one after the other.
         gains: Whether the change brings something here; a finding that would not is a note, and no automatic fix.
         automatic: Whether what the code's automatic fix needs is there.
+        scales: Whether a conversion is reported for the scales in front of and behind it.
     """
 
-    code: FindingCode
     node: str
     cause: Cause
     size: Size | None = None
@@ -230,6 +184,12 @@ class Diagnosis:
     joined: bool = False
     gains: bool = True
     automatic: bool = True
+    scales: bool = False
+
+    @property
+    def code(self) -> FindingCode:
+        """The finding code."""
+        return code_of(self.cause.refusal, self.scales)
 
 
 class Known:
@@ -275,10 +235,10 @@ class Known:
         evidence = Evidence.SEEN if rests is None else rests.evidence
         size = found.size.values if found.size is not None else None
         holds = self.report.add(
-            found.code, found.cause, found.node, found.convolutions, size, found.joined, evidence, gains=found.gains,
-            automatic=found.automatic,
+            found.cause, found.node, found.convolutions, size, found.joined, evidence, gains=found.gains,
+            automatic=found.automatic, scales=found.scales,
         )
-        if found.code in ("CONVERSION", "INPUT-CONVERSION"):
+        if isinstance(cause, Stays) and not found.scales:
             return holds  # what stays explains nothing else
         for node in (*about, found.node):
             self._found.setdefault(node, (found.code, found.node))

@@ -17,7 +17,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.base.process import collector_paused
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.explain.report import FIXES, fixed
+from qdqtool.explain.coded import FIXES, fixed
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.site import Aim, Site, Step
 from qdqtool.model.editor import Editor, float_model

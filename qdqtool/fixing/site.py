@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.explain.report import FIXES, fixed
+from qdqtool.explain.coded import FIXES, fixed
 from qdqtool.fixing.compare import ATOL
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
@@ -56,7 +56,7 @@ class Aim:
     """What changes that are judged together are for, and what they may cost.
 
     Attributes:
-        codes: Those of the findings that they can remove (``qdqtool.explain.report.FIXES`` says of which refusals).
+        codes: Those of the findings that they can remove (``qdqtool.explain.coded.FIXES`` says of which refusals).
         noise: By how much the noise of the network's outputs against the float network may grow.
         costs: Whether speed is given up for accuracy, which is done only where ``--only`` asks for it.
         retypes: Whether types are the gain; Casts may then split a conversion in two.

@@ -13,9 +13,8 @@ from onnx import TensorProto
 
 from qdqtool.base.outputs import json_text, write_text
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain import codes
 from qdqtool.explain.messages import GpuFact, GpuLacks
-from qdqtool.explain.report import worded
+from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
@@ -30,7 +29,7 @@ from qdqtool.timing.predicted import Workload, workload_of
 from qdqtool.timing.work import Work
 from qdqtool.trt.outcome import assumed_target, settled
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
-from qdqtool.types import Cause, EngineLayer, Evidence, Finding, FindingCode, Json, Precision, Prediction
+from qdqtool.types import EngineLayer, Evidence, Finding, Json, Precision, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
@@ -487,41 +486,42 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     int8 = [c.name for c in prediction.convolutions if c.is_int8]
     floats = [c.name for c in prediction.convolutions if not c.is_int8]
     rates = gpu.rates
-    found: list[Finding] = []
-    start = max((f.id for f in prediction.findings), default=-1) + 1
+    report = Report(prediction.target)
     where = f"{gpu.name} (compute capability {rates.cc}, {rates.architecture})"
 
-    def add(code: FindingCode, fact: GpuFact, named: list[str], evidence: Evidence, *values: str) -> None:
+    def add(fact: GpuFact, named: list[str], evidence: Evidence, *values: str) -> None:
         lacks = GpuLacks("GPU", "", fact, where, len(named), named[0] if named else "", values)
-        found.append(Finding(code, codes.get(code).severity, "", (Cause(lacks),), evidence, worded, start + len(found),
-                             prediction.target, convolutions=named))  # fmt: skip
+        report.add(lacks, convolutions=named, evidence=evidence)
 
     if int8 and not gpu.has_int8:
-        add("GPU-NO-INT8", GpuFact.NO_INT8, int8, rates.evidence)
+        add(GpuFact.NO_INT8, int8, rates.evidence)
     elif int8 and rates.int8_path == "dp4a":
         fact = GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else (
             GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32
         )
-        add("GPU-DP4A", fact, int8, rates.evidence)
+        add(fact, int8, rates.evidence)
     if gpu.has_int8 and rates.int8_path != "tensor":
         pointwise = [c.name for c in prediction.convolutions if c.is_int8 and "PWN(" in (c.layer or "")]
         if pointwise:
-            add("GPU-FUSION", GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
+            add(GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
         places = depthwise(model) if model is not None else frozenset()
         deep = [c.name for c in prediction.convolutions if c.is_int8 and c.index in places]
         if deep:
-            add("GPU-KERNELS", GpuFact.KERNELS, deep, Evidence.DOCUMENTED)
+            add(GpuFact.KERNELS, deep, Evidence.DOCUMENTED)
     if int8 and gpu.is_jetson and gpu.has_int8:
-        add("GPU-JETSON", GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
+        add(GpuFact.JETSON, [], Evidence.SEEN if rates.cc == "8.7" else Evidence.ASSUMED)
     if floats and rates.fp16 < rates.fp32_pipe:
-        add("GPU-NO-FP16", GpuFact.NO_FP16, floats, rates.evidence)
+        add(GpuFact.NO_FP16, floats, rates.evidence)
     version, cc = target_named(prediction.target).version, float(rates.cc)
     since = next((first for capability, first in _SINCE if cc >= capability), version)
     if since > version:
-        add("GPU-VERSION", GpuFact.SINCE, [], Evidence.ASSUMED, prediction.target, f"{since[0]}.{since[1]}")
+        add(GpuFact.SINCE, [], Evidence.ASSUMED, prediction.target, f"{since[0]}.{since[1]}")
     elif any(cc <= capability and version >= gone for capability, gone in _DROPPED):
-        add("GPU-VERSION", GpuFact.DROPPED, [], Evidence.ASSUMED, prediction.target, "")
-    return found
+        add(GpuFact.DROPPED, [], Evidence.ASSUMED, prediction.target, "")
+    start = max((f.id for f in prediction.findings), default=-1) + 1
+    for number, finding in enumerate(report.findings, start):
+        finding.id = number
+    return report.findings
 
 
 def depthwise(model: Model) -> frozenset[int]:

@@ -347,11 +347,12 @@ class Grouped(Refusal):
 
 
 class Channels(Refusal):
-    """Numbers of channels that INT8 kernels dislike; ``odd`` are no multiples of 16."""
+    """Numbers of channels that INT8 kernels dislike; ``odd`` are no multiples of 16, ``small``: one is less than 16."""
 
     inputs: int
     outputs: int
     odd: tuple[int, ...]
+    small: bool
 
 
 class DepthwiseSilu(Refusal):

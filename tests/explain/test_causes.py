@@ -240,7 +240,7 @@ def test_a_finding_about_very_many_convolutions_takes_no_longer_than_they_are_ma
     names = [f"conv{i}" for i in range(40_000)]
     begun = time.process_time()
     for name in names:
-        report.add("OUT-FLOAT", OutputScale("Pass", "one", "q", False), convolutions=[name])
+        report.add(OutputScale("Pass", "one", "q", False), convolutions=[name])
     assert all(report.place("OUT-FLOAT", name) == "one" for name in names)
     assert report.place("W-NO-DQ", names[0]) is None
     assert time.process_time() - begun < 10  # looking each up among the others takes minutes

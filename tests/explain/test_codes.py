@@ -10,10 +10,10 @@ import pytest
 import qdqtool
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
+from qdqtool.explain.coded import FIXES
 from qdqtool.explain.codes import ALL_TARGETS
 from qdqtool.explain.errors import KNOWN
 from qdqtool.explain.lines import MEANINGS, LineAnswer, explain_line
-from qdqtool.explain.report import FIXES
 from qdqtool.explain.ways import WAYS, way_named
 from qdqtool.prediction import predict
 from qdqtool.render.log_text import line_text

@@ -1,8 +1,6 @@
-"""Each finding code is made in one place: by the checks of the model, or of what the simulation refused."""
+"""The code of a finding is that of the refusal that it reports, whoever found it: a check of the model or a pass."""
 
 import ast
-import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -12,14 +10,13 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.explain import codes, compiler
+from qdqtool.explain import coded, codes, compiler
 from qdqtool.explain.api import FAULTS
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx.operands import IntegersLost
-from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Evidence, FindingCode, Severity
+from qdqtool.types import Evidence, FindingCode, Refusal, Severity
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import models as experiments
@@ -28,54 +25,38 @@ from tests.trt.test_cases import model_of
 
 PACKAGE = Path(qdqtool.__file__).parent
 CODES = frozenset(get_args(FindingCode))
-MAKES = ("report.add", "Diagnosis", "Finding")  # calls of which findings come
+MAKES = ("report.add", "Report.add", "Diagnosis", "Finding")  # calls of which findings come
 
 
-def codes_made(path: Path) -> set[str]:
-    """The codes that a module makes findings of: all that it names, but for those that it compares or looks for."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = list(ast.walk(tree))
-    if not any(isinstance(n, ast.Call) and ast.unparse(n.func).endswith(MAKES) for n in nodes):
-        return set()
-    other = [n for n in nodes if isinstance(n, ast.Compare)
-             or (isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "FAULTS")]
-    skipped = {id(part) for n in other for part in ast.walk(n)}
-    return {n.value for n in nodes if isinstance(n, ast.Constant) and n.value in CODES and id(n) not in skipped}
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_no_place_gives_a_finding_its_code_but_one(path: Path) -> None:
+    """What is reported is a refusal: its class and values decide, in ``explain/coded.py`` alone."""
+    calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+    given = [a.value for call in calls if ast.unparse(call.func).endswith(MAKES)
+             for a in ast.walk(call) if isinstance(a, ast.Constant) and a.value in CODES]
+    assert given == []
+    makers = [ast.unparse(call.func) for call in calls if ast.unparse(call.func) in ("code_of", "Finding")]
+    assert not makers or path.name in ("coded.py", "report.py", "compiler.py")
 
 
-@functools.cache
-def producers() -> dict[str, set[str]]:
-    """The codes that each module makes; one that only collects findings has none of its own."""
-    paths = {p.relative_to(PACKAGE).as_posix(): p for p in PACKAGE.rglob("*.py")}
-    found = {name: codes_made(path) for name, path in paths.items() if name != "explain/report.py"}
-    return {name: made for name, made in found.items() if made}
+def test_each_code_has_a_refusal_and_each_refusal_words() -> None:
+    assert {made.code for kinds in coded.MADE.values() for made in kinds} == CODES
+    kinds = {kind.__name__: kind for kind in every(Refusal)}
+    for name, made in coded.MADE.items():
+        assert name.partition(",")[0] in kinds
+        assert [m.when is None for m in made] == [False] * (len(made) - 1) + [True]  # the last holds always
+    of_compiler = {c.code for c in codes.CODES.values() if c.on("rtx1.7") is not None}
+    assert {"BUILD-FAILS", "IN-BLOCKED", "SCALE-SHAPE1"} <= compiler.CODES <= of_compiler
 
 
-OF_SIMULATION = {True: {"explain/compiler.py"}, False: {"explain/outputs.py"}}  # TensorRT-RTX's
+def every(kind: type[Refusal]) -> Iterator[type[Refusal]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from every(below)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_each_code_has_one_producer(target: str) -> None:
-    """And what is made for a target is what the table of codes says holds there."""
-    is_rtx = TARGETS[target].is_rtx
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, made in producers().items():
-        if name in OF_SIMULATION[not is_rtx]:
-            continue
-        left_out = compiler.CODES if is_rtx and name.startswith("explain/lint/") else frozenset()
-        for code in made - left_out:
-            if codes.get(code).on(target) is not None:
-                found[code].append(name)
-    assert {code: names for code, names in found.items() if len(names) > 1} == {}
-    assert set(found) == {c.code for c in codes.CODES.values() if c.on(target) is not None}
-    assert found["W-AXIS"] == ["explain/compiler.py" if is_rtx else "explain/lint/weights.py"]
-
-
-def test_every_code_is_made_and_no_place_hides_another() -> None:
-    made = producers()
-    assert set().union(*made.values()) == CODES
-    assert made["explain/compiler.py"] == compiler.CODES
-    # Only what reads a scale of shape [1] as a convolution pays for it, however many do, and one step mends all
+def test_a_scale_of_shape_1_is_told_where_a_convolution_pays_for_it() -> None:
+    """However many do, and one step mends all."""
     for readers in (("Conv",), ("Softmax",), ("Softmax", "Conv"), ("Conv", "Softmax", "Conv")):
         model = of_shape_1(*readers)
         found = {f.node: f.convolutions for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.explain.report import FIXES
+from qdqtool.explain.coded import FIXES
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import _WHOLE, STEPS, fix
 from qdqtool.model.editor import Editor

@@ -66,7 +66,7 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
     bad = _bad(fits)
     if bad:
         bad.sort(key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True)
-        report.add("ACT-SCALE", ActivationScales(CHECK, bad[0].quantizer, tuple(bad[:_NAMED]), len(bad), len(fits),
+        report.add(ActivationScales(CHECK, bad[0].quantizer, tuple(bad[:_NAMED]), len(bad), len(fits),
                                                  statistics.images, one_factor(fits)))
 
 
@@ -128,7 +128,7 @@ def _covering(report: Report, model: Model, spreads: Sequence[tuple[str, float, 
     bad = sorted((s for s in spreads if s[2] > (_OUTLIER if samples else _BY_GAINS)), key=lambda s: -s[2])
     if bad:
         linear = any(_read_by_product(model, name) for name, *_ in bad)
-        report.add("ACT-OUTLIER", OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples,
+        report.add(OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples,
                                                 linear and SMOOTHED not in model.metadata))
 
 

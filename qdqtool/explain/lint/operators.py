@@ -31,13 +31,13 @@ def run(view: View, report: Report) -> None:
     unknown: dict[str, list[Node]] = defaultdict(list)
     for node in view.model.nodes:
         if _computes_integers(node):
-            report.add("QOPERATOR", faults.IntegerOperator(CHECK, node.name, node.op))
+            report.add(faults.IntegerOperator(CHECK, node.name, node.op))
         elif precision := _other_type(view, node):
             outside[precision].append(node)
         elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
-            report.add("NORM-FLOAT", faults.NormalizationFloat(CHECK, node.name, node.op),
+            report.add(faults.NormalizationFloat(CHECK, node.name, node.op),
                        values=view.values(node.input(0)))
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
@@ -46,14 +46,14 @@ def run(view: View, report: Report) -> None:
     if outside:
         nodes = [n for same in outside.values() for n in same]
         kinds = tuple((kind, len(same)) for kind, same in outside.items())
-        report.add("FP8-OUTSIDE", faults.OtherTypes(CHECK, nodes[0].name, kinds), "",
+        report.add(faults.OtherTypes(CHECK, nodes[0].name, kinds), "",
                    [c for n in nodes for c in view.convolutions_behind(n)])
     for op, nodes in unknown.items():
-        report.add("PLUGIN-OUTSIDE", faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
+        report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
     if not outside and not qdq.is_quantized(view.model):
         floats = [n for n in view.weighted if view.weights(n).folded]
         if floats and not any(_computes_integers(n) for n in view.model.nodes):
-            report.add("NO-QDQ", faults.NothingQuantized(CHECK, "", len(floats)))
+            report.add(faults.NothingQuantized(CHECK, "", len(floats)))
 
 
 def _einsum(view: View, report: Report, node: Node) -> None:
@@ -61,7 +61,7 @@ def _einsum(view: View, report: Report, node: Node) -> None:
     read = [qdq.source_of_dq(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(read) or (weights and qdq.is_quantized(view.model)):
-        report.add("EINSUM-FLOAT", faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
+        report.add(faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
 
 
 def _computes_integers(node: Node) -> bool:
@@ -90,11 +90,11 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
     kernel = tuple(shape[2:]) if shape is not None else tuple(stated) if isinstance(stated, (list, tuple)) else ()
     deconvolution = of(conv).kind == LayerKind.DECONVOLUTION
     if len(kernel) == 3 and deconvolution:
-        report.add("CT3D-FLOAT", Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
+        report.add(Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
     elif len(kernel) == 3:
-        report.add("CONV3D-INT8", faults.Convolution3D(CHECK, conv.name), convolutions=concerned)
+        report.add(faults.Convolution3D(CHECK, conv.name), convolutions=concerned)
     if kernel and min(kernel) >= LARGE_KERNEL and not deconvolution:
-        report.add("KERNEL-LARGE", faults.LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)
+        report.add(faults.LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)
 
 
 # What FP16 would spoil where the builder may use it ------------------------------------------------------------------
@@ -124,11 +124,11 @@ def norms(view: View, report: Report) -> None:
         if not target.strongly_typed or in_half(model, (pieces.square, pieces.mean)):
             exact = target.layer_normalization and as_one(model, pieces) is not None
             found = faults.NormInPieces(CHECK, pieces.square.name, exact, model.opset)
-            report.add("NORM-PIECES", found, automatic=exact)
+            report.add(found, automatic=exact)
     for square, *others in sums_of_squares(model, whole):
         if not target.strongly_typed or in_half(model, (square, *others)):
             found = faults.NormInPieces(CHECK, square.name, False, model.opset, square.op)
-            report.add("NORM-PIECES", found, automatic=False)
+            report.add(found, automatic=False)
 
 
 def _constants(view: View, report: Report) -> None:
@@ -152,7 +152,7 @@ def _constants(view: View, report: Report) -> None:
     values = found or held
     if values:
         spoilt = faults.ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal)
-        report.add("CONST-FP16", spoilt, gains=bool(found))
+        report.add(spoilt, gains=bool(found))
 
 
 def _operands(node: Node) -> tuple[str, ...]:

@@ -15,9 +15,7 @@ from qdqtool.trt import faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, Scale, ScaleComputed
 from qdqtool.trt.targets import target_named
-from qdqtool.types import FindingCode, Precision, Refusal
-
-Found = tuple[FindingCode, Refusal]
+from qdqtool.types import Precision, Refusal
 
 _KNOWN = (Precision.INT8, Precision.UINT8, Precision.INT4, Precision.FP8)
 _E5M2 = onnx.TensorProto.FLOAT8E5M2
@@ -30,9 +28,9 @@ def run(view: View, report: Report) -> None:
         if (integers and view.is_weight(node)) or _repeats(view, node):
             continue  # a bias is judged with its convolution, the others with their Q
         params = view.params(node)
-        for code, found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
+        for found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
                             *_axis(view, node, params)):
-            report.add(code, found, convolutions=view.convolutions_behind(node))
+            report.add(found, convolutions=view.convolutions_behind(node))
 
 
 def _repeats(view: View, node: Node) -> bool:
@@ -47,63 +45,63 @@ def _repeats(view: View, node: Node) -> bool:
     return alike and first.same_as(params) is True
 
 
-def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
+def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal]:
     name = node.name
     kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
     known = params.precision in _KNOWN or (params.precision == Precision.UNKNOWN and not params.has_zero_point)
     if not known or (params.has_zero_point and kind == _E5M2):
         named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
-        yield "QTYPE", faults.TypeUnknown(CHECK, name, named)
+        yield faults.TypeUnknown(CHECK, name, named)
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
     maker = view.model.producer(node.input(0))
     reads_q = maker is not None and qdq.is_q(maker)  # a DQ without zero point takes the type of what it reads
     if params.zero_points is not None and values is not None and values.size and not params.zero_points.zero:
-        yield "ZP-NONZERO", NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
+        yield NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
     elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
-        yield "ZP-UINT8", faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
+        yield faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
     if not params.has_zero_point:
-        yield "DQ-3-INPUTS", faults.ZeroPointMissing(CHECK, name, node.op)
+        yield faults.ZeroPointMissing(CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
         count = math.prod(params.scale_shape)
         if values.size != count:
-            yield "ZP-VOLUME", faults.ZeroPointCount(CHECK, name, count, values.size)
+            yield faults.ZeroPointCount(CHECK, name, count, values.size)
 
 
 def _summary(params: QuantParams) -> Scale:
     return None if params.scales is None else params.scales.summary
 
 
-def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Found]:
+def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal]:
     name, scale = node.name, params.scale
     constant = [view.model.is_constant(t) for t in node.inputs[1:] if t]
     if not all(constant):
-        yield "SCALE-DYNAMIC", ScaleComputed(CHECK, name, name, "" if constant[0] else node.input(1))
+        yield ScaleComputed(CHECK, name, name, "" if constant[0] else node.input(1))
         return
     if params.scale_type == onnx.TensorProto.FLOAT16:
-        yield "SCALE-FP16", faults.ScaleHalf(CHECK, name, _summary(params))
+        yield faults.ScaleHalf(CHECK, name, _summary(params))
     if params.scales is not None and scale is not None and scale.size and not params.scales.positive:
         bad = ~(scale > 0) | ~np.isfinite(scale)
         channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
         value = float(scale[bad][0])
-        yield "SCALE-NONPOS", faults.ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
+        yield faults.ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
     shape = params.scale_shape
     blocks = target_named(target).blocked_scales
     if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):
-        yield "SCALE-RANK", faults.ScaleRank(CHECK, name, shape, node.integer("block_size", 0) > 0)
+        yield faults.ScaleRank(CHECK, name, shape, node.integer("block_size", 0) > 0)
 
 
-def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Found]:
+def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal]:
     if not params.per_channel or (params.scale_shape is not None and len(params.scale_shape) > 1):
         return
     name = node.name
     if view.model.opset < 13:
-        yield "OPSET-AXIS", faults.AxisOpset(CHECK, name, view.model.opset, params.axis_given)
+        yield faults.AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
-        yield "ACT-PER-CHANNEL", ActivationPerChannel(CHECK, name, name, _summary(params))
+        yield ActivationPerChannel(CHECK, name, name, _summary(params))
         return
     shape = view.model.constant_shape(node.input(0))
     axis = view.axis(node) or 0
     count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
     if shape and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
-        yield "SCALE-COUNT", faults.ScaleCount(CHECK, name, count, axis, shape)
+        yield faults.ScaleCount(CHECK, name, count, axis, shape)

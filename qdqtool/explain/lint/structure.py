@@ -28,7 +28,7 @@ from qdqtool.trt import faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Finding, FindingCode
+from qdqtool.types import Finding
 
 Fused = Mapping[str, Sequence[str]]
 
@@ -57,7 +57,7 @@ def _streams(view: View, report: Report) -> None:
             continue
         pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
         if pairs:
-            report.add("RESIDUAL-STREAM", faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+            report.add(faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
                        values=view.values(add.output))
 
 
@@ -95,7 +95,7 @@ def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[s
     if found is None and (gate := quantized_gate(view, [tensor])) is not None:
         found = faults.InsideActivation(CHECK, gate[1].name, conv.name, gate[0].name, True, True)
     if found is not None:
-        report.add("SILU-INNER-Q" if found.silu else "ACT-INNER-Q", found, convolutions=[conv.name],
+        report.add(found, convolutions=[conv.name],
                    values=view.values(tensor))
 
 
@@ -162,7 +162,7 @@ def _behind_pad(view: View, report: Report, conv: Node) -> None:
         return
     pad = view.model.producer(found[1].input(0))
     if pad is not None and passage(view.model, pad) is ZERO_PAD and of(conv).kind == LayerKind.CONVOLUTION:
-        report.add("PAD-SPLIT", faults.BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
+        report.add(faults.BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
 
 
 # Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------
@@ -238,9 +238,9 @@ def heads(view: View, report: Report, fused: Fused) -> None:
 
 
 def _heads(view: View, report: Report, quantized: set[int]) -> None:
-    def add(conv: Node, branch: str, code: FindingCode = "HEAD-QUANT") -> None:
+    def add(conv: Node, branch: str) -> None:
         if conv.index in quantized:
-            report.add(code, faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+            report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
 
     for index in sorted(coordinates_of(view)):
         add(view.model.nodes[index], "coordinates")
@@ -252,13 +252,13 @@ def _heads(view: View, report: Report, quantized: set[int]) -> None:
         add(conv, "dfl")
     for conv in last:  # those of the boxes are worth a warning, those of the classes a note
         if head.dfl and conv.index not in head.boxes:
-            add(conv, "class", "HEAD-SCORE")
+            add(conv, "class")
         else:
             add(conv, "box" if head.dfl else "head")
     for q in view.activation_qs:
         concat = None if q.index in view.feeds_weighted else _concat_above(view, q)
         if concat is not None:
-            report.add("HEAD-CONCAT", faults.JoinedBehindHead(CHECK, q.name, concat.name))
+            report.add(faults.JoinedBehindHead(CHECK, q.name, concat.name))
 
 
 def _concat_above(view: View, q: Node) -> Node | None:
@@ -280,13 +280,13 @@ def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> Non
     if groups > 1 and groups == inputs:
         _depthwise(view, report, conv, _in_front_of_activation(view, conv, fused))
     elif groups > 1:
-        report.add("GROUP-SLOW", faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
+        report.add(faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
     if small or odd:
-        found = faults.Channels(CHECK, conv.name, inputs, outputs, odd)
-        report.add("CH-SMALL" if small else "CH-ALIGN", found, convolutions=[conv.name])
+        found = faults.Channels(CHECK, conv.name, inputs, outputs, odd, small)
+        report.add(found, convolutions=[conv.name])
 
 
 def _reads_network_input(view: View, conv: Node) -> bool:
@@ -303,14 +303,14 @@ def _depthwise(view: View, report: Report, conv: Node, tensor: str) -> None:
     ops = {n.op for n in readers}
     if "Sigmoid" in ops and "Mul" in ops:
         found = faults.DepthwiseSilu(CHECK, conv.name, conv.index not in view.feeds_weighted)
-        report.add("DW-SILU", found, convolutions=[conv.name])
+        report.add(found, convolutions=[conv.name])
     if ops == {"Add"}:
-        report.add("DW-ADD", faults.DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
+        report.add(faults.DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
 
 
 def _float_types(view: View, report: Report) -> None:
     if not target_named(report.target).strongly_typed:
-        report.add("FLAG-FP16", faults.FloatFlag(CHECK, ""))
+        report.add(faults.FloatFlag(CHECK, ""))
         return
     weighted = [n for n in view.weighted if n.output in view.varying]
     types = {n.index: _computes_in(view, n) for n in weighted}
@@ -320,7 +320,7 @@ def _float_types(view: View, report: Report) -> None:
     float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
         products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
-        report.add("FLOAT-FP32", faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
+        report.add(faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
 
 
 def _computes_in(view: View, conv: Node) -> int:

@@ -98,7 +98,7 @@ def run(view: View, report: Report) -> None:
     found = found or _exceptions(fits) or _layers_off(fits)
     if found is not None:
         layers = set(found.layers)
-        report.add("W-SCALE", found, convolutions=[f.node.name for f in fits if f.node.name in layers])
+        report.add(found, convolutions=[f.node.name for f in fits if f.node.name in layers])
 
 
 def _crossed(fits: list[_Fit]) -> WeightScales | None:

@@ -24,16 +24,16 @@ def run(view: View, report: Report) -> None:
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
             sparse = qdq.is_sparse(view.model, weights.source)
             found = refusals.WeightsNotConstant(CHECK, conv.name, weights.source, sparse)
-            report.add("W-NONCONST", found, convolutions=[conv.name])
+            report.add(found, convolutions=[conv.name])
         elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
-            report.add("MATMUL-COMPUTED", faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
+            report.add(faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
         _bias(view, report, conv)
         _floats(view, report, conv)
     for source, users in sources.items():
         convs = tuple(c.name for c, _ in users)
         readers = convs if len(users) > 1 else (*convs, *_others(view, *users[0]))
         if len(readers) > 1:
-            report.add("W-SHARED", refusals.WeightsShared(CHECK, source, source, readers), convolutions=convs)
+            report.add(refusals.WeightsShared(CHECK, source, source, readers), convolutions=convs)
     _misread(view, report)
 
 
@@ -50,7 +50,7 @@ def _misread(view: View, report: Report) -> None:
     reported = {n.name for conv in view.weighted for n in view.weights(conv).before}
     for node, tensor in qdq.misread_constants(view.model):
         if node.name not in reported:
-            report.add("WEIGHT-INDIRECT", faults.StoredReadElsewhere(CHECK, node.name, node.op, tensor))
+            report.add(faults.StoredReadElsewhere(CHECK, node.name, node.op, tensor))
 
 
 def _floats(view: View, report: Report, conv: Node) -> None:
@@ -62,7 +62,7 @@ def _floats(view: View, report: Report, conv: Node) -> None:
     data, weights = type_of(conv.input(0)), type_of(conv.input(1))
     if data != weights and data.is_float and weights.is_float:
         found = refusals.FloatTypesDiffer(CHECK, conv.name, "", "", (data, weights))
-        report.add("FLOAT-MIXED", found, convolutions=[conv.name])
+        report.add(found, convolutions=[conv.name])
 
 
 def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None:
@@ -72,13 +72,13 @@ def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None
     if weights.before:
         steps = tuple(refusals.Step(n.name, n.op) for n in weights.before)
         found = faults.WeightsBehind(CHECK, conv.name, steps, first.name, weights.q is None)
-        report.add("WEIGHT-INDIRECT" if weights.q is None else "W-NONCONST", found, convolutions=concerned)
+        report.add(found, convolutions=concerned)
     if weights.q is None:
         stored = faults.WeightsStored(CHECK, first.name, conv.name, weights.source)
-        report.add("WEIGHT-PREQUANT", stored, convolutions=concerned)
+        report.add(stored, convolutions=concerned)
     for node in (weights.q, weights.dq):
         if node is not None and view.model.is_output(node.output):
-            report.add("W-Q-OUTPUT", faults.WeightsOutput(CHECK, node.name, conv.name), convolutions=concerned)
+            report.add(faults.WeightsOutput(CHECK, node.name, conv.name), convolutions=concerned)
     _axis(view, report, conv, weights)
 
 
@@ -100,7 +100,7 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
         if axis != wanted or (transposed and not target_named(report.target).transposed_per_channel):
             given = params.axis_given
             found = refusals.WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed, given, shape)
-            report.add("CT-AXIS" if transposed else "W-AXIS", found, convolutions=[conv.name])
+            report.add(found, convolutions=[conv.name])
 
 
 def _bias(view: View, report: Report, conv: Node) -> None:
@@ -114,5 +114,5 @@ def _bias(view: View, report: Report, conv: Node) -> None:
             continue
         precision = view.params(found[0]).precision
         if precision == Precision.INT32 or conv.op != "MatMul":
-            report.add("BIAS-DQ", faults.BiasQuantized(CHECK, found[0].name, conv.name, precision),
+            report.add(faults.BiasQuantized(CHECK, found[0].name, conv.name, precision),
                        convolutions=[conv.name])
