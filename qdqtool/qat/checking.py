@@ -22,6 +22,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from calibration.session import partial_model
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
@@ -248,27 +249,17 @@ def _run_pieces(
     model: Model, call: Call, wanted: Reference, pairs: Sequence[tuple[Node, int]]
 ) -> list[Array]:
     """Runs the graph with every activation's Q/DQ pair cut out: what the network's quantizers let through goes in."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    cut: set[str] = set()
-    feeds = _feeds(proto, call)
-    given = {i.name for i in proto.graph.input}
-    outputs = [o.name for o in proto.graph.output]
+    feeds = _feeds(model.proto, call)
+    asked = [*(q.input(0) for q, _ in pairs), *(o.name for o in model.proto.graph.output)]
+    given = []
     for q, number in pairs:
-        cut.add(q.output)
-        _, _, before, after = wanted.calls[number]
+        after = wanted.calls[number][3]
         for dq in model.readers(q.output):
-            cut.add(dq.output)
-            proto.graph.input.append(onnx.helper.make_tensor_value_info(dq.output, 1, list(after.shape)))
+            given.append(onnx.helper.make_tensor_value_info(dq.output, onnx.TensorProto.FLOAT, list(after.shape)))
             feeds[dq.output] = after.float().numpy()
-        if q.input(0) not in given and q.input(0) not in {o.name for o in proto.graph.output}:
-            proto.graph.output.append(onnx.helper.make_tensor_value_info(q.input(0), 1, list(before.shape)))
-    kept = [n for n in proto.graph.node if not cut.intersection(n.output)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(kept)
-    asked = [q.input(0) for q, _ in pairs]
-    run = dict(zip(names := [o.name for o in proto.graph.output], _run(proto, names, feeds), strict=True))
-    return [run[t] if t in run else feeds[t] for t in (*asked, *outputs)]
+    made = [t for t in dict.fromkeys(asked) if t not in feeds]
+    run = dict(zip(made, _run(partial_model(model, made, given), made, feeds), strict=True))
+    return [run[t] if t in run else feeds[t] for t in asked]
 
 
 def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor]) -> float:
