@@ -5,7 +5,9 @@ import json
 import pytest
 
 from qdqtool.explain import left_float
-from qdqtool.types import Refusal
+from qdqtool.explain.messages import worded
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
+from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.wording import DATA, of_findings, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
@@ -26,3 +28,10 @@ def test_wording_of_what_a_placement_leaves_float() -> None:
     assert of_skipped() == expected, "if it is meant so: python -m tests.wording"
     kinds = {k for k in vars(left_float).values() if isinstance(k, type) and issubclass(k, Refusal)} - {Refusal}
     assert kinds == left_float.WORDS.keys()
+
+
+def test_each_form_of_an_operator_has_words() -> None:
+    for form in Form:
+        fault = CompilerFault("", "n", Fault.OPERATOR, (form, "Resize"))
+        found = Finding("BUILD-FAILS", Severity.ERROR, "n", (Cause(fault),), Evidence.SEEN, worded, target="rtx1.7")
+        assert found.message.startswith("n: ") and found.fix and "{" not in found.message

@@ -16,6 +16,8 @@ from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render, verdict
 from qdqtool.timing.twin import best_placement
 from qdqtool.trt.faults import TakenByMyelin
+from qdqtool.trt.refusals import ActivationPerChannel
+from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction, Refusal
 from tests.insertion.nets import Net, copied, images, run
@@ -239,8 +241,9 @@ def test_scales_by_channel_of_a_linears_input_are_refused_with_a_reason(target: 
         node.attribute.append(onnx.helper.make_attribute("axis", 2))
     prediction = predict(model, target)
     assert not prediction.convolution("b0.fc1").is_int8
-    (fix,) = [f.fix for f in prediction.findings if f.code == "ACT-PER-CHANNEL"]
-    assert "--smooth" in fix and "output columns" not in fix
+    (found,) = [f for f in prediction.findings if f.code == "ACT-PER-CHANNEL"]
+    (cause,) = {type(c.refusal) for c in found.causes}
+    assert cause is (IntegersLost if target == "rtx1.7" else ActivationPerChannel)
 
 
 @pytest.mark.parametrize(("axis", "precision"), [(1, "INT8"), (2, "FP32")])

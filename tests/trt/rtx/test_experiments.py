@@ -8,11 +8,10 @@ import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from qdqtool.explain.report import worded
 from qdqtool.prediction import predict
-from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
+from qdqtool.trt.rtx.operands import CompilerFault, Fault
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.types import Cause, Evidence, Finding, Severity
+from qdqtool.types import Severity
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.slow import slow_after
@@ -66,15 +65,11 @@ def test_network(seed: int) -> None:
 
 
 def test_records_hold_names_and_numbers_alone() -> None:
-    """Their words are made last, and no form of an operator is without."""
+    """Their words are made last."""
     faults = [r for m in all_models().values() for r in predict(m, "rtx1.7", advice=False).refusals
               if isinstance(r, CompilerFault)]
     assert any(r.fault == Fault.OPERATOR for r in faults)
     assert not [r for r in faults if any(" " in str(v) for v in r.values)]
-    for form in Form:
-        fault = CompilerFault("", "n", Fault.OPERATOR, (form, "Resize"))
-        found = Finding("BUILD-FAILS", Severity.ERROR, "n", (Cause(fault),), Evidence.SEEN, worded, target="rtx1.7")
-        assert found.message.startswith("n: ") and found.fix and "{" not in found.message
 
 
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
