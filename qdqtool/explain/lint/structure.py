@@ -278,7 +278,7 @@ def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> Non
         return
     inputs, outputs, groups = known
     if groups > 1 and groups == inputs:
-        _depthwise(view, report, conv, _in_front_of_activation(view, conv, fused))
+        _depthwise(view, report, conv, fused)
     elif groups > 1:
         report.add(faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
@@ -298,13 +298,13 @@ def _reads_network_input(view: View, conv: Node) -> bool:
     return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
 
 
-def _depthwise(view: View, report: Report, conv: Node, tensor: str) -> None:
-    readers = view.model.readers(tensor)
-    ops = {n.op for n in readers}
-    if "Sigmoid" in ops and "Mul" in ops:
+def _depthwise(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
+    taken = [view.model.node(name) for name in fused]
+    if any(n.op == "Sigmoid" for n in taken) and any(of(n).operation == "PROD" for n in taken):
         found = faults.DepthwiseSilu(CHECK, conv.name, conv.index not in view.feeds_weighted)
         report.add(found, convolutions=[conv.name])
-    if ops == {"Add"}:
+    readers = view.model.readers(_in_front_of_activation(view, conv, fused))
+    if {n.op for n in readers} == {"Add"}:
         report.add(faults.DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
 
 
