@@ -34,6 +34,8 @@ def explain(prediction: Prediction, report: Report) -> None:
         outcome = known.outcomes.get(both.node)
         if outcome is not None and outcome.is_int8:
             known.add(Diagnosis(both.add, Cause(both), both.elements, (both.node,)))
+    for pad in known.every(trt.BehindPad):
+        report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:
         if outcome.int8_in_int8_out:
             continue

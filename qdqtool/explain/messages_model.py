@@ -132,7 +132,6 @@ def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
 says(lint.InsideActivation, lambda r: (
     f"{r.node} is between {r.activation} and the Mul of {r.convolution}'s SiLU." if r.gate else
     f"{r.node} is between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."))
-says(lint.BehindPad, lambda r: f"{r.quantizer} is between {r.pad} and {r.node}.")
 says(lint.JoinedBehindHead, lambda r: (
     f"{r.node} gives everything that {r.concat} joins behind the head one scale."))
 _HEADS = {"coordinates": "makes or reads boxes, reference points or sampling offsets",

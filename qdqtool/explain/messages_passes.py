@@ -255,6 +255,9 @@ says(trt.ActivationJoined, lambda r: (
     f"{names(map(origin_words, r.others))} as well and is not taken into a convolution."))
 
 
+says(trt.BehindPad, lambda r: f"a Q/DQ pair is between {r.pad} and {r.node}.")
+
+
 # Averages -------------------------------------------------------------------------------------------------------
 
 _REDUCTION = (

@@ -257,13 +257,6 @@ class InsideActivation(Refusal):
     gate: bool = False
 
 
-class BehindPad(Refusal):
-    """A pair between a Pad and its convolution."""
-
-    quantizer: str
-    pad: str
-
-
 class JoinedBehindHead(Refusal):
     """One scale for everything that a Concat behind the head joins."""
 

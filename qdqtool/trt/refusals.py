@@ -332,6 +332,15 @@ class ActivationJoined(Refusal, reason="activation-joined"):
     elements: Size | None = None
 
 
+# Pads -----------------------------------------------------------------------------------------------------------
+
+
+class BehindPad(Refusal, reason="behind-pad"):
+    """A pair is between a Pad of zeros and its convolution, so that the Pad runs in INT8 as a layer of its own."""
+
+    pad: str
+
+
 # Folding --------------------------------------------------------------------------------------------------------
 
 

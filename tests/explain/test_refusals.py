@@ -41,6 +41,7 @@ TOLD: dict[str, tuple[str, set[object]]] = {
     "activation-joined": ("OUT-FLOAT", {"c0", ("sig", "mul"), "soft", "Softmax"}),
     "batchnorm-not-constant": ("BN-UNFOLDED", {"c0", "bn"}),
     "convtranspose-batchnorm": ("CT-BN", {"up", "bn", "16x16x16"}),
+    "behind-pad": ("PAD-SPLIT", {"end", "pad"}),
     "not-commuting": ("CONVERSION", {"end.in.Q", "pad"}),
     "many-consumers": ("CONVERSION", {"a.in.Q", Step("pool", "MaxPool"), "neg"}),
     "output-not-only-quantized": ("CONVERSION", {"a.in.Q", "cat", "soft", "Softmax"}),

@@ -16,11 +16,9 @@ from qdqtool.model.operators import (
     ACTIVATIONS,
     CONVOLUTIONS,
     GATES,
-    ZERO_PAD,
     LayerKind,
     is_activation,
     of,
-    passage,
     rearranges,
 )
 from qdqtool.model.view import View, adds_computed, uses
@@ -34,14 +32,13 @@ Fused = Mapping[str, Sequence[str]]
 
 
 def run(view: View, report: Report, fused: Fused) -> None:
-    """Adds findings about pairs inside activations and behind a Pad, around convolutions whose inputs are quantized.
+    """Adds findings about pairs inside activations, around convolutions whose inputs are quantized.
 
     ``fused`` are the nodes that the layer of each convolution took in, as the simulation says.
     """
     for conv in view.weighted:
         if is_quantized(view, conv):
             _inside_activation(view, report, conv, fused.get(conv.name, ()))
-            _behind_pad(view, report, conv)
     _streams(view, report)
 
 
@@ -154,15 +151,6 @@ def _quantizer_of(view: View, tensor: str) -> Node | None:
         if use.kind == "q" and q is not None and not use.path and not view.params(q).per_channel:
             return q if any(qdq.is_dq(n) for n in view.model.readers(q.output)) else None
     return None
-
-
-def _behind_pad(view: View, report: Report, conv: Node) -> None:
-    found = qdq.source_of_dq(view.model, conv.input(0))
-    if found is None or found[1] is None:
-        return
-    pad = view.model.producer(found[1].input(0))
-    if pad is not None and passage(view.model, pad) is ZERO_PAD and of(conv).kind == LayerKind.CONVOLUTION:
-        report.add(faults.BehindPad(CHECK, conv.name, found[1].name, pad.name), convolutions=[conv.name])
 
 
 # Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------

@@ -1,7 +1,9 @@
 """Padding taken into a convolution; TensorRT's name for this pass is not known."""
 
 from qdqtool.model.operators import ZERO_PAD
+from qdqtool.trt.layers import node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
+from qdqtool.trt.refusals import BehindPad
 
 PLAIN = documented(
     "pad", "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
@@ -19,6 +21,7 @@ class PadConvFusion(Pass):
             if conv.kind != LayerKind.CONVOLUTION or conv.data is not pad.out or pad.passage is not ZERO_PAD:
                 continue
             if conv.int8 and not pad.dq_passed:
+                self.refuse(BehindPad(self.name, node_name(conv), node_name(pad)))
                 continue
             conv.rest_on(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"

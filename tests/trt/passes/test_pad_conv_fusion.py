@@ -57,3 +57,16 @@ def test_a_pad_that_copies_runs_in_int8_and_stays_apart(mode: str, place: str) -
 @pytest.mark.parametrize("mode", ["reflect", "edge"])
 def test_a_float_convolution_takes_no_pad_that_copies(mode: str) -> None:
     assert next(name for name, _ in engine("", mode)) == "Pad_6"
+
+
+@pytest.mark.parametrize(("place", "value", "refused"), [
+    ("between", None, [("c", "behind-pad")]), ("before", None, []), ("between", 1.0, []), ("", None, []),
+])
+def test_a_pair_behind_the_pad_is_refused(
+    g: Graph, place: str, value: float | None, refused: list[tuple[str, str]],
+) -> None:
+    x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
+    x = g.pad(g.pair(x, "p") if place == "before" else x, "Pad_6", "constant", value)
+    x = g.pair(x, "p") if place == "between" else x
+    found = step(g.model(g.conv(x, "c", scale=None, weights="qdq" if place else "float")), PadConvFusion)
+    assert found.reasons == refused
