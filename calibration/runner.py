@@ -35,6 +35,7 @@ from qdqtool.base.process import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
+from qdqtool.model.live import check_loops
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.sessions import cores
 from qdqtool.model.sizes import linear_inputs
@@ -85,7 +86,7 @@ def collect(
         mixed_cpus: Whether workers may take part whose processors compute other last bits.
 
     Raises:
-        ModelError: The model cannot be run, or has no such tensor.
+        ModelError: The model cannot be run, has no such tensor, or a loop of which one run would not end.
         DataError: The data or the cache cannot be used, or a tensor is never finite.
         ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
@@ -95,6 +96,7 @@ def collect(
         check_where(cluster)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
+    check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
     dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
     dataset.forget()

@@ -51,6 +51,7 @@ FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before
 ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
 
+LOOP_WORK = 10**15  # of one loop in one run of a model that is calibrated, counted as that of `fix` is: a day
 SAMPLE_ROWS = 4096  # the batch of a model that is calibrated
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.
@@ -58,6 +59,7 @@ SESSION_BYTES = 768 * MB  # tensors of one run that live at the same time, estim
 SESSION_INPUT = 201_400_000  # one input made up of random numbers: 1x3x4096x4096
 SESSION_PROCESS = 768 * MB  # what the process may take beside tensors and weights
 SESSION_WORK = 3 * 10**11  # multiplications of one run: YOLOv8x at 640 x 640 has 1.3 * 10^11
+INNER_NODE = 50_000  # what a node inside a Loop, Scan or If counts at each turn: 5 microseconds
 SESSION_WORK_ALL = 2 * 10**12  # of all runs of one `fix`
 SESSION_RUN = 10**8  # what each run counts beside its multiplications: loading the model
 SESSION_WORK_BYTE = 100  # and for each byte of the model

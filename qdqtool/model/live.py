@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import onnx
+from onnx import numpy_helper
 
+from qdqtool.base import budgets
+from qdqtool.errors import ModelError
+from qdqtool.model.constants import Constants
 from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.subgraphs import held
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +24,8 @@ class Load:
 
     Attributes:
         peak_bytes: Of the activations that live at the same time, weights apart.
-        operations: Multiplications of weighted operators, and one for each element that another operator writes.
+        operations: Multiplications of weighted operators, one for each element that another operator writes, and of
+            loops so many for each node inside, as often as they are known to turn.
     """
 
     peak_bytes: int
@@ -69,6 +77,8 @@ def load_of(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Load
 def _operations(model: Model, node: Node) -> int:
     """One for each element written, times those read for each where an operator sums products."""
     written = sum(_elements(model.shape(t)) for t in node.outputs if t)
+    if node.op in _WITH_GRAPHS:
+        return written + _of_loop(model, node)
     if len(node.inputs) < 2:
         return written
     data, weights = (model.shape(t) for t in node.inputs[:2])
@@ -83,6 +93,75 @@ def _operations(model: Model, node: Node) -> int:
     if node.op == "Gemm" and len(data) == 2:
         return written * _elements(data[:1] if node.attributes.get("transA", 0) else data[1:])
     return written
+
+
+def check_loops(model: Model) -> None:
+    """Refuses a model whose loops turn so often that one run would not end.
+
+    Raises:
+        ModelError: One takes more than :data:`qdqtool.base.budgets.LOOP_WORK`.
+    """
+    for node in model.nodes:
+        if node.op in _WITH_GRAPHS and _of_loop(model, node) > budgets.LOOP_WORK:
+            raise ModelError(f"{model.path or 'model'}: node '{node.name}' ({node.op}) turns so often that one run "
+                             "would take days; check its trip count, or cut it off")
+
+
+def _of_loop(model: Model, node: Node) -> int:
+    constants = Constants(model)
+    return _inner_operations(node.proto, lambda t: _number(constants.value(t)), model.shape)
+
+
+_WITH_GRAPHS = ("Loop", "Scan", "If", "SequenceMap")
+_Number = Callable[[str], "int | None"]
+_Shape = Callable[[str], "Sequence[int | None] | None"]
+
+
+def _inner_operations(node: onnx.NodeProto, number: _Number, shape: _Shape) -> int:
+    """What the graphs inside a node take: shapes are not known there, so that each node counts alike."""
+    work = 0
+    for graph in (g for a in node.attribute for g in held(a)):
+        known = {t.name: t for t in graph.initializer}
+        known |= {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" and n.output
+                  for a in n.attribute if a.name == "value"}
+
+        def inside(name: str, known: Mapping[str, onnx.TensorProto] = known) -> int | None:
+            return _number(_array(known[name])) if name in known else number(name)
+
+        each = sum(budgets.INNER_NODE + _inner_operations(n, inside, lambda name: None) for n in graph.node)
+        work += each * _turns(node, graph, number, inside, shape)
+    return work
+
+
+def _turns(node: onnx.NodeProto, body: onnx.GraphProto, outside: _Number, inside: _Number, shape: _Shape) -> int:
+    """How often a Loop or Scan surely turns; 1 where only a run tells, as where a condition may end it."""
+    if node.op_type == "Scan":
+        count = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0])
+        first = shape(node.input[-count]) if 0 < count <= len(node.input) else None
+        long = first[axes[0]] if first and axes and -len(first) <= axes[0] < len(first) else None
+        return max(1, long or 1)
+    if node.op_type != "Loop" or len(body.input) < 2 or not body.output:
+        return 1
+    ends, made = body.output[0].name, {t: n for n in body.node for t in n.output}
+    while ends in made and made[ends].op_type == "Identity" and made[ends].input:
+        ends = made.pop(ends).input[0]
+    goes_on = ends == body.input[1].name or inside(ends) == 1
+    starts = not node.input[1:2] or not node.input[1] or outside(node.input[1]) == 1
+    turns = outside(node.input[0]) if node.input and goes_on and starts else None
+    return max(1, turns or 1)
+
+
+def _array(tensor: onnx.TensorProto) -> npt.NDArray[Any] | None:
+    try:
+        return numpy_helper.to_array(tensor) if math.prod(tensor.dims) == 1 else None
+    except (ValueError, TypeError, KeyError):  # a damaged one
+        return None
+
+
+def _number(value: npt.NDArray[Any] | None) -> int | None:
+    """The one integer or truth value of a constant; None for another."""
+    return int(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "biu" else None
 
 
 def _elements(shape: Sequence[int | None] | None) -> int:

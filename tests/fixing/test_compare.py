@@ -8,11 +8,12 @@ import onnx.parser
 import pytest
 
 from qdqtool.base import budgets
+from qdqtool.errors import ModelError
 from qdqtool.fixing import compare, sandbox
 from qdqtool.fixing.api import fix
 from qdqtool.model.editor import float_model
 from qdqtool.model.graph import Model
-from qdqtool.model.live import load_of
+from qdqtool.model.live import check_loops, load_of
 from tests.explain.test_causes import residual
 from tests.trt.builder import Graph
 
@@ -172,3 +173,43 @@ def test_a_slow_machine_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = compare.Runs()
     for _ in range(5):
         assert set(runs.run(model, x)) == {"y"}
+
+
+def loop(turns: str = "n", ends: str = "Identity (c)", inner: str = "Neg (v)", **numbers: int) -> onnx.ModelProto:
+    constants = ", ".join(f"int64 {name} = {{{value}}}" for name, value in numbers.items())
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) <{constants}> {{
+            k = {"Mul (n, n)" if turns == "k" else "Identity (n)"}
+            y = Loop ({turns}, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {{
+                d = {ends}
+                w = {inner}
+            }}>
+        }}""")
+
+
+INNER = """Loop (m, , v) <body = e (int64 j, bool p, float[4] u) => (bool q, float[4] t) {
+    q = Identity (p)
+    t = Neg (u)
+}>"""
+SCAN = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["" : 17]> g (float[4] x, float[7, 4] rows) => (float[4] y) {
+        y = Scan <num_scan_inputs = 1,
+                  body = b (float[4] v, float[4] row) => (float[4] w) { w = Add (v, row) }> (x, rows)
+    }""")
+
+
+@pytest.mark.parametrize(("model", "nodes"), [
+    (loop(n=2**40), 2 * 2**40), (loop("k", n=2**20), 2 * 2**40), (SCAN, 7), (loop(n=0), 2), (loop(n=1), 2),
+    (loop(inner=INNER, n=2**20, m=2**20), 2**20 * (2 + 2 * 2**20)),
+    (loop(ends="Less (i, n)", n=2**62), 2),  # a run alone tells when that ends
+])  # fmt: skip
+def test_turns_of_loops_are_counted(model: onnx.ModelProto, nodes: int) -> None:
+    outside = load_of(model, {}).operations - nodes * budgets.INNER_NODE
+    assert 0 <= outside <= 8
+    if nodes * budgets.INNER_NODE > budgets.SESSION_WORK:
+        with pytest.raises(compare.TooMuch, match="multiplications"):
+            compare.Runs().run(model, {"x": np.ones(4, np.float32)})
+        with pytest.raises(ModelError, match=r"model: node 'y' \(Loop\) turns so often that one run would take days"):
+            check_loops(Model(model))
+    else:
+        check_loops(Model(model))
