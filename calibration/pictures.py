@@ -10,6 +10,7 @@ import copy
 import functools
 import hashlib
 import io
+import math
 import os
 import posixpath
 import re
@@ -34,9 +35,12 @@ from qdqtool.errors import DataError
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
 _STRIP = 1 << 22  # pixels
-_COPIES = {"WEBP": 2}  # 18 bytes a pixel for 7: its decoder holds it packed, unpacked and as Pillow's image
+_PILLOW, _WEBP = 4, 14  # bytes a pixel: of Pillow's own image; a WebP's decoder holds it packed and unpacked as well
+_ARRAY = 3
 _SCAN, _SCANS = b"\xff\xda", 100  # of a progressive JPEG; encoders write about ten
 _ORIENTATION = 0x0112  # EXIF's tag
+_TURNED = range(2, 9)  # its values that are not upright
+_Picture = npt.NDArray[np.uint8] | Image.Image
 
 YOLO_PREPROCESS = Preprocess()
 
@@ -53,15 +57,17 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
 
     Raises:
         DataError: It cannot be read, is no regular file, is cut off, has a side of more than
-            :data:`qdqtool.base.budgets.PICTURE_SIDE` pixels, or more than
-            :data:`qdqtool.base.budgets.PICTURE_PIXELS` in all, a WebP half as many.
+            :data:`qdqtool.base.budgets.PICTURE_SIDE` pixels, or would take more than
+            :data:`qdqtool.base.budgets.PICTURE_BYTES` in between: of 64 million pixels, a WebP of half as many.
     """
-    with decoded(source, name) as pixels:
-        return pixels
+    with decoded(source, name) as picture:
+        return _as_array(picture)
 
 
-def _copies(picture: Image.Image) -> int:
-    """How many pictures' worth of memory one takes while it is decoded: JPEG keeps all of its scans.
+def _bytes_each(picture: Image.Image) -> int:
+    """How many bytes a pixel takes while a picture is decoded, or turned and converted behind that.
+
+    A progressive JPEG is kept whole as two bytes for each value of each of its components until its last scan is there.
 
     Raises:
         DataError: It is a JPEG of more scans than any encoder writes: each costs the time of a picture.
@@ -76,13 +82,18 @@ def _copies(picture: Image.Image) -> int:
         file.seek(place)
         if scans > _SCANS:
             raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
-    four = len(picture.getbands()) > 3
-    return _COPIES.get(picture.format or "", 1) + progressive * (1 + four) + four
+    if picture.format == "WEBP":
+        return _WEBP
+    areas = [max(1, across * down) for _, across, down, *_ in getattr(picture, "layer", ())] or [1]
+    scans_kept = math.ceil(2 * sum(areas) / max(areas)) if progressive else 0
+    return _PILLOW + max(scans_kept, _ARRAY)
 
 
 @contextlib.contextmanager
-def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Iterator[npt.NDArray[np.uint8]]:
-    """As :func:`decode`; until the end of the block the picture counts among those that are in memory.
+def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Iterator[_Picture]:
+    """As :func:`decode`, as Pillow's own image where that is RGB already.
+
+    Until the end of the block the picture counts among those that are in memory.
 
     A thread that waits for its turn must not hold another one.
     """
@@ -92,18 +103,23 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
             if reason:
                 raise DataError(reason)
             with Image.open(source, formats=_FORMATS) as picture:
-                count = picture.width * picture.height
-                times = _COPIES.get(picture.format or "", 1)
-                if count * times > budgets.PICTURE_PIXELS:
-                    raise DataError(f"{picture.width}x{picture.height} pixels; the limit is "
-                                    f"{budgets.PICTURE_PIXELS // times}")
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
-                stack.enter_context(_DECODING.taken(count * _copies(picture)))
+                count, each = picture.width * picture.height, _bytes_each(picture)
+                if count * each > budgets.PICTURE_BYTES:
+                    kind = "progressive " * ("progressive" in picture.info) + str(picture.format)
+                    raise DataError(f"{picture.width}x{picture.height} pixels; the limit for such a {kind} is "
+                                    f"{budgets.PICTURE_BYTES // each}")
+                stack.enter_context(_DECODING.taken(count * each))
                 orientation = picture.getexif().get(_ORIENTATION, 1)
-                pixels = _as_rgb(picture)
+                found: _Picture = picture
+                if picture.mode == "RGB" and orientation not in _TURNED:
+                    picture.load()
+                else:
+                    found = _as_rgb(picture)
             del picture  # with its own copy of the pixels, which would live as long as the block
-            pixels = _turned(pixels, orientation)
+            if not isinstance(found, Image.Image):
+                found = _turned(found, orientation)
         except DataError:
             raise
         except Exception as error:  # a damaged file can raise nearly anything in the decoders
@@ -111,7 +127,7 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
             if isinstance(source, str | os.PathLike):
                 raise DataError(reason.replace(str(source), Path(source).name)) from error
             raise DataError(reason.replace(repr(source), repr(name))) from error
-        yield pixels
+        yield found
 
 
 def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
@@ -123,6 +139,10 @@ def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.u
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     return np.ascontiguousarray(pixels)
+
+
+def _as_array(picture: _Picture) -> npt.NDArray[np.uint8]:
+    return _as_rgb(picture) if isinstance(picture, Image.Image) else picture
 
 
 def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
@@ -139,8 +159,8 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     return result
 
 
-class _Pixels:
-    """How many pixels may be decoded at the same time, over all threads; one picture alone always may."""
+class _Decoding:
+    """How many bytes may be decoded at the same time, over all threads; one picture alone always may."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -148,28 +168,28 @@ class _Pixels:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taken(self, pixels: int) -> Iterator[None]:
+    def taken(self, size: int) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not self._used or self._used + pixels <= self._limit)
-            self._used += pixels
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
+            self._used += size
         try:
             yield
         finally:
             with self._changed:
-                self._used -= pixels
+                self._used -= size
                 self._changed.notify_all()
 
 
-_DECODING = _Pixels(budgets.PIXELS_AT_ONCE)
+_DECODING = _Decoding(budgets.PICTURE_BYTES)
 
 
 def prepare(
-    pixels: npt.NDArray[np.uint8], height: int, width: int, preprocess: Preprocess = YOLO_PREPROCESS, channels: int = 3
+    pixels: _Picture, height: int, width: int, preprocess: Preprocess = YOLO_PREPROCESS, channels: int = 3
 ) -> npt.NDArray[np.float32]:
     """Resizes, pads and normalises one picture.
 
     Args:
-        pixels: uint8 [h, w, 3], RGB.
+        pixels: uint8 [h, w, 3], RGB; or an image of Pillow's, RGB.
         height: Of the result, in pixels.
         width: Of the result, in pixels.
         preprocess: See :class:`Preprocess`.
@@ -191,15 +211,15 @@ def prepare(
     return result[None]
 
 
-def _fitted(pixels: npt.NDArray[np.uint8], height: int, width: int, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
+def _fitted(pixels: _Picture, height: int, width: int, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
     """The picture in a canvas of the network's size, uint8 [height, width, 3].
 
     The letterbox is that of Ultralytics (LetterBox, auto=False): scale by the smaller ratio, up as well as down,
     round to whole pixels, and pad both sides evenly, the odd pixel to the right and bottom.
     """
-    h, w = pixels.shape[:2]
+    h, w = _size(pixels)
     if (h, w) == (height, width):
-        return pixels
+        return _as_array(pixels)
     if preprocess.resize == "stretch":
         return _resized(pixels, height, width)
     ratio = min(height / h, width / w)
@@ -210,12 +230,16 @@ def _fitted(pixels: npt.NDArray[np.uint8], height: int, width: int, preprocess: 
     return canvas
 
 
-def _resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+def _size(pixels: _Picture) -> tuple[int, int]:
+    return (pixels.height, pixels.width) if isinstance(pixels, Image.Image) else pixels.shape[:2]
+
+
+def _resized(pixels: _Picture, height: int, width: int) -> npt.NDArray[np.uint8]:
     """Bilinear without antialiasing, which is what OpenCV's INTER_LINEAR does and YOLO models are trained with."""
-    h, w = pixels.shape[:2]
+    h, w = _size(pixels)
     if (h, w) == (height, width):
-        return pixels
-    picture = Image.fromarray(pixels)
+        return _as_array(pixels)
+    picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     extent = (0, 0, w, h)
     return np.asarray(picture.transform((width, height), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR))
 

@@ -33,10 +33,9 @@ EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they
 
 # Calibration.
 SAMPLE = 512 * MB  # one sample of an array file
-PICTURE_PIXELS = 64_000_000  # of one picture; 8 cameras' worth, and below 1 GB with what resizes it
+PICTURE_BYTES = 448_000_000  # that pictures take while they are decoded, over all threads: 64 million pixels
 PICTURE_SIDE = 65_535  # pixels, JPEG's limit; a decoder keeps a pointer for each row
 PICTURE_FILE = 256 * MB  # of one picture behind a URL, which is held packed: as many pixels as a picture may have
-PIXELS_AT_ONCE = 64_000_000  # decoded at the same time, over all threads
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
 FETCHED = 128 * MB  # of wanted tensors, held by all threads together
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache

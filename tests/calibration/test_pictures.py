@@ -18,7 +18,7 @@ from calibration import pictures
 from calibration.arrays import Dataset, open_data
 from calibration.dataset import InputSpec
 from calibration.listing import file_digest
-from calibration.pictures import ImageSource, Preprocess, _Pixels, decode, describe, prepare
+from calibration.pictures import ImageSource, Preprocess, _Decoding, decode, describe, prepare
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import told_by, write_pictures
@@ -90,19 +90,34 @@ def test_each_channel_has_its_mean_and_deviation(
     np.testing.assert_allclose(grey, ((light * 0.5 - mean[0]) / std[0])[None, None], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "mode", "times"), [
-    ("png", "RGB", 1), ("jpg", "RGB", 1), ("webp", "RGB", 2), ("png", "RGBA", 1), ("jpg", "CMYK", 1),
-])
+# A pixel is 4 bytes in Pillow and 3 in the array; a progressive JPEG's coefficients are 2 bytes each until it is whole.
+@pytest.mark.parametrize(("kind", "mode", "each", "options"), [
+    ("PNG", "RGB", 7, {}), ("PNG", "RGBA", 7, {}), ("PNG", "L", 7, {}), ("WEBP", "RGB", 14, {}), ("JPEG", "RGB", 7, {}),
+    ("JPEG", "CMYK", 7, {}), ("progressive JPEG", "CMYK", 12, {"progressive": True}),
+    ("progressive JPEG", "RGB", 10, {"progressive": True, "subsampling": 0}),
+    ("progressive JPEG", "RGB", 7, {"progressive": True, "subsampling": 2}),
+])  # fmt: skip
 def test_as_many_pixels_as_there_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, times: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, each: int, options: dict[str, object]
 ) -> None:
-    path = tmp_path / f"p.{kind}"
-    Image.fromarray(noise(10, 12)).convert(mode).save(path, progressive=mode == "CMYK")
-    monkeypatch.setattr(budgets, "PICTURE_PIXELS", 120 * times)
+    path = tmp_path / "p"
+    Image.fromarray(noise(10, 12)).convert(mode).save(path, kind.split()[-1], **options)
+    monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each)
     assert decode(path).shape == (10, 12, 3)
-    monkeypatch.setattr(budgets, "PICTURE_PIXELS", 120 * times - 1)
-    with pytest.raises(DataError, match=r"^12x10 pixels; the limit is 119$"):
+    monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each - 1)
+    with pytest.raises(DataError, match=rf"^12x10 pixels; the limit for such a {kind} is 119$"):
         decode(path)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(24, 40), (10, 12), (12, 10)])
+def test_pictures_that_are_not_copied_give_the_same(tmp_path: Path, size: tuple[int, int], orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(noise(10, 12)).save(tmp_path / "p.png", exif=exif)
+    inputs = [InputSpec("x", (1, 3, *size))]
+    (array,) = ImageSource([tmp_path / "p.png"], tmp_path, inputs, Preprocess(), None).load(0).values()
+    assert (array == prepare(decode(tmp_path / "p.png"), *size)).all()
 
 
 def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
@@ -166,7 +181,7 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
         Image.new("L", size).save(tmp_path / "p.png")
         with pytest.raises(DataError, match=rf"^{size[0]}x{size[1]} pixels; a side may have 65535$"):
             decode(tmp_path / "p.png")
-    pixels = _Pixels(100)
+    pixels = _Decoding(100)
     with pixels.taken(60):
         assert not waits(pixels, 40)
         assert waits(pixels, 41)
@@ -178,9 +193,12 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
 @pytest.mark.slow
-def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
-    """Three of 62 million pixels in as many threads: one at a time, with what it becomes."""
-    Image.new("RGBA", (7900, 7900), (1, 2, 3, 4)).save(tmp_path / "p.png", compress_level=1)
+@pytest.mark.parametrize(("mode", "kind", "side", "most"), [
+    ("RGBA", "PNG", 7900, 600), ("RGB", "JPEG", 7900, 400), ("CMYK", "JPEG", 6100, 600),
+])
+def test_memory_of_pictures_in_flight(tmp_path: Path, mode: str, kind: str, side: int, most: int) -> None:
+    """Three of them in as many threads: one at a time, with what it becomes."""
+    Image.new(mode, (side, side)).save(tmp_path / "p.png", kind, compress_level=1, progressive=mode == "CMYK")
     code = (
         "import re, sys, threading\n"
         "from calibration.dataset import InputSpec\n"
@@ -196,10 +214,10 @@ def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
         "print(peak() - before)\n"
     )
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "p.png")], capture_output=True, text=True)
-    assert 100 < int(run.stdout) < 600, run.stderr
+    assert 100 < int(run.stdout) < most, run.stderr
 
 
-def waits(pixels: _Pixels, count: int) -> bool:
+def waits(pixels: _Decoding, count: int) -> bool:
     """Whether one more picture has to wait; it is let in later."""
     taken = threading.Event()
 
