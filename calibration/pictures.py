@@ -38,6 +38,8 @@ _STRIP = 1 << 22  # pixels
 _PILLOW, _WEBP = 4, 14  # bytes a pixel: of Pillow's own image; a WebP's decoder holds it packed and unpacked as well
 _ARRAY = 3
 _SCAN, _SCANS = b"\xff\xda", 100  # of a progressive JPEG; encoders write about ten
+# Pillow's default of 16 MB glibc keeps for the thread that freed it; of more than 32 MB it keeps nothing.
+Image.core.set_block_size(1 << 26)  # type: ignore[attr-defined]
 _ORIENTATION = 0x0112  # EXIF's tag
 _TURNED = range(2, 9)  # its values that are not upright
 _Picture = npt.NDArray[np.uint8] | Image.Image
@@ -128,6 +130,7 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 raise DataError(reason.replace(str(source), Path(source).name)) from error
             raise DataError(reason.replace(repr(source), repr(name))) from error
         yield found
+        del found  # before another thread may begin
 
 
 def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
@@ -309,6 +312,7 @@ class ImageSource(FilesSource):
         """A picture as the network takes it; see :func:`calibration.pictures.decode`."""
         with decoded(source, name) as pixels:
             array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
+            del pixels  # until here it counts
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
         if self.integer:
