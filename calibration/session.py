@@ -23,7 +23,7 @@ from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
 from qdqtool.model.graph import Model, without_data
 from qdqtool.model.sessions import open_proto
-from qdqtool.model.subgraphs import leading_to
+from qdqtool.model.subgraphs import part_of
 
 Size = tuple[int, int]
 
@@ -98,25 +98,18 @@ def partial_model(
     are needed; large weights become placeholders without ``weights``.
     """
     fed = {v.name for v in given}
-    nodes, needed = leading_to([n.proto for n in model.ordered], tensors, fed)
-    result = onnx.ModelProto()
     source = model.proto
+    stored = (t if weights or not external.is_separable(t) else without_data(t) for t in source.graph.initializer)
+    outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
+    result, needed = part_of(source, [n.proto for n in model.ordered], outputs, stored, fed)
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
-    result.opset_import.extend(source.opset_import)
-    result.functions.extend(source.functions)
     graph = result.graph
-    graph.name = source.graph.name or "calibration"
-    graph.node.extend(nodes)
-    for tensor in source.graph.initializer:
-        if tensor.name in needed:
-            graph.initializer.append(tensor if weights or not external.is_separable(tensor) else without_data(tensor))
-    graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in needed)
+    graph.name = graph.name or "calibration"
     # Before IR version 4 initializers had to be inputs too; from then on listing them only stops constant folding.
     listed = model.initializers if source.ir_version < 4 else {}
-    allowed = {*model.inputs, *listed}
-    graph.input.extend(v for v in source.graph.input if v.name in needed and v.name in allowed and v.name not in fed)
+    allowed = {*model.inputs, *listed} - fed
+    graph.input.extend(v for v in source.graph.input if v.name in needed and v.name in allowed)
     graph.input.extend(v for v in given if v.name in needed)
-    graph.output.extend(onnx.ValueInfoProto(name=t) for t in tensors)
     return result
 
 

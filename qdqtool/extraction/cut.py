@@ -9,7 +9,7 @@ from onnx import helper
 from qdqtool.errors import ModelError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
-from qdqtool.model.subgraphs import called, inner_graphs, leading_to
+from qdqtool.model.subgraphs import called, inner_graphs, leading_to, part_of
 
 FLOATS = frozenset({
     onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
@@ -125,61 +125,33 @@ class Cutter:
             ModelError: A tensor is not there, an output depends on another network input, or an input on nothing.
         """
         model = self.model
-        given, ends = list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)) or model.outputs
+        given, ends = dict.fromkeys(inputs), list(dict.fromkeys(outputs)) or model.outputs
         what = model.path or "model"
         for tensor in (*given, *ends):
             if tensor not in model.producers and tensor not in model.inputs:
                 raise ModelError(f"{what}: has no tensor '{tensor}'; give the names of activations, not of nodes")
-        stops = set(given)
-        inside: set[int] = set()
-        reached: dict[str, str] = {}
-        for end in ends:
-            work = [end]
-            while work:
-                tensor = work.pop()
-                if tensor in stops:
-                    reached.setdefault(tensor, end)
-                    continue
-                maker = model.producer(tensor)
-                if maker is None:
-                    if tensor in model.inputs:
-                        reached.setdefault(tensor, end)
-                    continue
-                if maker.index not in inside:
-                    inside.add(maker.index)
-                    work.extend(t for t in (*maker.inputs, *maker.captured) if t)
+        nodes = [n.proto for n in model.ordered]
+        leading, needed = leading_to(nodes, ends, given)
         if given:
-            if not any(t in reached for t in given):
-                turned = self._turned(given, ends)
-                raise ModelError(f"{what}: output '{ends[0]}' does not depend on '{given[0]}'{turned}")
-            missing = [t for t in reached if t not in stops]
-            if missing:
-                raise ModelError(
-                    f"{what}: output '{reached[missing[0]]}' also depends on network input '{missing[0]}'; name it in "
-                    "`inputs`, or a tensor in between"
-                )
-            unused = [t for t in given if t not in reached]
-            if unused:
-                raise ModelError(f"{what}: no output depends on '{unused[0]}'; leave it out of `inputs`")
+            if needed.isdisjoint(given):
+                turned = not leading_to(nodes, given)[1].isdisjoint(ends)
+                way = ", but the other way round: exchange them" if turned else "; give a tensor on the way to it"
+                raise ModelError(f"{what}: output '{ends[0]}' does not depend on '{next(iter(given))}'{way}")
+            missing = next((t for t in model.inputs if t in needed and t not in given), None)
+            if missing is not None:
+                end = next(e for e in ends if missing in leading_to(nodes, [e], given)[1])
+                raise ModelError(f"{what}: output '{end}' also depends on network input '{missing}'; name it in "
+                                 "`inputs`, or a tensor in between")
+            unused = next((t for t in given if t not in needed), None)
+            if unused is not None:
+                raise ModelError(f"{what}: no output depends on '{unused}'; leave it out of `inputs`")
+        inside = {model.producers[next(filter(None, n.output))].index for n in leading}
         if not inside:
             raise ModelError(f"{what}: nothing lies between the inputs and outputs given")
         made = {t for i in inside for t in model.nodes[i].outputs}
         read = {t for i in inside for t in (*model.nodes[i].inputs, *model.nodes[i].captured)}
-        starts = given or [t for t in model.inputs if t in read]
+        starts = list(given) or [t for t in model.inputs if t in read]
         return Part(frozenset(inside), tuple(t for t in starts if t in read), tuple(t for t in ends if t in made))
-
-    def _turned(self, given: Iterable[str], ends: Iterable[str]) -> str:
-        """What to say where the ends lie before the starts."""
-        before: set[str] = set()
-        work = list(given)
-        while work:
-            maker = self.model.producer(work.pop())
-            for tensor in (*maker.inputs, *maker.captured) if maker is not None else ():
-                if tensor and tensor not in before:
-                    before.add(tensor)
-                    work.append(tensor)
-        turned = not before.isdisjoint(ends)
-        return ", but the other way round: exchange them" if turned else "; give a tensor on the way to it"
 
     def whole(self) -> Part:
         """All of it."""
@@ -245,34 +217,18 @@ class Cutter:
                     f"{self.model.path or 'model'}: the type of tensor '{tensor}' is not known, so it cannot become a "
                     "network input; run onnx's shape inference on the model, or cut elsewhere"
                 )
-        source = self.model.proto
-        slim = onnx.ModelProto()
-        for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
-            if source.HasField(field):
-                setattr(slim, field, getattr(source, field))
-        slim.opset_import.extend(source.opset_import)
-        slim.functions.extend(source.functions)
-        slim.metadata_props.extend(source.metadata_props)
-        graph = slim.graph
-        graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
-        graph.metadata_props.extend(source.graph.metadata_props)
         # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
         inside = self._sorted(part.nodes)
-        leading = {id(n) for n in leading_to([n.proto for n in inside], part.outputs)[0]}
-        chosen = [n for n in inside if id(n.proto) in leading]
-        tensors = {t for n in chosen for t in (*n.inputs, *n.outputs, *n.captured) if t}
-        for node in chosen:
-            copy = graph.node.add()
-            copy.CopyFrom(node.proto)
-            copy.name = node.name  # one without a name, or with a doubled one, goes by its output's
-        stored = sorted((t for t in tensors if t in self._stored and t not in typed), key=self._stored.__getitem__)
+        read = {t for n in inside for t in (*n.inputs, *n.captured)}
+        stored = sorted((t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__)
         kept = (self.model.initializers[t] for t in stored)
-        graph.initializer.extend(t if tensor_bytes(t) <= _SMALL else without_data(t) for t in kept)
-        graph.quantization_annotation.extend(
-            a for a in source.graph.quantization_annotation if a.tensor_name in tensors)
+        slim, _ = part_of(self.model.proto, [n.proto for n in inside], [typed[t] for t in part.outputs],
+                          (t if tensor_bytes(t) <= _SMALL else without_data(t) for t in kept), part.inputs)
+        graph = slim.graph
+        for node in graph.node:  # one without a name, or with a doubled one, goes by its output's
+            node.name = self.model.producers[next(filter(None, node.output))].name
+        made = {t for n in graph.node for t in n.output if t} - set(typed)
         graph.input.extend(typed[t] for t in part.inputs)
-        graph.output.extend(typed[t] for t in part.outputs)
-        made = {t for n in chosen for t in n.outputs if t} - set(typed)
         types = (self.value_info(t) for t in sorted(made))
         graph.value_info.extend(v for v in types if v.type.WhichOneof("value") is not None)
         return slim

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from qdqtool.extraction.cut import FLOATS
 from qdqtool.model import qdq
 from qdqtool.model.external import array_of
-from qdqtool.model.subgraphs import captured, leading_to
+from qdqtool.model.subgraphs import captured, part_of
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
@@ -27,20 +27,14 @@ def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def prune(proto: onnx.ModelProto) -> None:
-    """Drops nodes, constants, inputs and types that no output needs; types are for shape inference to find again."""
+def pruned(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The nodes, constants, inputs and types that its outputs need; other types shape inference is to find again."""
     graph = proto.graph
-    keep, needed = leading_to(graph.node, (o.name for o in graph.output))
-    del graph.node[:]
-    graph.node.extend(keep)
-    for field in (graph.initializer, graph.input):
-        kept = [x for x in field if x.name in needed]
-        del field[:]
-        field.extend(kept)
-    unknown = {o for n in keep if not _is_inferred(n, proto) for o in n.output}
-    types = [v for v in graph.value_info if v.name in unknown and v.name in needed]
-    del graph.value_info[:]
-    graph.value_info.extend(types)
+    result, needed = part_of(proto, graph.node, graph.output, graph.initializer)
+    result.graph.input.extend(v for v in graph.input if v.name in needed)
+    unknown = {o for n in result.graph.node if not _is_inferred(n, proto) for o in n.output}
+    result.graph.value_info.extend(v for v in graph.value_info if v.name in unknown and v.name in needed)
+    return result
 
 
 def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:

@@ -13,7 +13,7 @@ from qdqtool.base import budgets
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.messages import worded
 from qdqtool.extraction.cut import Cutter, Part
-from qdqtool.extraction.moves import ALL, Move, prune
+from qdqtool.extraction.moves import ALL, Move, pruned
 from qdqtool.model.graph import Node
 from qdqtool.model.inference import grows, shorten_names
 from qdqtool.types import ConvOutcome, Finding, Prediction
@@ -309,9 +309,7 @@ class Shrinker:
         return holds
 
     def _typed(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        clean = onnx.ModelProto()
-        clean.CopyFrom(proto)
-        prune(clean)
+        clean = pruned(proto)
         shorten_names(clean)
         if grows(clean):
             raise ModelError("its shapes need too much memory")

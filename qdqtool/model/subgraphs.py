@@ -78,6 +78,45 @@ def leading_to(
     return kept[::-1], needed
 
 
+_HEADER = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
+
+
+def part_of(
+    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], outputs: Iterable[onnx.ValueInfoProto],
+    constants: Iterable[onnx.TensorProto], given: Container[str] = (),
+) -> tuple[onnx.ModelProto, set[str]]:
+    """The part of a model that some outputs depend on, and the tensors that it needs, see :func:`leading_to`.
+
+    Opsets, functions and metadata are those of the whole; inputs and types are for the caller to state.
+
+    Args:
+        proto: The whole.
+        nodes: Those of its nodes to choose from, each behind those that it reads.
+        outputs: The part's.
+        constants: Those of its initializers to choose from.
+        given: Tensors that will be fed instead.
+    """
+    result = onnx.ModelProto()
+    graph, whole = result.graph, proto.graph
+    graph.output.extend(outputs)
+    kept, needed = leading_to(nodes, (v.name for v in graph.output), given)
+    for field in _HEADER:
+        if proto.HasField(field):
+            setattr(result, field, getattr(proto, field))
+    result.opset_import.extend(proto.opset_import)
+    result.functions.extend(proto.functions)
+    result.metadata_props.extend(proto.metadata_props)
+    graph.name, graph.doc_string = whole.name, whole.doc_string
+    graph.metadata_props.extend(whole.metadata_props)
+    graph.node.extend(kept)
+    graph.initializer.extend(t for t in constants if t.name in needed)
+    sparse = (t for t in whole.sparse_initializer if t.values.name in needed and t.values.name not in given)
+    graph.sparse_initializer.extend(sparse)
+    named = needed.union(*(n.output for n in kept)) if whole.quantization_annotation else needed
+    graph.quantization_annotation.extend(a for a in whole.quantization_annotation if a.tensor_name in named)
+    return result, needed
+
+
 def check_functions(proto: onnx.ModelProto, what: str) -> None:
     """Counts the nodes of a model, called ``what`` in messages, with each call of a function replaced by its nodes.
 
