@@ -34,6 +34,9 @@ def explain(prediction: Prediction, report: Report) -> None:
         outcome = known.outcomes.get(both.node)
         if outcome is not None and outcome.is_int8:
             known.add(Diagnosis(both.add, Cause(both), both.elements, (both.node,)))
+    for pair in known.every(trt.InsideActivation):
+        size = pair.elements.values if pair.elements is not None else None
+        report.add(pair, convolutions=[pair.convolution], values=size)
     for pad in known.every(trt.BehindPad):
         report.add(pad, convolutions=[pad.node])
     for outcome in prediction.convolutions:

@@ -129,9 +129,6 @@ def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
 
 # Placement ------------------------------------------------------------------------------------------------------
 
-says(lint.InsideActivation, lambda r: (
-    f"{r.node} is between {r.activation} and the Mul of {r.convolution}'s SiLU." if r.gate else
-    f"{r.node} is between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."))
 says(lint.JoinedBehindHead, lambda r: (
     f"{r.node} gives everything that {r.concat} joins behind the head one scale."))
 _HEADS = {"coordinates": "makes or reads boxes, reference points or sampling offsets",

@@ -255,6 +255,9 @@ says(trt.ActivationJoined, lambda r: (
     f"{names(map(origin_words, r.others))} as well and is not taken into a convolution."))
 
 
+says(trt.InsideActivation, lambda r: (
+    f"{r.node} is between {r.activation} and the Mul of {r.convolution}'s SiLU." if r.gate else
+    f"{r.node} is between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."))
 says(trt.BehindPad, lambda r: f"a Q/DQ pair is between {r.pad} and {r.node}.")
 
 

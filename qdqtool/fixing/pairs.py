@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.explain import messages
-from qdqtool.explain.lint.structure import quantized_gate, shared_residuals
+from qdqtool.explain.lint.structure import shared_residuals
 from qdqtool.explain.messages import number
 from qdqtool.fixing.site import Site, named, nodes_of
 from qdqtool.fixing.weights import dequantized
@@ -24,8 +24,8 @@ from qdqtool.model.graph import Node
 from qdqtool.model.operators import LayerKind, inputs_behind_q, is_activation, of, passage
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View, adds_computed
-from qdqtool.trt.faults import HeadQuantized, InsideActivation, JoinedBehindHead
-from qdqtool.trt.refusals import ResidualBothQuantized, ResidualFloat
+from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead
+from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
@@ -37,18 +37,15 @@ def _dqs(view: View, q: Node) -> list[Node]:
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one is there already."""
     sites: list[Site] = []
-    gates = {r.node for r in reported if isinstance(r, InsideActivation) and r.gate}
+    inside = {r.node: r for r in reported if isinstance(r, InsideActivation)}
     for q in nodes_of(view, reported):
-        if q.name not in gates:
+        r = inside[q.name]
+        if not r.gate:
             sites.append(_inner(view, q))
-            behind = quantized_gate(view, [q.input(0), *(dq.output for dq in _dqs(view, q))])
-            gate = behind[1] if behind is not None else None
-        else:
-            gate = q
-        if gate is not None:
-            maker = view.model.producer(gate.input(0))
-            what = f"{gate.name} removed from between {maker.name if maker else ''} and its Mul"
-            sites.append(Site(gate.name, what, _bypass(view, gate), (q.name,)))
+        second = r.node if r.gate else r.second
+        if second:
+            what = f"{second} removed from between {r.activation} and its Mul"
+            sites.append(Site(second, what, _bypass(view, view.model.node(second)), (r.node,)))
     return sites
 
 

@@ -344,6 +344,14 @@ def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
     return *message.input, *captured(message)
 
 
+def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
+    """A constant of known shape whose data is not available."""
+    tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
+    tensor.dims.extend(dims)
+    tensor.external_data.add(key="location", value="not-at-hand")
+    return tensor
+
+
 def float_model(
     model: Model, weights: bool = False, stored: Callable[[str, Iterable[int]], TensorProto] | None = None
 ) -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.model.editor import FLOATS, float_model
+from qdqtool.model.editor import FLOATS, float_model, placeholder
 from qdqtool.model.external import has_data
 from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.inference import stays_small
@@ -42,14 +42,6 @@ def light(model: Model, only: Container[str] | None = None) -> onnx.ModelProto:
         if has_data(given) and not has_data(tensor):
             tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
     return proto
-
-
-def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
-    """A constant of known shape whose data is not available."""
-    tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
-    tensor.dims.extend(dims)
-    tensor.external_data.add(key="location", value="not-at-hand")
-    return tensor
 
 
 def with_weights(model: Model) -> Model | None:

@@ -241,22 +241,6 @@ class DeconvolutionFloat(Refusal):
 # Placement ------------------------------------------------------------------------------------------------------
 
 
-class InsideActivation(Refusal):
-    """A pair between a convolution and its activation, or between a SiLU's gate and its Mul.
-
-    Attributes:
-        convolution: The convolution.
-        activation: The activation behind, for a gate the Sigmoid.
-        silu: Whether it is SiLU.
-        gate: Whether the pair is behind the Sigmoid.
-    """
-
-    convolution: str
-    activation: str
-    silu: bool
-    gate: bool = False
-
-
 class JoinedBehindHead(Refusal):
     """One scale for everything that a Concat behind the head joins."""
 

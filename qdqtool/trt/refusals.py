@@ -332,6 +332,25 @@ class ActivationJoined(Refusal, reason="activation-joined"):
     elements: Size | None = None
 
 
+class InsideActivation(Refusal, reason="inside-activation"):
+    """A Q between a convolution and its activation, or between a SiLU's gate and its Mul: they stay layers apart.
+
+    Attributes:
+        convolution: The convolution.
+        activation: The activation behind, for a gate the Sigmoid.
+        silu: Whether it is SiLU.
+        gate: Whether the Q is behind the Sigmoid.
+        second: A Q behind the Sigmoid as well.
+    """
+
+    convolution: str
+    activation: str
+    silu: bool
+    gate: bool = False
+    second: str = ""
+    elements: Size | None = None
+
+
 # Pads -----------------------------------------------------------------------------------------------------------
 
 

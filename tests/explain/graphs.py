@@ -133,6 +133,12 @@ def convtranspose_batchnorm(g: Graph) -> onnx.ModelProto:
     return _end(g, g.bn(g.conv(g.input(1, 16, 8, 8), "up", 16, 2, 2, op="ConvTranspose"), "bn"))
 
 
+def inside_activation(g: Graph) -> onnx.ModelProto:
+    inner = g.pair(g.conv(g.input(1, 16, 16, 16), "c0", 16), "inner", 0.1)
+    gate = g.pair(g.op("Sigmoid", inner, "sig"), "gate", 0.008)
+    return _end(g, g.op("Mul", [inner, gate], "mul"))
+
+
 def behind_pad(g: Graph) -> onnx.ModelProto:
     pads = g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
     return _end(g, g.op("Pad", [_stem(g), pads], "pad"))
@@ -205,9 +211,9 @@ _MAKERS = _by_name(
     "add-output-not-quantized": residual(skip=True, side=False, quantized=False),
     "activation-before-add": residual(skip=True, side=False, quantized=True, activated=True),
 } | _by_name(
-    activation_joined, batchnorm_not_constant, convtranspose_batchnorm, behind_pad, not_commuting, many_consumers,
-    output_not_only_quantized, concat_scales, scales_differ, pooling_one_side, reduce_not_pooling, in_myelin,
-    outside_rules,
+    activation_joined, batchnorm_not_constant, convtranspose_batchnorm, inside_activation, behind_pad, not_commuting,
+    many_consumers, output_not_only_quantized, concat_scales, scales_differ, pooling_one_side, reduce_not_pooling,
+    in_myelin, outside_rules,
 ) | {"stays": residual(skip=False, side=False, quantized=True)}
 GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
     name: lambda make=make: make(Graph()) for name, make in _MAKERS.items()  # type: ignore[misc]

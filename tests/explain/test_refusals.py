@@ -41,6 +41,7 @@ TOLD: dict[str, tuple[str, set[object]]] = {
     "activation-joined": ("OUT-FLOAT", {"c0", ("sig", "mul"), "soft", "Softmax"}),
     "batchnorm-not-constant": ("BN-UNFOLDED", {"c0", "bn"}),
     "convtranspose-batchnorm": ("CT-BN", {"up", "bn", "16x16x16"}),
+    "inside-activation": ("SILU-INNER-Q", {"inner.Q", "c0", "sig", "gate.Q"}),
     "behind-pad": ("PAD-SPLIT", {"end", "pad"}),
     "not-commuting": ("CONVERSION", {"end.in.Q", "pad"}),
     "many-consumers": ("CONVERSION", {"a.in.Q", Step("pool", "MaxPool"), "neg"}),

@@ -24,5 +24,5 @@ def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None
     activation_scales.by_gains(view, report)
     structure.heads(view, report, fused)
     operators.half(view, report)
-    structure.run(view, report, fused)
+    structure.streams(view, report)
     report.left_out = frozenset()

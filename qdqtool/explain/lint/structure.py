@@ -1,6 +1,6 @@
 """Placements that keep a fusion from happening, heads of detectors, shapes that INT8 kernels dislike, float types."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -8,6 +8,7 @@ from onnx import TensorProto
 
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
+from qdqtool.model.editor import float_model, placeholder
 from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
@@ -15,9 +16,7 @@ from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import (
     ACTIVATIONS,
     CONVOLUTIONS,
-    GATES,
     LayerKind,
-    is_activation,
     of,
     rearranges,
 )
@@ -31,19 +30,8 @@ from qdqtool.types import Finding
 Fused = Mapping[str, Sequence[str]]
 
 
-def run(view: View, report: Report, fused: Fused) -> None:
-    """Adds findings about pairs inside activations, around convolutions whose inputs are quantized.
-
-    ``fused`` are the nodes that the layer of each convolution took in, as the simulation says.
-    """
-    for conv in view.weighted:
-        if is_quantized(view, conv):
-            _inside_activation(view, report, conv, fused.get(conv.name, ()))
-    _streams(view, report)
-
-
-def _streams(view: View, report: Report) -> None:
-    """Sums with Q/DQ whose result a layer normalization reads: the residual stream of a transformer."""
+def streams(view: View, report: Report) -> None:
+    """Adds findings about sums with Q/DQ whose result a layer normalization reads: a transformer's residual stream."""
     norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZES}
     norms |= {p.tensor: p.nodes[0].name for p in layer_norms(view.model)}
     for tensor, norm in norms.items():
@@ -81,50 +69,6 @@ def _in_front_of_activation(view: View, conv: Node, fused: Sequence[str]) -> str
             break
         tensor = node.output
     return tensor
-
-
-def _inside_activation(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
-    """Pairs that keep an activation out of the layer: where they stand is seen here, what it took in was simulated."""
-    tensor = _in_front_of_activation(view, conv, fused)
-    readers = view.model.readers(tensor)
-    alone = len(readers) == 1 and qdq.is_q(readers[0]) and not view.model.is_output(tensor)
-    found = _inner(view, conv, readers[0]) if alone else None
-    if found is None and (gate := quantized_gate(view, [tensor])) is not None:
-        found = faults.InsideActivation(CHECK, gate[1].name, conv.name, gate[0].name, True, True)
-    if found is not None:
-        report.add(found, convolutions=[conv.name],
-                   values=view.values(tensor))
-
-
-def _inner(view: View, conv: Node, q: Node) -> faults.InsideActivation | None:
-    """A Q right behind a convolution whose DQs feed nothing but an activation."""
-    ends = [n for dq in view.model.readers(q.output) if qdq.is_dq(dq) for n in view.model.readers(dq.output)]
-    gates = [n for n in ends if is_activation(n)]
-    others = [n for n in ends if not is_activation(n)]
-    if not gates or not all(of(n).operation == "PROD" and _reads_gate(view, n, gates) for n in others):
-        return None
-    activation = next((n.name for n in ends if n.op in ACTIVATIONS), "")
-    return faults.InsideActivation(CHECK, q.name, conv.name, activation, any(n.op == "Mul" for n in ends))
-
-
-def _reads_gate(view: View, mul: Node, gates: list[Node]) -> bool:
-    """Whether a Mul multiplies with one of the gates, directly or through a Q/DQ pair."""
-    read = [(tensor, qdq.source_of_dq(view.model, tensor)) for tensor in mul.inputs]
-    sources = {found[1].input(0) if found is not None and found[1] is not None else t for t, found in read}
-    return not sources.isdisjoint(g.output for g in gates)
-
-
-def quantized_gate(view: View, tensors: list[str]) -> tuple[Node, Node] | None:
-    """The Sigmoid of a SiLU and the Q between it and the Mul; ``tensors`` are the names of what SiLU is made of."""
-    readers = [n for t in tensors for n in view.model.readers(t)]
-    for gate in (n for n in readers if n.op in GATES):
-        q = next((n for n in view.model.readers(gate.output) if qdq.is_q(n)), None)
-        if q is None:
-            continue
-        muls = {n.index for dq in view.model.readers(q.output) for n in view.model.readers(dq.output) if n.op == "Mul"}
-        if any(n.index in muls for n in readers):
-            return gate, q
-    return None
 
 
 def shared_residuals(view: View, add: Node, residual: str | None) -> list[tuple[int, Node]]:
@@ -165,7 +109,7 @@ def last_convolutions(view: View) -> list[Node]:
     last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
     if len(last) < 2:
         return []
-    finals = _float_network(view)[1].finals
+    finals = _float_network(view)[0].finals
     last = [n for n in last if n.index in finals]
     return last if len(last) >= 2 else []
 
@@ -174,41 +118,37 @@ def coordinates_of(view: View) -> set[int]:
     """What makes boxes, reference points and sampling offsets of a DETR, as insertion leaves it float."""
     if not any(n.op == "GridSample" for n in view.model.nodes) and not attentions(view.model):
         return set()
-    model, head = _float_network(view)
-    return find_coordinates(model, head.finals).all
+    return _float_network(view)[1]()
 
 
-def _float_network(view: View) -> tuple[Model, Head]:
-    """The network without quantizers, and its head: last convolutions, and with a DFL that and what feeds it."""
-    known: dict[str, tuple[Model, Head]] = view.known.setdefault("head", {})
+def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
+    """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
+    known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.known.setdefault("head", {})
     if not known:
         model = _without_quantizers(view)
-        known[""] = model, find_head(model)
+
+        def here(nodes: Iterable[int]) -> set[int]:
+            return {maker.index for i in nodes if (maker := view.model.producer(model.nodes[i].output)) is not None}
+
+        head = find_head(model)
+        known[""] = (Head(here(head.dfl), here(head.boxes), here(head.finals)),
+                     lambda: here(find_coordinates(model, head.finals).all))
     return known[""]
 
 
 def _without_quantizers(view: View) -> Model:
-    """The same nodes with Q and DQ as Identity and weights read directly, so that a float network's patterns fit."""
+    """The float network; a DFL's weights, of which stored integers leave a multiple, are 0, 1, 2 ... again."""
     proto = without_large_weights(view.model.proto)
-    nodes = proto.graph.node
-    for node in view.quantizers:
-        own = nodes[node.index]
-        own.op_type, own.domain = "Identity", ""
-        del own.attribute[:]
-        del own.input[1:]
     for node in view.weighted:
         weights = view.weights(node)
-        if weights.dq is None or weights.after:
-            continue
-        nodes[node.index].input[1] = weights.source
-        if view.is_dfl(node):  # stored as integers its weights are 0, 1, 2 ... times a scale
+        if weights.dq is not None and not weights.after and view.is_dfl(node):
             shape = view.weight_shape(node) or (1, 1, 1, 1)
             bins = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
             name = f"{node.name}/bins"
             data = bins.astype("<f4").tobytes()
             proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=bins.shape, raw_data=data)
-            nodes[node.index].input[1] = name
-    return Model(proto, types=view.model)
+            proto.graph.node[node.index].input[1] = name
+    return float_model(Model(proto, types=view.model), weights=True, stored=placeholder)
 
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
@@ -235,7 +175,7 @@ def _heads(view: View, report: Report, quantized: set[int]) -> None:
     last = last_convolutions(view)
     if not last:
         return
-    _, head = _float_network(view)
+    head, _ = _float_network(view)
     for conv in (n for n in view.weighted if n.index in head.dfl):
         add(conv, "dfl")
     for conv in last:  # those of the boxes are worth a warning, those of the classes a note

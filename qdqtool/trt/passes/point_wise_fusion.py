@@ -4,7 +4,9 @@ import math
 
 from qdqtool.model.operators import GATES
 from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, is_relu, node_name
-from qdqtool.trt.passes._infra import MAX_JOINED, LayerKind, Network, Pass, documented, seen
+from qdqtool.trt.passes._infra import CONVOLUTIONS, MAX_JOINED, LayerKind, Network, Pass, documented, seen
+from qdqtool.trt.refusals import InsideActivation
+from qdqtool.trt.surroundings import elements
 
 CHAIN = seen(
     "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
@@ -29,11 +31,15 @@ class PointWiseFusion(Pass):
     another of these. On a target where Conv+SiLU+Add fuse, the SiLU is left apart from an Add whose other input comes
     from a DQ. A sum that a bare convolution feeds is left for ConvEltwiseSumFusion (assumed), and so is one whose
     inputs all come from DQs, which is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
+
+    A pair between a quantized convolution and its activation, or inside that, is refused: they stay layers apart.
     """
 
     cases = (CHAIN, CONSTANT, WITH_ADD)
 
     def apply(self, network: Network) -> None:
+        for q in network.of_kind(LayerKind.QUANTIZE):
+            self._refuse_inside(q)
         if self.target.constants_first:
             self._take_constants(network)
         for layer in network.of_kind(*_KINDS):
@@ -48,6 +54,23 @@ class PointWiseFusion(Pass):
                 self._fuse(network, layer, reader)
         if not self.target.constants_first:
             self._take_constants(network)
+
+    def _refuse_inside(self, q: Layer) -> None:
+        above, ends = q.data.maker(LayerKind.ACTIVATION), _dequantized(q)
+        conv, size, node = _quantized_convolution(q.data), elements(q.data), node_name(q)
+        if conv is not None and q.data.only_reader() is q:
+            gates = [r for r in ends if r.kind == LayerKind.ACTIVATION]
+            muls = [r for r in ends if r.kind != LayerKind.ACTIVATION]
+            if gates and all(m.operation == "PROD" and any(_made_of(t) in gates for t in m.inputs) for m in muls):
+                inner = (n for g in gates if g.op in GATES for n in g.out.consumers
+                         if n.kind == LayerKind.QUANTIZE and any(m in muls for m in _dequantized(n)))
+                self.refuse(InsideActivation(
+                    self.name, node, node_name(conv), node_name(gates[0]), any(m.op == "Mul" for m in muls), False,
+                    node_name(next(inner, None)), size))
+        elif above is not None and above.op in GATES and (conv := _quantized_convolution(above.data)) is not None:
+            if any(m.op == "Mul" and above.data in m.inputs for m in ends):
+                self.refuse(InsideActivation(
+                    self.name, node, node_name(conv), node_name(above), True, True, "", elements(above.data)))
 
     def _take_constants(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
@@ -92,6 +115,29 @@ class PointWiseFusion(Pass):
         if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:
             return f"PWN({layer.name})"
         return layer.name
+
+
+def _dequantized(q: Layer) -> list[Layer]:
+    """What reads the results of a Q's DQs, past the reshape behind a matrix product that became a convolution."""
+    tensors = [q.out, *(r.out for r in q.out.consumers if r.kind == LayerKind.SHUFFLE and r.shuffling.after_matmul)]
+    return [r for t in tensors for dq in t.consumers if dq.kind == LayerKind.DEQUANTIZE for r in dq.out.consumers]
+
+
+def _made_of(tensor: Tensor) -> Layer | None:
+    """What makes a tensor, a pair aside."""
+    dq = dq_of(tensor)
+    q = dq.data.maker(LayerKind.QUANTIZE) if dq is not None else None
+    return (tensor if q is None else q.data).producer
+
+
+def _quantized_convolution(tensor: Tensor) -> Layer | None:
+    """The convolution with dequantized data and weights that makes a tensor, through BatchNormalization at most."""
+    scale = tensor.maker(LayerKind.SCALE)
+    conv = (tensor if scale is None else scale.data).maker(*CONVOLUTIONS)
+    if conv is None or not dq_of(conv.data) or not any(map(dq_of, conv.inputs[1:])):
+        return None
+    folded = scale is None or (conv.kind != LayerKind.DECONVOLUTION and scale.data.only_reader() is scale)
+    return conv if folded else None
 
 
 def _number_behind(tensor: Tensor) -> Layer | None:

@@ -7,9 +7,10 @@ import onnx
 from onnx import numpy_helper
 
 from qdqtool.commands import demo_run as demo
+from qdqtool.model.editor import placeholder
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import is_dq, is_q
-from qdqtool.timing.twin import best_placement, placeholder
+from qdqtool.timing.twin import best_placement
 from qdqtool.trt.targets import TARGETS
 
 CONVOLUTIONS = 104

@@ -8,6 +8,7 @@ from qdqtool.model.operators import LayerKind
 from qdqtool.trt import importer
 from qdqtool.trt.passes._infra import MAX_JOINED
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
+from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
@@ -226,3 +227,28 @@ def test_the_case_of_an_add_is_the_documented_one(g: Graph) -> None:
     network = step(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
     layer = next(layer for layer in network.layers.values() if layer.kind == LayerKind.POINTWISE)
     assert [case.name for case in layer.cases] == ["chain"]
+
+
+@pytest.mark.parametrize(("place", "act", "refused"), [
+    ("inner", "Relu", ("p.Q", "act", False, False, "")), ("inner", "Clip", ("p.Q", "act", False, False, "")),
+    ("inner", "Sigmoid", ("p.Q", "act", True, False, "")), ("gate", "Sigmoid", ("gate.Q", "act", True, True, "")),
+    ("inner gate", "Sigmoid", ("p.Q", "act", True, False, "gate.Q")), ("behind", "Sigmoid", None),
+    ("behind", "Relu", None), ("inner", "Softmax", None), ("gate", "Tanh", None),
+])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("weights", ["qdq", "float"])
+def test_a_pair_inside_an_activation_is_refused(
+    g: Graph, place: str, act: str, refused: tuple[object, ...] | None, norm: bool, weights: str,
+) -> None:
+    """In front of the activation or of a SiLU's Mul, also behind a BatchNormalization; of INT8 convolutions alone."""
+    x = g.conv(g.input(1, 8, 4, 4), "c", weights=weights)
+    x = g.bn(x, "bn") if norm else x
+    x = g.pair(x, "p", 0.1) if "inner" in place else x
+    y = g.op(act, x, "act")
+    y = g.pair(y, "gate", 0.01) if "gate" in place else y
+    y = g.op("Mul", [x, y], "mul") if act in ("Sigmoid", "Tanh") else y
+    y = g.pair(y, "p", 0.1) if place == "behind" else y
+    refusals = step(g.model(y), PointWiseFusion).refusals
+    found = [(r.node, r.activation, r.silu, r.gate, r.second) for r in refusals if isinstance(r, InsideActivation)]
+    assert found == ([refused] if refused is not None and weights == "qdq" else [])
+    assert all(r.convolution == "c" for r in refusals if isinstance(r, InsideActivation))
