@@ -96,9 +96,9 @@ class Way:
     """How the engine is built."""
 
     way: str | None = option(
-        None, "How the engine is built, which findings then refer to: ``trtexec``, ``python``, ``onnxruntime``, "
-        "``torch-tensorrt`` or ``deepstream``.",
-        "How you build: trtexec, python, onnxruntime, torch-tensorrt or deepstream. Gives the flags in its words.",
+        None, "How the engine is built, which findings then refer to, such as ``trtexec`` or ``onnxruntime``; the "
+        "error of another name lists them.",
+        "How you build, such as trtexec, python or deepstream (another word lists them). Gives the flags in its words.",
         name="for", metavar="WAY")
 
 

@@ -14,8 +14,7 @@ from qdqtool.options import Way
 @click.command("explain", cls=inputs.Command)
 @click.argument("what", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="List every finding code.")
-@inputs.made_of("how", Way, way="How you build: trtexec, python, onnxruntime, torch-tensorrt or deepstream. "
-                                "Alone: what to give that builder.")
+@inputs.made_of("how", Way, way="How you build, as for predict. Alone: what to give that builder.")
 @inputs.made_of("answer", inputs.Written)
 def command(what: tuple[str, ...], listing: bool, how: Way, answer: inputs.Written) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.

@@ -24,7 +24,7 @@ from qdqtool.base.options import Images, Preprocess
 from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
-from qdqtool.model.editor import Editor
+from qdqtool.model.editor import Editor, with_more
 from qdqtool.model.graph import EDITED, Model, without_large_weights
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
@@ -278,18 +278,12 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
     by_node = {entry.node: entry.tensor for entry in activations}
     codes = {n.output[0]: n for n in copy.graph.node if n.name in by_node}
     switches: dict[str, str] = {}
-    nodes: list[onnx.NodeProto] = []
     for node in copy.graph.node:
         quantizer = codes.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-        if quantizer is None:
-            nodes.append(node)
-        else:
-            tensor = by_node[quantizer.name]
-            nodes.append(_switch(switches.setdefault(tensor, f"{quantizer.name}/switch"), quantizer, node))
-    graph = copy.graph
-    del graph.node[:]
-    graph.node.extend(nodes)
-    graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
+        if quantizer is not None:
+            name = switches.setdefault(by_node[quantizer.name], f"{quantizer.name}/switch")
+            node.CopyFrom(_switch(name, quantizer, node))
+    copy.graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
     return switches, partial_model(Model(copy), compared_tensors(model))
 
 
@@ -398,9 +392,7 @@ def values_of(
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
-    copy = without_large_weights(model.proto)
-    copy.graph.node.extend(helper.make_node("Shape", [t], [name]) for t, name in shapes.items())
-    watched = Model(copy, sha256=EDITED, constants=model)
+    watched = with_more(model, [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()])
     (values,) = next(_runs([watched], [*tensors, *shapes.values()], data, images, 1, exact=True))
     return values
 
@@ -410,7 +402,8 @@ def _largest(
     channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """The largest absolute values of tensors, or for each place of last axes of these lengths; a NaN stays one."""
-    copy = without_large_weights(model.proto)
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
     for tensor in tensors:
         source = tensor
         over: list[str] = []
@@ -418,17 +411,17 @@ def _largest(
         if channels is not None:
             source = f"{tensor}{_LARGEST}/rows"
             lengths = numpy_helper.from_array(np.array([-1, channels[tensor]], np.int64), f"{source}/shape")
-            copy.graph.initializer.append(lengths)
-            copy.graph.node.append(helper.make_node("Reshape", [tensor, lengths.name], [source]))
+            constants.append(lengths)
+            nodes.append(helper.make_node("Reshape", [tensor, lengths.name], [source]))
             if model.opset >= _AXES_OPSET:
                 over = [f"{source}/axes"]
-                copy.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), over[0]))
+                constants.append(numpy_helper.from_array(np.array([0], np.int64), over[0]))
             else:
                 attributes["axes"] = [0]
-        copy.graph.node.append(helper.make_node("Abs", [source], [f"{tensor}{_LARGEST}/abs"]))
-        copy.graph.node.append(helper.make_node("ReduceMax", [f"{tensor}{_LARGEST}/abs", *over], [tensor + _LARGEST],
-                                                keepdims=0, **attributes))
-    watched = Model(copy, sha256=EDITED, constants=model)
+        nodes.append(helper.make_node("Abs", [source], [f"{tensor}{_LARGEST}/abs"]))
+        nodes.append(helper.make_node("ReduceMax", [f"{tensor}{_LARGEST}/abs", *over], [tensor + _LARGEST],
+                                      keepdims=0, **attributes))
+    watched = with_more(model, nodes, constants)
     found: dict[str, npt.NDArray[Any]] = {}
     for values in _runs([watched], [t + _LARGEST for t in tensors], data, images, samples):
         for tensor in tensors:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.model.graph import Model, Node, in_order
+from qdqtool.model.graph import EDITED, Model, Node, in_order, without_large_weights
 from qdqtool.model.qdq import Numbers, is_dq, is_q
 from qdqtool.model.subgraphs import captured
 from qdqtool.model.view import View, Weights
@@ -375,6 +375,14 @@ def float_model(
         elif stored is not None:
             editor.pass_by(node, node.input(0))
     return editor.finish()
+
+
+def with_more(model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()) -> Model:
+    """A variant of a model, without large weights, that computes more of its tensors: nodes and what they read."""
+    proto = without_large_weights(model.proto)
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(constants)
+    return Model(proto, sha256=EDITED, constants=model)
 
 
 def own_weights(model: Model) -> Model:
