@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.cache import Statistics
+from calibration.cluster.mapping import Cluster, Job
 from calibration.counting import Tally
 from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
 from calibration.session import fetched_bytes, open_packed, packed_model, worker_count
 from calibration.statistics import TensorStatistics
-from qdqtool.cluster.mapping import Cluster, Job
 from qdqtool.errors import ClusterError
 from qdqtool.model.graph import Model
 from qdqtool.model.sizes import linear_inputs

@@ -91,7 +91,7 @@ def collect(
         ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
     if cluster is not None:
-        from qdqtool.cluster.mapping import check_where
+        from calibration.cluster.mapping import check_where
 
         check_where(cluster)
     loaded = load(model)
@@ -247,8 +247,8 @@ class _Job:
         scores = self.focus.scores if self.focus else ()
         computed = [n for n in dict.fromkeys([*wanted, *scores]) if n not in self.model.inputs]
         if self.where is not None:
+            from calibration.cluster.mapping import Cluster
             from calibration.clustered import ClusterPass
-            from qdqtool.cluster.mapping import Cluster
 
             cluster = stack.enter_context(Cluster(self.where, self.mixed_cpus))
             return ClusterPass(cluster, self.model, self.dataset, self.done, wanted, computed, self.bins, self.focus)

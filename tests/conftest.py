@@ -46,7 +46,7 @@ def published_models_are_unpacked_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Of a Dask cluster of two processes, which a test leaves as it was."""
-    from tests.cluster.clusters import processes
+    from tests.calibration.cluster.clusters import processes
 
     with processes(tmp_path_factory.mktemp("dask")) as found:
         yield found

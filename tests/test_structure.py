@@ -30,7 +30,7 @@ FLOORS = tuple(
 )
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # All that calibration may know of qdqtool.
-FOR_CALIBRATION = {"base", "cluster", "errors", "model", "types"}
+FOR_CALIBRATION = {"base", "errors", "model", "types"}
 # Where one fact per operator comes from operators.py; trt/rtx is another compiler, with rules of its own.
 READ_OPERATORS = ("trt", "insertion", "fixing", "explain", "prediction")
 OTHER_COMPILER = "qdqtool.trt.rtx"

@@ -90,7 +90,7 @@ def insert(
     calib_table, losses = measuring.calib_table, measuring.losses
     preprocess = images.preprocess or Preprocess()
     if where.cluster is not None:
-        from qdqtool.cluster.mapping import check_where
+        from calibration.cluster.mapping import check_where
 
         check_where(where.cluster)
     chosen = target_named(on.target)

@@ -13,6 +13,7 @@ from typing import Any
 
 from google.protobuf.message import EncodeError
 
+from calibration.cluster import mapping
 from calibration.dataset import Dataset
 from qdqtool import prediction
 from qdqtool.base import budgets
@@ -20,7 +21,6 @@ from qdqtool.base.files import watched
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
-from qdqtool.cluster import mapping
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large

@@ -20,13 +20,13 @@ import onnx
 from onnx import helper
 
 from calibration import Focus
+from calibration.cluster.mapping import Cluster
+from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
 from qdqtool.base import budgets
 from qdqtool.base.process import Crew
-from qdqtool.cluster.mapping import Cluster
-from qdqtool.cluster.mapping import Job as Handed
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
 from qdqtool.model.external import array_of, has_data
@@ -337,7 +337,7 @@ class Network:
         return max(1, budgets.TUNING_CUTS // (2 * workers * max(largest, 1)))
 
 
-# Tasks on the threads of this process, or on the workers of a cluster (qdqtool.cluster): the same rows ---------------
+# Tasks on the threads of this process, or on the workers of a cluster (calibration.cluster): the same rows ------------
 
 
 _MAX_WORKERS = 8

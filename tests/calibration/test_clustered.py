@@ -16,7 +16,7 @@ from tests.calibration.nets import conv_net, state, write_pictures
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, put
+from tests.calibration.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, put
 from tests.tables import cases
 
 NAMES = ["images", "c1", "r2"]

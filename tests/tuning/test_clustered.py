@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qdqtool.cluster.mapping import Cluster
+from calibration.cluster.mapping import Cluster
 from qdqtool.tuning import measure as clustered
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.configuration import Configuration, Recipe
@@ -20,7 +20,7 @@ from tests.tuning.test_measure import rows_of
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import kill_one, left_behind
+from tests.calibration.cluster.clusters import kill_one, left_behind
 
 DATA = images(6, 16, 16)
 

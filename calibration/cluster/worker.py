@@ -192,7 +192,7 @@ class Carrier(WorkerPlugin):  # type: ignore[misc]
     stopped: threading.Event
 
     def __init__(self, job: str, factory: str, payload: Any, expected: dict[str, str], mixed_cpus: bool) -> None:
-        """Describes it, as for :class:`~qdqtool.cluster.mapping.Job`; ``expected`` are the client's facts.
+        """Describes it, as for :class:`~calibration.cluster.mapping.Job`; ``expected`` are the client's facts.
 
         A worker gets a copy of its own.
         """

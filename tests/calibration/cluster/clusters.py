@@ -61,7 +61,7 @@ def keys(dask_worker: Any) -> int:
 
 def pretend(facts: dict[str, str]) -> None:
     """Makes this process tell other facts."""
-    from qdqtool.cluster import worker
+    from calibration.cluster import worker
 
     real = worker.__dict__.setdefault("_real_facts", worker.facts)
     worker.facts = lambda threads=1: {**real(threads), **facts}

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qdqtool.cluster import worker as facts
+from calibration.cluster import worker as facts
 from qdqtool.model import sessions
 
 
 def test_the_probe() -> None:
     here = facts.facts()
     program = ("import json; from qdqtool.base import process; process.defer();"
-               "from qdqtool.cluster.worker import facts; print(json.dumps([facts(), facts(3)]))")
+               "from calibration.cluster.worker import facts; print(json.dumps([facts(), facts(3)]))")
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     for there in json.loads(out):
         assert there == here

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from calibration.cluster.mapping import check_where, connected
 from qdqtool import cli
-from qdqtool.cluster.mapping import check_where, connected
 from qdqtool.errors import ClusterError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -44,7 +44,7 @@ def test_what_is_no_address(where: object, message: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str) -> None:
-    monkeypatch.setattr("qdqtool.cluster.mapping.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("calibration.cluster.mapping.CONNECT_SECONDS", 0.5)
     where = f"{scheme}://127.0.0.1:{closed_port()}"
     level = logging.getLogger("distributed").level
     with pytest.raises(ClusterError, match="no scheduler can be reached there") as caught, connected(where):

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from qdqtool.cluster.mapping import AHEAD, Cluster, Job
+from calibration.cluster.mapping import AHEAD, Cluster, Job
 from qdqtool.errors import ClusterError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
-from tests.cluster.clusters import left_behind
+from tests.calibration.cluster.clusters import left_behind
 
-HOME = "tests.cluster.clusters"
+HOME = "tests.calibration.cluster.clusters"
 
 
 def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) -> None:

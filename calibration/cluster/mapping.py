@@ -240,7 +240,7 @@ class Job:
         Args:
             cluster: Where to work.
             factory: ``module:function`` that makes the state from the payload, once for each worker process; see
-                :data:`qdqtool.cluster.worker.Factory`.
+                :data:`calibration.cluster.worker.Factory`.
             payload: The shared part: what Dask can send.
             function: ``module:function`` called as ``function(state, item, stopped)`` for each piece; it ends early
                 when the event ``stopped`` is set.
@@ -280,7 +280,7 @@ class Job:
             ClusterError: One may not take part.
             OSError: One does not answer.
         """
-        from qdqtool.cluster.worker import Carrier, facts, refusals
+        from calibration.cluster.worker import Carrier, facts, refusals
 
         require_qdqtool(self.client)
         carrier = Carrier(self.name, self.factory, self.payload, facts(), self.cluster.mixed_cpus)
@@ -341,7 +341,7 @@ class Job:
         return found[1], result
 
     def _submit(self, item: Any) -> None:
-        from qdqtool.cluster.worker import perform
+        from calibration.cluster.worker import perform
 
         key = (self.name, self._submitted)
         self._submitted += 1
