@@ -36,6 +36,10 @@ READ_OPERATORS = ("trt", "insertion", "fixing", "explain", "prediction")
 OTHER_COMPILER = "qdqtool.trt.rtx"
 LINT = "qdqtool.explain.lint"
 
+# Who may change a graph's nodes beside model: smaller candidates, what onnx's converter made, an export's own marks.
+EDITORS = ("qdqtool.extraction.moves", "qdqtool.insertion.prepare", "qdqtool.qat.trace")
+LISTS = ("add", "append", "extend", "insert", "pop", "remove")  # what changes a list
+
 TRTEXEC = {"--", "--calib", "--help", "--profile", "--shapes"}  # options of its as well as of ours
 
 # What does not hold yet. Only ever to be shortened: an entry that holds fails the test.
@@ -261,8 +265,24 @@ def words_of_the_command_line() -> Broken:
                     yield f"command line: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {found[0]}"
 
 
+def graphs_edited() -> Broken:
+    """Nodes are put into a graph, taken out of it and cut off it by ``model`` alone."""
+    for module, path in sources().items():
+        if room_of(module) == "model" or module in EDITORS:
+            continue
+        for node in nodes_of(path):
+            changed: list[ast.expr] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LISTS:
+                changed = [node.func.value]
+            elif isinstance(node, ast.Delete):
+                changed = [target.value for target in node.targets if isinstance(target, ast.Subscript)]
+            if any(isinstance(part, ast.Attribute) and part.attr == "node" for part in changed):
+                yield f"graph: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
-        versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line)  # fmt: skip
+        versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line,
+        graphs_edited)  # fmt: skip
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.fixing.api import fix
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
+from qdqtool.model.subgraphs import part_of
 from tests.calibration.nets import conv_net
 from tests.tables import cases
 from tests.trt.builder import Graph
@@ -203,3 +204,30 @@ def test_what_is_right() -> None:
         found = require("number", given, hint, __name__)
         assert found == plain and type(found) is type(plain)
     assert qdqtool.predict(relu_net(), advice=np.bool_(False)).summary()["convolutions"] == 1  # type: ignore[arg-type]
+
+
+def test_a_part_is_what_its_outputs_need() -> None:
+    """Nodes, also for a subgraph, and constants; the header is the whole's, what is given is not computed."""
+    ends = [onnx.ValueInfoProto(name="in")]
+    inner = helper.make_graph([helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["x"], ["unused"]),
+        helper.make_node("If", ["given"], ["b"], then_branch=inner, else_branch=inner),
+        helper.make_node("Mul", ["b", "sparse"], ["c"]),
+    ]
+    constants = [numpy_helper.from_array(np.ones(1, np.float32), n) for n in ("w", "other")]
+    graph = helper.make_graph(nodes, "g", [], [], constants)
+    for name in ("sparse", "far"):
+        values = numpy_helper.from_array(np.ones(1, np.float32), name)
+        graph.sparse_initializer.add(values=values, dims=[4])
+    proto = helper.make_model(graph, producer_name="p", opset_imports=[helper.make_opsetid("", 17)])
+    helper.set_model_props(proto, {"stride": "32"})
+    part, needed = part_of(proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer)
+    assert [n.op_type for n in part.graph.node] == ["Relu", "If", "Mul"]
+    assert needed == {"x", "w", "sparse", "a", "b", "c", "given"}
+    assert [t.name for t in part.graph.initializer] == ["w"]
+    assert [t.values.name for t in part.graph.sparse_initializer] == ["sparse"]
+    assert (part.producer_name, part.metadata_props[0].value, part.opset_import[0].version) == ("p", "32", 17)
+    part, needed = part_of(proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer, {"b"})
+    assert [n.op_type for n in part.graph.node] == ["Mul"] and needed == {"b", "sparse", "c"}
+    assert not part.graph.initializer and len(proto.graph.node) == 4
