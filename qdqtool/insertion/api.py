@@ -139,9 +139,9 @@ def insert(
     numbers = {id(s): i for i, s in enumerate(tied)}
     scales = {t: ActivationScale(s.scale, s.method, numbers.get(id(s))) for s in found for t in s.group.quantized}
     quantized = rewrite(work, placement, scales, placing.weights)
-    if statistics is not None:
-        warnings.extend(_said_of_outliers(
-            work, found, quantized, statistics, chosen, made.smooth is None or bool(smoothed)))
+    findings = [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
+    advice = made.smooth is None or bool(smoothed)  # not, where it was taken in vain
+    warnings.extend(f"{f.code}: {f.message} {f.fix}" if advice else f"{f.code}: {f.message}" for f in findings)
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses != 0 and statistics is not None:
@@ -173,14 +173,18 @@ def insert(
         notes.extend(change_inputs(work, made.input_type, preprocess))
         if half:
             halfprecision.to_half(work, wide)
-    warnings.extend(_said_of_norms(work, chosen))
+    in_pieces = _of_norms(work, chosen)
+    findings.extend(in_pieces)
+    for f in in_pieces[:1]:  # for all of them
+        more = f" So do {len(in_pieces) - 1} more." if len(in_pieces) > 1 else ""
+        warnings.append(f"{f.code}: {f.message}{more} {f.fix}")
     if half:
         tied, raised = halfprecision.scales_of_file(work, quantized, tied)
         notes.extend(raised)
     result = Insertion(
         work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
         losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
-        smoothed=smoothed,
+        smoothed=smoothed, findings=findings,
     )  # fmt: skip
     if predict:
         try:
@@ -207,26 +211,25 @@ def _refused(prediction: Prediction) -> list[str]:
     return [f"{code}: {f.message}{more[code]} {f.fix}" for code, f in first.items()]
 
 
-def _said_of_outliers(
+def _of_outliers(
     model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
-    target: Target, advice: bool,
-) -> list[str]:
-    """The words of ACT-OUTLIER for scales as they were chosen; with advice, unless that was taken in vain."""
+    target: Target,
+) -> list[Finding]:
+    """ACT-OUTLIER for scales as they were chosen."""
     nodes = {q.tensor: q.node for q in quantized}
     report = Report(target.name)
     outliers(report, model, [
         (nodes[t], t, s.scale, [statistics[n] for n in ((t,) if t in s.group.sources else s.group.sources)])
         for s in found if s.group.largest is None for t in s.group.quantized
     ], statistics.images)
-    return [f"{f.code}: {f.message} {f.fix}" if advice else f"{f.code}: {f.message}" for f in report.findings]
+    return report.findings
 
 
-def _said_of_norms(model: Model, target: Target) -> list[str]:
-    """The words of NORM-PIECES for the finished model, those of the first for all."""
+def _of_norms(model: Model, target: Target) -> list[Finding]:
+    """NORM-PIECES for the finished model."""
     report = Report(target.name)
     norms(View(model), report)
-    more = f" So do {len(report.findings) - 1} more." if len(report.findings) > 1 else ""
-    return [f"{f.code}: {f.message}{more} {f.fix}" for f in report.findings[:1]]
+    return report.findings
 
 
 def too_large(

@@ -16,7 +16,7 @@ from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import Smoothed
 from qdqtool.model.modelfile import save
 from qdqtool.options import DEFAULT_TARGET
-from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Json, Prediction, QuantizedTensor
+from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 
 
 @dataclass(repr=False)
@@ -41,6 +41,7 @@ class Insertion:
         float32: Tensors that stay FP32 in a model in FP16, with the largest value that was seen.
         agreement: How far an FP16 model's outputs are from the float model's; None when that was not measured.
         smoothed: Where scales of activations were moved into weights.
+        findings: What the warnings report of scales and normalizations; ``prediction`` has all others.
     """
 
     model: onnx.ModelProto
@@ -60,6 +61,7 @@ class Insertion:
     float32: dict[str, float] = field(default_factory=dict)
     agreement: Fidelity | None = None
     smoothed: list[Smoothed] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return (f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "

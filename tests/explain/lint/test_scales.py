@@ -89,7 +89,7 @@ def test_shared_scales_and_clipping(g: Graph) -> None:
     assert found is not None and [f.quantizer for f in found.worst] == [name]
     data = outlying(0.005, 300.0)
     inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
-    assert not any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
+    assert not any(f.code == "ACT-OUTLIER" for f in inserted.findings)
 
 
 @pytest.mark.parametrize(("used", "factor"), [
@@ -130,7 +130,7 @@ def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) 
     """At insert and at predict alike; the ratio is that of the values, to the one that two thirds are below."""
     data = outlying(share, factor)
     inserted = qdqtool.insert(float_network(), data, method="max", predict=False)
-    assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
+    assert any(f.code == "ACT-OUTLIER" for f in inserted.findings) is named
     refusals = named_by(inserted.model, data)
     assert bool(refusals) is named
     if named:
@@ -150,7 +150,7 @@ def test_outlier_channels_of_any_share_are_seen(g: Graph, share: float) -> None:
     for factor, named in ((100.0, True), (5.0, False)):
         data = [{"x": d["x"].reshape(1, 32, 64)} for d in outlying(share, factor, channels=64)]
         inserted = qdqtool.insert(model, data, method="max", predict=False)
-        assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings) is named
+        assert any(f.code == "ACT-OUTLIER" for f in inserted.findings) is named
 
 
 def behind_norm(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelProto:
@@ -182,7 +182,7 @@ def test_outliers_of_one_sign_behind_a_normalization(count: int, by_gain: bool) 
     smoothed = qdqtool.insert(model, data, method="max", smooth=0.5, predict=False)
     for changed in (inserted, smoothed):
         bad = changed is inserted and named
-        assert any(w.startswith("ACT-OUTLIER") for w in changed.warnings) is bad
+        assert any(f.code == "ACT-OUTLIER" for f in changed.findings) is bad
         assert [(r.samples, r.linear) for r in named_by(changed.model)] == [(0, True)] * bad
         assert [(r.samples, r.linear) for r in named_by(changed.model, data)] == [(4, True)] * bad
 
@@ -226,12 +226,13 @@ def test_insert_and_predict_judge_the_same_tensors_alike() -> None:
                 value[:, rows] *= 1000.0
                 tensor.CopyFrom(numpy_helper.from_array(value, name))
         inserted = qdqtool.insert(changed, data, method="max", attention="int8", predict=False)
-        (*said,) = (w for w in inserted.warnings if w.startswith("ACT-OUTLIER"))
+        said = [c.refusal for f in inserted.findings for c in f.causes]
         found = named_by(inserted.model, data)
         assert len(said) == len(found) == bool(name)
-        for text, r in zip(said, found, strict=True):
-            assert text.startswith(f"ACT-OUTLIER: {r.bad} of {r.total} scales")
-            assert all(f"{q} (scale" in text and f" {ratio:.0f} times" in text for q, _, ratio in r.worst)
+        for one, r in zip(said, found, strict=True):
+            assert isinstance(one, OutlierScales) and (one.bad, one.total) == (r.bad, r.total)
+            assert [q for q, _, _ in one.worst] == [q for q, _, _ in r.worst]
+            assert [ratio for *_, ratio in one.worst] == pytest.approx([ratio for *_, ratio in r.worst], rel=0.01)
 
 
 def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) -> None:
@@ -239,7 +240,7 @@ def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) ->
     model = g.model(g.op("MatMul", [g.input(1, 64, 32), weights], "fc"))
     data = [{"x": d["x"].reshape(1, 64, 32)} for d in outlying(0.005, 300.0)]
     inserted = qdqtool.insert(model, data, method="max", predict=False)
-    assert any(w.startswith("ACT-OUTLIER") for w in inserted.warnings)
+    assert any(f.code == "ACT-OUTLIER" for f in inserted.findings)
     (found,) = named_by(inserted.model, data)
     assert found.linear
 
