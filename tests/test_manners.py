@@ -149,6 +149,28 @@ def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, ho
     _until(lambda: not os.listdir(temporary))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there do orphans come to the process that started them")
+@pytest.mark.parametrize(("words", "code"), [
+    ("extract own.onnx --node c3 -o out --check", 2), ("tune float.onnx --include conv --no-state --workers 1 "
+    "--calib samples.npy -o out --metric lets:metric", 0),
+])
+def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, words: str, code: int) -> None:
+    """A command kills the two processes above it; a function of the user's starts what has neither mark nor parent."""
+    write_seeds(tmp_path)
+    number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
+    go = f"(env -i setsid sleep {number} > own 2>&1 &); env -i setsid sleep {number} > own 2>&1 & touch begun"
+    (tmp_path / "kills").write_text(f"{go}\nabove() {{ cut -d ' ' -f 4 /proc/$1/stat; }}\nsleep .5\n"
+                                    "one=$(above $$)\nkill -9 $(above $one) $one\nsleep 60\n")
+    (tmp_path / "lets.py").write_text(
+        f"import subprocess\ndef metric(*_):\n    subprocess.call({go!r}, shell=True)\n    return 1\n")
+    args = [*words.split(), *(["sh kills"] if "--check" in words else [])]
+    done = subprocess.run([sys.executable, "-m", "qdqtool", *args], cwd=tmp_path, capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == code, done.stderr
+    assert code == 0 or (len(done.stderr.splitlines()) == 1 and "exit code is not known" in done.stderr)
+    assert (tmp_path / "begun").exists() and not _processes(number)
+
+
 def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:
     write_seeds(tmp_path)
     (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n")

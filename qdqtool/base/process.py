@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType, ModuleType
@@ -70,8 +70,11 @@ OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
 _AGAIN = 0.01  # seconds
 _PATIENCE = 20  # seconds for ending what has a mark
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _own = False  # whether the process is the command line's
+_others: list[int] | None = None  # processes that ran when this one began to adopt; None as long as it does not
 _asked: list[int] = []
+_watchers: list[int] = []  # processes that end after this one
 _loading: list[Any] = []  # modules of libraries, one inside the other
 _interruptible = {"__main__", "qdqtool", "calibration"}  # packages
 _WORDS = {INTERRUPTED: "interrupted", 143: "terminated", 129: "the terminal was closed"}
@@ -268,6 +271,8 @@ def finish(code: int) -> int:
     Returns:
         The exit code: 2 in place of 0 or 1 where the answer could not be written.
     """
+    if _others is not None:
+        end_started()
     gc.freeze()  # all memory is given back at once now: nothing is to be searched for garbage before
     try:
         if sys.stdout is not None:
@@ -482,9 +487,51 @@ def remove_at_end(path: str, own: bool = False) -> None:
 
 
 def mark_all() -> None:
-    """Marks all that is started from now on so, where the process is the command line's."""
+    """Marks all that is started from now on so, where the process is the command line's, and adopts it."""
     if _own:
         os.environ.update(marked({}))
+        adopt()
+
+
+def adopt() -> list[int] | None:
+    """Lets what loses its parent, of all that is started from now on, become a child of this process; on Linux.
+
+    So :func:`end_started` finds it, whatever environment and session it has.
+
+    Returns:
+        The processes that run already; None in a process that is not the command line's, whose others are not ours.
+    """
+    global _others
+    if not _own or sys.platform != "linux":
+        return None
+    before = descendants("self")
+    if _others is None:
+        import ctypes  # takes its time
+
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        _others = before
+    return before
+
+
+def reap() -> None:
+    """Lets go of what this process adopted and what has ended since; many of them would fill the system's table."""
+    if _others is None:
+        return
+    for process in set(descendants("self", os.getpid())).difference(_others, _watchers):
+        with contextlib.suppress(OSError):
+            os.waitpid(process, os.WNOHANG)
+
+
+def end_started(but: Collection[int] = ()) -> None:
+    """Ends the processes that this one started, and that came to it, all but those."""
+    end = time.monotonic() + _PATIENCE
+    while (left := set(descendants("self")).difference(but, _watchers)) and time.monotonic() < end:
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # it is a child's child, until that has ended
+                os.waitpid(process, os.WNOHANG)
+        time.sleep(_AGAIN)
 
 
 @functools.cache
@@ -498,7 +545,7 @@ def _watched(process: int) -> tuple[dict[str, str], int | None]:
     command = [sys.executable, "-I", "-S", "-c", _ENDS, str(process), f"{_MARK}={mark}"]
     actions = [(os.POSIX_SPAWN_DUP2, read, 0), *nothing]
     try:
-        os.posix_spawn(sys.executable, command, unmarked(), file_actions=actions, setsid=True)  # it ends after this one
+        _watchers.append(os.posix_spawn(sys.executable, command, unmarked(), file_actions=actions, setsid=True))
     except OSError:  # no such program, or no room for a process: then they go on
         os.close(held)
         return {}, None

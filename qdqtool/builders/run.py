@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 import onnx
 
 from qdqtool.base.outputs import atomic_write
-from qdqtool.base.process import descendants, end_marked, marked, temporary_folder, unmarked
+from qdqtool.base.process import adopt, descendants, end_marked, end_started, marked, temporary_folder, unmarked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.model import modelfile
@@ -261,7 +261,8 @@ def version_of(log: bytes) -> str:
 
 # Runs a command, and ends all that it started: what loses its parent there becomes a child of this process, whatever
 # environment and session it has. Ends that early when its own parent has closed its stdin, if only by being killed.
-# The command is marked, so that it is found where it has killed this process, which is not.
+# The command's parent is a process in between: one that kills or stops its parent does not reach this one. It is marked
+# as well, so that it is found where it has killed both.
 _RUNS = """
 import ctypes, os, select, signal, sys
 answer, parent, marks, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(), sys.argv[4:]
@@ -271,36 +272,37 @@ try:
     ctypes.CDLL(None).prctl(1, signal.SIGCONT, 0, 0, 0)  # PR_SET_PDEATHSIG: the command may have stopped this process
 except AttributeError:
     pass  # no Linux
-woken, wake = os.pipe()
-os.set_blocking(wake, False)
-signal.signal(signal.SIGCHLD, lambda number, frame: None)
-signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-child = os.fork()
-if not child:
-    try:
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(ignored, signal.SIG_DFL)
-        os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execvpe(words[0], words, {**os.environ, **dict(mark.split("=") for mark in marks)})
-    except Exception as error:
-        os.write(answer, b"failed %d " % (getattr(error, "errno", 0) or 2))  # ENOENT
-    finally:
-        os._exit(127)
-code = None
-while code is None and os.getppid() == parent and 0 not in select.select([0, woken], [], [], 1)[0]:
-    ended = True
-    while ended:
+told, tell = os.pipe()
+between = os.fork()
+if not between:
+    child = os.fork()
+    if not child:
         try:
-            ended, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(ignored, signal.SIG_DFL)
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.execvpe(words[0], words, {**os.environ, **dict(mark.split("=") for mark in marks)})
+        except Exception as error:
+            os.write(answer, b"failed %d " % (getattr(error, "errno", 0) or 2))  # ENOENT
+        finally:
+            os._exit(127)
+    os.write(tell, b"ended %d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+os.close(tell)
+said, ended, died = None, 1, 0
+while said is None and os.getppid() == parent:
+    ready = select.select([0, told], [], [], 1)[0]
+    if 0 in ready:
+        break
+    if told in ready:
+        said = os.read(told, 64)
+    while ended:
+        ended, status = os.waitpid(-1, os.WNOHANG) if said != b"" else os.waitpid(between, 0)
+        if ended == between:
+            died = os.waitstatus_to_exitcode(status)
             break
-        if ended == child:
-            code = os.waitstatus_to_exitcode(status)
-try:
-    os.killpg(child, 9)
-except OSError:
-    pass
+    ended = 1
 try:
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as children:
@@ -309,8 +311,8 @@ try:
         os.waitpid(-1, 0)
 except OSError:
     pass  # there is none any more
-if code is not None:
-    os.write(answer, b"ended %d" % code)
+if said is not None:
+    os.write(answer, said or b"killed %d" % -died)
 """
 
 
@@ -323,6 +325,7 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
     No shell reads its words; its errors go to ``output`` as well. Nothing that it started runs on. It raises OSError
     where the command cannot be started, BuilderError where what waits for it was killed.
     """
+    before = adopt()
     mark = f"QDQTOOL_COMMAND={os.urandom(8).hex()}"
     marks = " ".join((mark, *(f"{name}={value}" for name, value in marked({}).items())))
     read, write = os.pipe()
@@ -338,20 +341,27 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
         try:
             in_time = bool(select.select([answer], [], [], timeout)[0])
         finally:
-            _end(process, mark)
+            _end(process, mark, before)
         if not in_time:
             return None
         words = answer.read().decode().split()
-    if not words:
-        raise BuilderError(f"{command[0]}: its exit code is not known: what waits for it was killed (signal "
-                           f"{-process.returncode}), by the command itself or for want of memory")
+    if not words or words[0] == "killed":
+        number = words[1] if words else -process.returncode
+        raise BuilderError(f"{command[0]}: its exit code is not known: what waits for it was killed (signal {number}), "
+                           "by the command itself or for want of memory")
     if words[0] == "failed":
         raise OSError(int(words[1]), os.strerror(int(words[1])))
     return int(words[1])
 
 
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Ends what waits for a command, and all that the command started, even where the command has stopped it."""
+def _end(process: subprocess.Popen[bytes], mark: str, before: Collection[int] | None) -> None:
+    """Ends what waits for a command, and all that the command started, even where the command has stopped it.
+
+    Args:
+        process: What waits.
+        mark: Of the command.
+        before: The processes that ran before; None where this one's are not to be ended.
+    """
     assert process.stdin is not None
     process.stdin.close()
     process.send_signal(signal.SIGCONT)
@@ -364,3 +374,5 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
         process.wait()
     if process.returncode:
         end_marked(mark)
+        if before is not None:
+            end_started(before)

@@ -319,7 +319,7 @@ class _Work:
 
     def try_together(self) -> None:
         """Tries steps together that were refused alone: a skip and a Concat that share a tensor need both."""
-        if len(self._left) < 2:
+        if len(self._left) < 2 or self._cannot_run:  # what cannot be compared is never kept
             return
         model, prediction, changes = self.model, self.prediction, []
         tried: list[Step] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -275,7 +275,7 @@ class Editor:
         read = set(self.model.consumers)
         inside = self._captured()
         pruned = self._prune(nodes, inside)
-        kept = in_order(pruned, _reads, lambda n: _message(n).output)
+        kept = in_order(pruned, self._reads, self._makes)
         self.model.replace_constants((), self._constants, self._retyping)
         self.model.replace_nodes(kept if len(kept) == len(pruned) else pruned, self._touched)  # which refuses a cycle
         self._drop_constants(read, inside)
@@ -291,20 +291,34 @@ class Editor:
         """Drops nodes that lost their last reader; those unused from the start stay."""
         unused = {id(n) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
         outputs = {v.name for v in self.proto.graph.output} | inside
-        messages = {id(n): _message(n) for n in nodes}
-        makers = {o: n for n in nodes for o in messages[id(n)].output if o}
-        read = Counter(t for n in messages.values() for t in n.input)
+        makers = {o: n for n in nodes for o in self._makes(n) if o}
+        read = Counter(t for n in nodes for t in self._inputs(n))
         gone: set[int] = set()
         stack = list(nodes)
         while stack:
             node = stack.pop()
-            message = messages[id(node)]
-            if id(node) in gone or id(node) in unused or any(read[o] > 0 or o in outputs for o in message.output):
+            if id(node) in gone or id(node) in unused or any(read[o] > 0 or o in outputs for o in self._makes(node)):
                 continue
             gone.add(id(node))
-            read.subtract(message.input)
-            stack.extend(makers[t] for t in message.input if t in makers)
+            read.subtract(self._inputs(node))
+            stack.extend(makers[t] for t in self._inputs(node) if t in makers)
         return [n for n in nodes if id(n) not in gone]
+
+    def _as_indexed(self, node: Node | onnx.NodeProto) -> Node | None:
+        """The node where its message is as it was read: asking messages again takes most of the time here."""
+        return node if isinstance(node, Node) and node.index not in self._touched else None
+
+    def _inputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+        same = self._as_indexed(node)
+        return _message(node).input if same is None else same.inputs
+
+    def _makes(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+        same = self._as_indexed(node)
+        return _message(node).output if same is None else same.outputs
+
+    def _reads(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
+        same = self._as_indexed(node)
+        return (*self._inputs(node), *(captured(_message(node)) if same is None else same.captured))
 
     def _drop_constants(self, was_read: set[str], inside: set[str]) -> None:
         """Drops initializers that lost their last reader, and their entries among the inputs."""
@@ -337,11 +351,6 @@ def _drop(items: Any, gone: Callable[[str], bool]) -> None:
 
 def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
     return node.proto if isinstance(node, Node) else node
-
-
-def _reads(node: Node | onnx.NodeProto) -> tuple[str, ...]:
-    message = _message(node)
-    return *message.input, *captured(message)
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:

@@ -6,6 +6,7 @@ which keeps the index true through :meth:`Model.replace_nodes`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import itertools
@@ -70,6 +71,13 @@ class Node:
         self.outputs = tuple(proto.output)
         self.captured = tuple(captured(proto)) if proto.attribute else ()
         self.__dict__.clear()
+
+    def copied(self, proto: onnx.NodeProto) -> Node:
+        """The same node with a message of its own."""
+        found = Node.__new__(Node)
+        found.index, found.name, found.op, found.domain = self.index, self.name, self.op, self.domain
+        found.inputs, found.outputs, found.captured, found.proto = self.inputs, self.outputs, self.captured, proto
+        return found
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name}>"
@@ -151,10 +159,8 @@ class Model:
         graph = self.proto.graph
         names = Counter(n.name for n in graph.node)
         self.nodes = [Node(i, _label(n, names), n) for i, n in enumerate(graph.node)]
-        self.initializers: dict[str, onnx.TensorProto] = {t.name: t for t in graph.initializer}
-        if self._constants is not None:
-            elsewhere = self._constants.initializers
-            self.initializers = {t: elsewhere.get(t, own) for t, own in self.initializers.items()}
+        kept = {} if self._constants is None else self._constants.initializers
+        self.initializers: dict[str, onnx.TensorProto] = {t.name: kept.get(t.name, t) for t in graph.initializer}
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
         self._output_names = frozenset(self.outputs)
@@ -181,10 +187,16 @@ class Model:
 
     def copy(self) -> Model:
         """The same model with a message of its own, to be edited."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
-        found = Model(proto, self.path, EDITED, self.base_dir, self._variant_of, self._constants)
-        found._types = None if self._types is None else dict(self._types)
+        found = copy.copy(self)
+        found.__dict__.pop("_by_name", None)
+        found.proto, found._sha256, found._arrays, found.memory = onnx.ModelProto(), EDITED, {}, {}
+        found.proto.CopyFrom(self.proto)
+        kept = {} if self._constants is None else self._constants.initializers
+        found.initializers = {t.name: kept.get(t.name, t) for t in found.proto.graph.initializer}
+        found.nodes = [node.copied(proto) for node, proto in zip(self.nodes, found.proto.graph.node, strict=True)]
+        found.ordered = [found.nodes[n.index] for n in self.ordered]
+        found.producers = {t: found.nodes[n.index] for t, n in self.producers.items()}
+        found.consumers = {t: [found.nodes[n.index] for n in nodes] for t, nodes in self.consumers.items()}
         return found
 
     def read_again(self) -> None:

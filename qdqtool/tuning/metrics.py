@@ -28,7 +28,7 @@ import numpy.typing as npt
 from qdqtool.base import budgets
 from qdqtool.base.files import read_input
 from qdqtool.base.parameters import require
-from qdqtool.base.process import descendants, interrupt_loading, mark_all
+from qdqtool.base.process import descendants, interrupt_loading, mark_all, reap
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import class_outputs
@@ -206,6 +206,7 @@ def within(seconds: float, function: Callable[..., Any], *args: object) -> Any:
         raise
     finally:
         del _running[caller]
+        reap()
     result, error = answer
     if error is not None:
         raise error

@@ -191,8 +191,9 @@ def test_what_leaves_the_group_is_ended_too(words: str) -> None:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
 def test_a_command_that_kills_what_waits_for_it_is_told_and_ended() -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
+    begin, then = f"env -i setsid sleep {mark} & sleep .3", f"sleep {mark} & setsid sleep {mark} & sleep {mark}"
     with pytest.raises(QdqtoolError, match=r"^sh: its exit code is not known: .* killed \(signal 9\), by the command"):
-        CommandCheck(residual(1), f"sh -c 'kill -KILL $PPID; sleep {mark} & setsid sleep {mark} & sleep {mark}'")
+        CommandCheck(residual(1), f"sh -c '{begin}; kill -KILL $PPID; {then}'")
     assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
 
 
@@ -212,7 +213,7 @@ def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> N
         return len(left()) == number
 
     try:
-        assert wait_for(3)  # the process, what waits for the command, and the command
+        assert wait_for(4)  # the process, the two that wait for the command, and the command
     finally:
         process.kill()
         process.wait()

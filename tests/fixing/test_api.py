@@ -355,8 +355,14 @@ def test_what_is_accounted_for(g, monkeypatch):
         return predict(model, target)
 
     monkeypatch.setattr("qdqtool.fixing.api.predict", recorded)
-    fix(FAMILIES["residual"](400), target="trt8.5")
+    with monkeypatch.context() as patch:
+        patch.setattr("qdqtool.fixing.compare.within", lambda *_: False)
+        fix(FAMILIES["residual"](100), target="trt8.5")
     assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
+    seen.clear()
+    endless = fix(FAMILIES["residual"](400), target="trt8.5")
+    assert "is not finite" in endless.refused[0].why_not and not endless.applied
+    assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
 # Refusals ---------------------------------------------------------------------------------------------------------
