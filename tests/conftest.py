@@ -1,5 +1,7 @@
 """Settings of all tests: quick by default; ``--all`` adds the slow ones and more examples of the properties."""
 
+import contextlib
+import fcntl
 import functools
 import gc
 import os
@@ -43,13 +45,28 @@ def published_models_are_unpacked_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Of a Dask cluster of two processes, which a test leaves as it was."""
+CLUSTER = contextlib.ExitStack()
+
+
+@functools.cache
+def cluster_in(folder: Path) -> Any:
     from tests.calibration.cluster.clusters import processes
 
-    with processes(tmp_path_factory.mktemp("dask")) as found:
-        yield found
+    CLUSTER.callback(cluster_in.cache_clear)
+    return CLUSTER.enter_context(processes(folder))
+
+
+@pytest.fixture
+def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of a Dask cluster of two processes, which a test leaves as it was for the one behind it."""
+    return cluster_in(tmp_path_factory.getbasetemp() / "dask")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """A cluster takes an eighth of a core while it does nothing: it ends with the last of the tests in a row."""
+    if nextitem is None or "client" not in getattr(nextitem, "fixturenames", ()):
+        CLUSTER.close()
 
 
 @pytest.fixture
@@ -75,6 +92,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Who is first reads all tests alone: what that compiles, the others find."""
+    with open(__file__) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ import onnx.defs
 import pytest
 
 from qdqtool.cli import cli
+from tests.sources import walked
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -61,13 +62,8 @@ def sources() -> dict[str, Path]:
 
 
 @functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(tree_of(path)))
+def nodes_of(path: Path) -> list[ast.AST]:
+    return walked(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def imported(nodes: Iterable[ast.AST], modules: Iterable[str]) -> Iterator[str]:
@@ -211,6 +207,8 @@ def targets_named() -> Broken:
                 looked = [node.left, *node.comparators]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
                 looked = node.args
+            elif not isinstance(node, ast.Assign):
+                continue
             texts = [part.value for side in looked for part in ast.walk(side) if isinstance(part, ast.Constant)]
             if any(isinstance(text, str) and named.fullmatch(text) for text in texts):
                 yield f"target: {module}", f"{path.relative_to(HOME)}:{node.lineno}"

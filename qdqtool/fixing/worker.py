@@ -80,6 +80,7 @@ def _run(source: bytes, arrays: dict[str, Any], threads: int) -> list[tuple[str,
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting busily takes longer than a run
     session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     names = [o.name for o in session.get_outputs()]
     values = session.run(names, arrays)

@@ -41,12 +41,12 @@ def test_prose_is_refused(text: str) -> None:
 
 def test_blank_lines_and_junk_take_no_time() -> None:
     started = time.process_time()
-    build = read("\n" * 3_000_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 3_000_000)
-    assert time.process_time() - started < 5
-    assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 6_000_004, 6_000_001)
+    build = read("\n" * 1_000_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 1_000_000)
+    assert time.process_time() - started < 2
+    assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 2_000_004, 2_000_001)
     started = time.process_time()
-    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 1_000_000)
-    assert time.process_time() - started < 15
+    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 300_000)
+    assert time.process_time() - started < 5
     assert any("was not read" in note for note in build.notes)
     assert [g.lack for g in build.gaps if g.section == Section.ALL] == [Lack.BEYOND_LINE]
 

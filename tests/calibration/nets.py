@@ -55,6 +55,7 @@ def run_all(model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str
     del copy.graph.output[:]
     copy.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in inputs)
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs = [o.name for o in copy.graph.output]

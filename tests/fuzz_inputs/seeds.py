@@ -1,11 +1,14 @@
 """Small inputs of every kind that the commands read, written into a folder."""
 
 import contextlib
+import functools
 import gzip
 import io
 import json
 import os
 import shlex
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +55,23 @@ _LINES = (
 
 def write_seeds(folder: Path) -> None:
     """Writes one small, whole file of every kind."""
-    qdq = network(11)
-    (folder / "qdq.onnx").write_bytes(qdq.SerializeToString())
-    (folder / "grown.onnx").write_bytes(FAMILIES["C2f"](30).SerializeToString())
+    shutil.copytree(_made().name, folder, symlinks=True, dirs_exist_ok=True)
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / "pipe")
         (folder / "loop").symlink_to("loop")
+
+
+@functools.cache
+def _made() -> tempfile.TemporaryDirectory[str]:
+    made = tempfile.TemporaryDirectory(prefix="qdqtool-seeds-")
+    _write(Path(made.name))
+    return made
+
+
+def _write(folder: Path) -> None:
+    qdq = network(11)
+    (folder / "qdq.onnx").write_bytes(qdq.SerializeToString())
+    (folder / "grown.onnx").write_bytes(FAMILIES["C2f"](30).SerializeToString())
     (folder / "qdq.onnx.gz").write_bytes(gzip.compress(qdq.SerializeToString(), mtime=0))
     net = conv_net()
     (folder / "float.onnx").write_bytes(net.SerializeToString())

@@ -192,9 +192,13 @@ def test_where_the_file_decides_fp32_squares_are_no_matter(target: str) -> None:
     assert len(norms(half, target)) == 5
 
 
-@pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
-@pytest.mark.parametrize("eps", slow_after(2, [1e-12, 1e-5, 1e-6]))
-@pytest.mark.parametrize("form", FORMS)
+EPSILONS = (1e-12, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(("form", "eps", "target"), slow_after(2 * len(FORMS), [
+    (form, EPSILONS[(i + k // 2) % 3], ("trt11", "rtx1.7")[(i // 3 + k) % 2])
+    for k in range(6) for i, form in enumerate(FORMS)
+]))  # each form with both targets at least, and with each epsilon in turn
 def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
     """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""
     floats = normalized(form, eps)
