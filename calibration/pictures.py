@@ -37,7 +37,7 @@ _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
 _STRIP = 1 << 22  # pixels
 _PILLOW, _WEBP = 4, 14  # bytes a pixel: of Pillow's own image; a WebP's decoder holds it packed and unpacked as well
 _ARRAY = 3
-_SCAN, _SCANS = b"\xff\xda", 100  # of a progressive JPEG; encoders write about ten
+_SCAN, _SCANS = b"\xff\xda", 100  # of a JPEG whose scans are kept; encoders write about ten
 # Pillow's default of 16 MB glibc keeps for the thread that freed it; of more than 32 MB it keeps nothing.
 Image.core.set_block_size(1 << 26)  # type: ignore[attr-defined]
 _ORIENTATION = 0x0112  # EXIF's tag
@@ -69,26 +69,52 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
 def _bytes_each(picture: Image.Image) -> int:
     """How many bytes a pixel takes while a picture is decoded, or turned and converted behind that.
 
-    A progressive JPEG is kept whole as two bytes for each value of each of its components until its last scan is there.
+    A JPEG of several scans is kept whole as two bytes for each value of each of its components until the last is there.
 
     Raises:
         DataError: It is a JPEG of more scans than any encoder writes: each costs the time of a picture.
     """
-    progressive, file = "progressive" in picture.info, getattr(picture, "fp", None)
-    if progressive and file is not None:
-        place, scans, last = file.tell(), 0, b""
-        file.seek(0)
-        while block := file.read(_STRIP):
-            scans += (last + block).count(_SCAN)
-            last = block[-1:]
-        file.seek(place)
-        if scans > _SCANS:
-            raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
     if picture.format == "WEBP":
         return _WEBP
     areas = [max(1, across * down) for _, across, down, *_ in getattr(picture, "layer", ())] or [1]
-    scans_kept = math.ceil(2 * sum(areas) / max(areas)) if progressive else 0
+    several = picture.format == "JPEG" and _in_several_scans(picture, len(areas))
+    scans_kept = math.ceil(2 * sum(areas) / max(areas)) if several else 0
     return _PILLOW + max(scans_kept, _ARRAY)
+
+
+def _in_several_scans(picture: Image.Image, components: int) -> bool:
+    """Whether a JPEG is progressive, or its first scan has not all components (where that is not found: it has not)."""
+    file = getattr(picture, "fp", None)
+    if file is None:
+        return "progressive" in picture.info
+    place = file.tell()
+    try:
+        if "progressive" not in picture.info and _first_scan(file) == components:
+            return False
+        file.seek(0)
+        scans, last = 0, b""
+        while block := file.read(_STRIP):
+            scans += (last + block).count(_SCAN)
+            last = block[-1:]
+    finally:
+        file.seek(place)
+    if scans > _SCANS:
+        raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
+    return True
+
+
+def _first_scan(file: IO[bytes]) -> int:
+    """How many components the first scan of a JPEG has; 0 where its segments do not lead there."""
+    file.seek(2)
+    while (marker := file.read(2))[:1] == b"\xff":
+        if marker == b"\xff\xff":  # what is filled up
+            file.seek(-1, os.SEEK_CUR)
+            continue
+        size = int.from_bytes(file.read(2), "big")
+        if marker == _SCAN:
+            return int.from_bytes(file.read(1), "big")
+        file.seek(max(0, size - 2), os.SEEK_CUR)
+    return 0
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.base import budgets
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.fixing import api
@@ -98,8 +99,12 @@ def test_memory(command, family):
 
 
 def _held(model: onnx.ModelProto) -> int:
-    """The file, and what a run holds, for `fix` compares outputs: those of rolling Concats are n^2 numbers."""
-    return model.ByteSize() + peak_bytes(model, {})
+    """The file, and what a run holds, for `fix` compares outputs: those of rolling Concats are n^2 numbers.
+
+    Where that is too much, as with Concats that double at each step, nothing is run.
+    """
+    run = peak_bytes(model, {})
+    return model.ByteSize() + (run if run <= budgets.SESSION_BYTES else 0)
 
 
 @pytest.mark.parametrize(("command", "family"), [

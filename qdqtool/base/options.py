@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 import textwrap
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
-from qdqtool.base.parameters import fits, require_field, typed_fields
+from qdqtool.base.parameters import require_field, typed_fields
 from qdqtool.base.records import record
 from qdqtool.errors import DataError, QdqtoolError
 
@@ -192,8 +193,8 @@ class Preprocess:
     fill: int = _stated(option(114))
 
     def __post_init__(self) -> None:
-        given = [v for v in (self.mean, self.std) if type(v) in (tuple, list) and fits(v, tuple[float, ...])]
-        if any(len(v) != 3 for v in given):
+        given: list[Sequence[Any]] = [v for v in (self.mean, self.std) if type(v) in (tuple, list)]
+        if any(len(v) != 3 and all(issubclass(type(n), numbers.Real) for n in v) for v in given):
             raise DataError("mean and std take three numbers, one for each channel")
         typed_fields(self)
         if self.resize not in ("letterbox", "stretch"):

@@ -30,6 +30,7 @@ _WORDS = {
 _TEXTS = (str, bytes, bytearray, memoryview, Mapping)
 _OURS = ("qdqtool", "calibration")
 _SOUND = ("builtins", "numpy", *_OURS)  # packages whose classes do what they are derived from
+_LISTS = (list, tuple)
 _CONTAINERS = (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Mapping, dict, tuple)
 _DECIDED = (str, float, type(None))  # built in, and whether one fits is decided by its type alone
 _fitting: set[tuple[str, str, type, Any]] = set()  # what was found to fit: a call for each tensor of each image asks
@@ -119,12 +120,15 @@ def _plain(value: Any, hints: tuple[Any, ...]) -> Any:
     return tuple(value.tolist()) if whole and _is_array(value) else value
 
 
-def _sound(value: object) -> bool:
-    """Whether an object of a class that is derived from a basic one does what that does.
+def _sound(value: Any) -> bool:
+    """Whether an object of a class that is derived from a basic one does what that does, and all in a list of such.
 
     Raises:
         Exception: Whatever it raises when it does not.
     """
+    if type(value) in _LISTS:
+        asked = {k for k in set(map(type, value)) if k in _LISTS or k.__module__.partition(".")[0] not in _SOUND}
+        return not asked or all(_sound(v) for v in value if type(v) in asked)
     if type(value).__module__.partition(".")[0] in _SOUND:
         return True
     if isinstance(value, os.PathLike):

@@ -72,6 +72,7 @@ def _broken() -> Iterator[object]:
                 yield type("Fails", (kind,), {name: Deceptive._refuse, **hashed})()
     yield type("Fails", (), {"__class__": property(Deceptive._refuse)})()
     yield type("Fails", (), {"__fspath__": lambda self: 5})()
+    yield type("Fails", (), {"__fspath__": lambda self: b"x"})()
 
 
 BROKEN = tuple(_broken())
@@ -163,7 +164,7 @@ def test_what_fails_when_it_is_looked_at_is_refused_or_taken(
     name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for value in (*BROKEN, ..., NotImplemented, *([10**400] if hasattr(qdqtool, name) else [])):
+    for value in (*BROKEN, *([v] for v in BROKEN), ..., NotImplemented, *([10**400] if hasattr(qdqtool, name) else [])):
         with contextlib.suppress(ValueError):  # documented, of numbers that are too large
             assert "\n" not in call(name, parameter, value)
     if (name, parameter) == ("insert", "data"):

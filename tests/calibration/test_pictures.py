@@ -22,6 +22,7 @@ from calibration.pictures import ImageSource, Preprocess, _Decoding, decode, des
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import told_by, write_pictures
+from tests.fuzz_inputs.seeds import jpeg_in_scans
 from tests.tables import cases
 
 RAW = Preprocess(scale=1.0)
@@ -173,6 +174,22 @@ def test_a_jpeg_of_many_scans_is_refused(tmp_path: Path, more: int, refused: boo
             decode(path)
     else:
         assert decode(path).shape == (16, 16, 3)
+
+
+def test_jpegs_whose_components_have_scans_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their coefficients are kept like those of a progressive one (62 million pixels took 640 MB), and scans cost time
+    (540 kB of them, without an end).
+    """
+    for data, each in ((jpeg_in_scans(12, 10, 1), 10), (jpeg_in_scans(12, 10, 1, together=True), 7)):
+        monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each)
+        assert (decode(io.BytesIO(data)) == 128).all()
+        monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each - 1)
+        with pytest.raises(DataError, match=r"^12x10 pixels; the limit for such a JPEG is 119$"):
+            decode(io.BytesIO(data))
+    monkeypatch.undo()
+    assert decode(io.BytesIO(jpeg_in_scans(12, 10, 33))).shape == (10, 12, 3)
+    with pytest.raises(DataError, match=r"^a JPEG of 103 scans; the limit is 100$"):
+        decode(io.BytesIO(jpeg_in_scans(12, 10, 34)))
 
 
 def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:

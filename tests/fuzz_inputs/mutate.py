@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from tests.fuzz_inputs.seeds import hostile_tensor
+from tests.fuzz_inputs.seeds import hostile_tensor, jpeg_in_scans
 from tests.fuzz_logs.mutate import MUTATIONS as TEXT
 from tests.growth import FAMILIES
 
@@ -190,10 +190,12 @@ def _large_picture(kind: str, rng: random.Random) -> bytes:
     """A file of kilobytes that decodes to tens of megabytes."""
     size = rng.choice(((1, 20_000), (60_000, 40), (3000, 3000), (7900, 7900), (9000, 9000), (70_000, 1)))
     jpeg = kind.endswith("jpg")
-    image = Image.new(rng.choice(("L", "RGB") if jpeg else ("1", "L", "P")), size if not jpeg else
+    if jpeg and rng.random() < 0.3:
+        return jpeg_in_scans(min(size[0], 9000), min(size[1], 9000), rng.choice((1, 3)), rng.random() < 0.3)
+    image = Image.new(rng.choice(("L", "RGB", "CMYK") if jpeg else ("1", "L", "P")), size if not jpeg else
                       (min(size[0], 5000), min(size[1], 5000)))
     out = io.BytesIO()
-    image.save(out, "JPEG" if jpeg else "PNG")
+    image.save(out, "JPEG" if jpeg else "PNG", progressive=rng.random() < 0.3)
     return out.getvalue()
 
 

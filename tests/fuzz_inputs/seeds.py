@@ -5,6 +5,7 @@ import functools
 import gzip
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -134,3 +135,31 @@ def hostile_tensor(model: onnx.ModelProto, number: int) -> None:
             TensorProto(name=tensor.name, data_type=TensorProto.FLOAT, dims=[-1]),
         )
         tensor.CopyFrom(odd[number % len(odd)])
+
+
+def jpeg_in_scans(width: int, height: int, times: int, together: bool = False) -> bytes:
+    """A grey baseline JPEG of three components, each in scans of its own (or in the same), with EXIF's thumbnail."""
+    held = io.BytesIO()
+    Image.new("L", (8, 8)).save(held, "JPEG")
+    data = held.getvalue()
+    tables = b""
+    place = 2
+    while (marker := data[place : place + 2]) != b"\xff\xda":
+        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        tables += data[place:end] if marker in (b"\xff\xdb", b"\xff\xc4") else b""
+        place = end
+
+    def segment(marker: int, *content: int) -> bytes:
+        return bytes([0xFF, marker, 0, 2 + len(content), *content])
+
+    size = (*height.to_bytes(2), *width.to_bytes(2))
+    frame = segment(0xC0, 8, *size, 3, *(n for c in (1, 2, 3) for n in (c, 0x11, 0)))
+    blocks = math.ceil(width / 8) * math.ceil(height / 8)
+    scans = [((1, 2, 3),)] if together else [((1,), (2,), (3,))] * times
+    made = b"\xff\xd8" + segment(0xE1, 0xFF, 0xD8, 0xFF, 0xDA, 0xFF, 0xD9) + b"\xff" + tables + frame
+    for components in (c for turn in scans for c in turn):
+        bits = "001010" * blocks * len(components)  # a difference of 0, and the block's end
+        bits += "1" * (-len(bits) % 8)
+        made += segment(0xDA, len(components), *(n for c in components for n in (c, 0)), 0, 63, 0)
+        made += int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    return made + b"\xff\xd9"

@@ -142,7 +142,7 @@ def on_a100(case):
 # Measured milliseconds (GPU compute time without a profiler), published with the builds.
 @pytest.mark.parametrize(*cases("timing/estimate-measured-engines-lie-in-the"))
 def test_measured_engines_lie_in_the_range(case, gpu, measured):
-    _, time = timed(evidence.model(case), find(gpu), graph=True)
+    _, time = timed(evidence.model(case), find(gpu), graph=True, compare=False)
     assert time.low_ms <= measured <= time.high_ms
     assert time.total_ms == pytest.approx(measured, rel=0.3)
 
