@@ -46,6 +46,7 @@ RANK = 64  # dimensions of a tensor; numpy's own limit
 SHAPE_ENTRIES = 1 << 16  # entries of vectors at a node through which shapes may be computed
 SHAPE_ENTRIES_ALL = 1 << 22  # of all these nodes
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
+FUNCTION_COPIES = 256 * MB  # of what these hold, for all calls of each beyond one
 
 TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before
 ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)

@@ -120,11 +120,12 @@ def part_of(
 def check_functions(proto: onnx.ModelProto, what: str) -> None:
     """Counts the nodes of a model, called ``what`` in messages, with each call of a function replaced by its nodes.
 
-    Thirty functions that each call the next one twice are a billion nodes; shape inference and inlining follow all.
+    Thirty functions that each call the next one twice are a billion nodes; shape inference and inlining follow all, and
+    copy the constants inside for each call.
 
     Raises:
         ModelError: A function calls itself, or there would be more nodes than
-            :data:`qdqtool.base.budgets.FUNCTION_CALLS`.
+            :data:`qdqtool.base.budgets.FUNCTION_CALLS`, or more copies than FUNCTION_COPIES.
     """
     if not proto.functions:
         return
@@ -133,18 +134,26 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     functions = _functions(proto)
     calls = {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
     own = {key: sum(1 for _ in with_inner(f.node)) for key, f in functions.items()}
+    own_bytes = {key: f.ByteSize() for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
+    copied: dict[_Key, int] = {}
     try:
         for key in TopologicalSorter(calls).static_order():
             sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
+            copied[key] = own_bytes[key] + sum(copied[c] for c in calls[key])
     except CycleError as error:
         name = next(key[1] for key in functions if key in error.args[1])
         raise ModelError(f"{what}: the model's own function '{name}' calls itself; the file is damaged") from None
-    total = sum(sizes.get(_called(n), 0) for n in with_inner(proto.graph.node))
+    calling = [_called(n) for n in with_inner(proto.graph.node)]
+    total = sum(sizes.get(c, 0) for c in calling)
     if total > budgets.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
         raise ModelError(f"{what}: its own functions stand for {about} nodes; the limit is "
                          f"{budgets.FUNCTION_CALLS}; export the model without functions")
+    copies = sum(copied.get(c, 0) for c in calling) - sum(own_bytes.values())
+    if copies > budgets.FUNCTION_COPIES:
+        raise ModelError(f"{what}: what its own functions hold would be copied for each call, which takes "
+                         f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions")
 
 
 def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:

@@ -81,7 +81,7 @@ def _model(data: bytes, rng: random.Random) -> bytes:
         return _bytes(data, rng)
     node = nodes[rng.randrange(len(nodes))]
     names = [t for n in nodes for t in (*n.input, *n.output) if isinstance(t, str)] or ["x"]
-    kind = rng.randrange(16)
+    kind = rng.randrange(17)
     if kind >= 10:
         _DAMAGE[kind - 10](model, node, rng)
     elif kind == 0 and node.input:
@@ -180,7 +180,20 @@ def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
         attribute.type = rng.choice((1, 2, 3, 4, 5, 6, 7, 8))
 
 
-_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute)
+def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """A function of the model's own that holds a constant, called again and again behind a node."""
+    size, times = rng.choice(((1, 50), (1 << 18, 30), (1 << 18, 2000), (1, 60_000)))
+    value = helper.make_tensor("v", TensorProto.FLOAT, [size], bytes(4 * size), raw=True)
+    body = [helper.make_node("Constant", [], ["k"], value=value), helper.make_node("Add", ["a", "k"], ["c"])]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    model.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, opsets))
+    model.opset_import.append(opsets[1])
+    last = next((t for t in node.output), "x")
+    model.graph.node.extend(helper.make_node("F", [f"{last}.f{i}" if i else last], [f"{last}.f{i + 1}"], domain="own")
+                            for i in range(times))
+
+
+_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute, _calls)
 # `pipe` and `loop` lie beside the list; devices and what the kernel makes up are no files either.
 _SPECIAL = (b"pipe", b"loop", b".", b"..", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"/proc/self/fd/0",
             b"pipe\nloop")
