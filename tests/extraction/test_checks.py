@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -206,18 +207,21 @@ def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> N
     def left() -> list[Path]:
         return [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep " + mark.encode() in _read(p)]
 
-    def wait_for(number: int) -> bool:
+    def stopped() -> list[Path]:
+        return [p for p in left() if b") T " in _read(p.with_name("stat"))]
+
+    def wait_for(found: Callable[[], list[Path]], number: int) -> bool:
         end = time.monotonic() + 20
-        while len(left()) != number and time.monotonic() < end:
+        while len(found()) != number and time.monotonic() < end:
             time.sleep(0.05)
-        return len(left()) == number
+        return len(found()) == number
 
     try:
-        assert wait_for(4)  # the process, the two that wait for the command, and the command
+        assert wait_for(stopped, 1)  # the command's parent; its command line is there before the command runs
     finally:
         process.kill()
         process.wait()
-    assert wait_for(0)
+    assert wait_for(left, 0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")

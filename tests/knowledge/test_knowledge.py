@@ -101,7 +101,8 @@ RUN = """
 import pytest
 def run(*files):
     networks = "everything_is_explained or engines_of_resnet or well_placed"  # which take their time, and no entry
-    assert pytest.main([*files, "-n", "0", "-k", f"not (test_example or every_example or {networks})"]) == 0
+    chosen = f"not (test_example or every_example or {networks})"
+    assert pytest.main([*files, "-n", "0", "-p", "no:hypothesispytest", "-k", chosen]) == 0  # which reads all sources
 """
 CHECKS = {
     "error": """
