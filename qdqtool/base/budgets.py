@@ -66,7 +66,6 @@ SESSION_SECONDS = 60.0  # a net for what cannot be counted, such as loops; the f
 EFFORT = 1000.0  # the most by which `--effort` raises these
 
 # Tuning.
-TUNING_CUTS = 512 * MB  # activations at cuts, of all samples that are measured at the same time
 TUNING_REFERENCES = 256 * MB  # what the float model does on samples, kept for the next run
 TUNING_STATE = 256 * MB  # a file of what was measured
 TUNING_SAMPLES = 4096  # in one set

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -35,7 +36,7 @@ def cores() -> int:
 
 def open_session(
     source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
-    fold_qdq: bool = True, values: Mapping[str, Any] | None = None,
+    fold_qdq: bool = True, values: Mapping[str, Any] | None = None, one_arena: bool = False,
 ) -> Any:
     """A session on the CPU.
 
@@ -46,6 +47,8 @@ def open_session(
         folder: Where external weights lie, for a model given as bytes.
         fold_qdq: Whether Q/DQ pairs may become integer kernels.
         values: onnxruntime's values of weights that the model names as external.
+        one_arena: Whether it computes in the memory of all sessions that are opened so. Each one's own would keep what
+            its largest run took.
 
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
@@ -66,6 +69,8 @@ def open_session(
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if one_arena and _has_arena():
+            options.add_session_config_entry("session.use_env_allocators", "1")
         if folder:
             options.add_session_config_entry(FOLDER_KEY, folder)
         if values:
@@ -76,6 +81,19 @@ def open_session(
         if getattr(session, "_model_bytes", None) is not None:
             session._model_bytes = None
         return session
+
+
+@functools.cache
+def _has_arena() -> bool:
+    """Makes the arena of this process's sessions; False where onnxruntime does not, or has one of somebody else's."""
+    import onnxruntime as ort
+
+    try:
+        cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(0, 1, -1, -1))  # takes what is asked for, not twice that
+    except Exception:  # onnxruntime's exceptions have no common base but this
+        return False
+    return True
 
 
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there

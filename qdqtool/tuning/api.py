@@ -118,7 +118,7 @@ def tune(
         if half:
             planner.wide = _wide(planner, sets, warnings)
             notes.extend(said_of_half(work, chosen, planner.wide, remainder.high_precision is None))
-        job = Job(_serialized(work), sets.measured, base.recipe, tuple(compared(work)),
+        job = Job(_serialized(work), sets.measured, tuple(compared(work)),
                   scores if set(scores) <= set(compared(work)) else (), measure)
         count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
@@ -164,7 +164,6 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
                 raise QdqtoolError(f"`metric` {bench.job.metric.name}: gives {own:.4g} for the float model itself; "
                                    "`keep` is a part of that, which has to be above 0 (higher is better)")
         search.prepare()
-        bench.job = bench.job.based_on(search.recipe(search.start))
         if say is not None or bench.deadline is not None:
             what, each = expected(search)
             search.say(what)

@@ -1,16 +1,20 @@
 """Measuring placements on samples: a pure function of a job and a task, for threads here and workers elsewhere.
 
-A sweep changes one site at a time. The network with everything as in the base recipe is rolled forward over the samples
-of a task, from cut to cut; only the tensors that cross one cut are held. Each candidate then runs from the last cut in
-front of its first change to the end. Kernels are onnxruntime's, Q/DQ computed in float, on one thread each; a candidate
-always runs from the same cut, so that it gives the same bits on any number of workers.
+The network is run in *parts*, each from one node that can have weights in INT8 to the next. A part has one session for
+each way to quantize what its nodes read, however many candidates do so. Candidates that agree from the inputs to a cut
+share what lies in front of it: they are gone through as the branches of a tree, a sample at a time. Kernels are
+onnxruntime's, Q/DQ computed in float, on one thread each; parts are the same whatever else is measured, so that a
+candidate gives the same bits in any company and on any number of workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -31,15 +35,15 @@ from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
 from qdqtool.model.external import array_of, has_data
 from qdqtool.model.graph import Model, without_large_weights
-from qdqtool.model.live import bytes_of
+from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.sessions import SharedWeights, cores
 from qdqtool.tuning import metrics
-from qdqtool.tuning.configuration import Recipe, first_change
+from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.metrics import Evidence, Metric
 
 
 class Cuts:
-    """Cuts through a float network in front of each of its nodes, in topological order.
+    """Cuts through a float network in front of its nodes, in topological order.
 
     ``wanted`` are the tensors that are read at the end.
     """
@@ -49,9 +53,9 @@ class Cuts:
         self._made: dict[str, int] = {}
         self._last: dict[str, int] = {}
         for position, node in enumerate(model.ordered):
-            self._made.update((t, position) for t in node.outputs if t and not model.is_constant(t))
+            self._made.update((t, position) for t in node.outputs if t in wanted or (t and not model.is_constant(t)))
             self._last.update(dict.fromkeys((*node.inputs, *node.captured), position))
-        self._made.update(dict.fromkeys(model.inputs, -1))
+        self._made.update(dict.fromkeys((*model.inputs, *(t for t in wanted if t in model.initializers)), -1))
         self._last.update(dict.fromkeys(wanted, len(model.ordered)))
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - one object for a whole tuning
@@ -59,21 +63,42 @@ class Cuts:
         """Tensors made in front of a node (graph inputs included) that it or what follows still reads."""
         return tuple(t for t, made in self._made.items() if made < position <= self._last.get(t, -1))
 
-    def usable(self, position: int) -> int:
-        """The last cut at or in front of a node whose tensors all have a known type; 0 is the network's inputs."""
-        while position and any(not self.model.elem_type(t) for t in self.crossing(position)):
-            position -= 1
-        return position
+    def behind(self, tensors: Iterable[str]) -> int:
+        """The first cut behind which all of some tensors are made."""
+        return max((self._made[t] for t in tensors), default=-1) + 1
 
-    def bytes_at(self, position: int) -> int:
-        """Size of what crosses, open dimensions counted as 1."""
-        return sum(bytes_of(self.model, tensor) for tensor in self.crossing(position))
+    def parts(self, more: int) -> list[Part]:
+        """The parts from cut to cut: in front of each node with weights, and one ``more``.
 
-    def behind(self, quantized: Model, position: int, outputs: Sequence[str]) -> onnx.ModelProto:
-        """The part of a Q/DQ model of this network behind a cut that computes the given tensors."""
-        given = [helper.make_tensor_value_info(t, self.model.elem_type(t), None)
-                 for t in self.crossing(position) if t not in self.model.inputs]  # fmt: skip
-        return partial_model(quantized, outputs, given)
+        A cut through a tensor of unknown type is left out: it could not be fed.
+        """
+        model = self.model
+        ends = {p for p, node in enumerate(model.ordered) if node.op in WEIGHTED} | {more}
+        ends = {p for p in ends if p and all(model.elem_type(t) for t in self.crossing(p))}
+        bounds = [0, *sorted(ends - {len(model.ordered)}), len(model.ordered)]
+        return [
+            Part(frozenset(n.index for n in model.ordered[a:b]), b,
+                 tuple(t for t in self.crossing(a) if t not in model.inputs),
+                 tuple(t for t in self.crossing(b) if self._made[t] >= a), self.crossing(b))
+            for a, b in itertools.pairwise(bounds)
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """What lies between two cuts."""
+
+    nodes: frozenset[int]  # indices
+    end: int  # position of the cut behind it
+    given: tuple[str, ...]  # tensors that cross the cut in front of it, the network's inputs apart
+    made: tuple[str, ...]  # tensors that it makes and that cross the cut behind it
+    left: tuple[str, ...]  # all that cross the cut behind it
+
+    def of(self, recipe: Recipe) -> Recipe:
+        """The pairs that nodes of the part read."""
+        pairs = ((p, tuple(r for r in p.readers if r[0] in self.nodes)) for p in recipe.pairs)
+        return Recipe(tuple(replace(p, readers=readers) for p, readers in pairs if readers),
+                      tuple(w for w in recipe.weights if w[0] in self.nodes))  # fmt: skip
 
 
 # Jobs and tasks ------------------------------------------------------------------------------------------------------
@@ -102,7 +127,6 @@ class Job:
 
     model: bytes  # the prepared float network, serialized
     images: Dataset  # the samples, by number
-    base: Recipe  # the recipe that a sweep changes one site of
     compared: tuple[str, ...]  # tensors whose error is measured
     scores: tuple[str, ...]  # class outputs that show where the network looks; may be empty
     metric: Metric  # the metric
@@ -110,10 +134,6 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
-
-    def based_on(self, base: Recipe) -> Job:
-        """The same with another base; what was parsed for the old one is not taken over."""
-        return replace(self, base=base, _kept={"references": self.references})
 
     @property
     def network(self) -> Network:
@@ -124,12 +144,6 @@ class Job:
         found: Network = self._kept["network"]
         return found
 
-    @property
-    def references(self) -> References:
-        """What the float network does on samples, kept for the tasks of one process."""
-        found: References = self._kept.setdefault("references", References())
-        return found
-
 
 @dataclass(frozen=True)
 class Task:
@@ -138,7 +152,7 @@ class Task:
     key: str  # names the task
     images: tuple[int, ...]  # numbers of samples
     candidates: tuple[Recipe, ...]  # what to measure
-    whole: bool = False  # whether the metric is asked too; else only the error is measured, from cuts
+    whole: bool = False  # whether the metric is asked too; else only the error is measured
 
 
 @dataclass(frozen=True)
@@ -167,21 +181,23 @@ def run_task(job: Job, task: Task, stopped: threading.Event | None = None) -> Re
     """
     rows: dict[str, Rows] = {}
     for part in iterate(job, task):
-        rows.update(part.rows)
+        for key, found in part.rows.items():
+            rows.setdefault(key, {}).update(found)
         if stopped is not None and stopped.is_set():
             break
     return Result(task.key, rows)
 
 
 def iterate(job: Job, task: Task) -> Iterator[Result]:
-    """The same, candidate by candidate as they are measured."""
+    """The same, candidate by candidate and sample by sample as they are measured."""
     network = job.network
-    loaded = {number: job.images.load(number) for number in task.images}
-    samples = {number: sample for number, sample in loaded.items() if sample is not None}
-    broken: Rows = dict.fromkeys(n for n in task.images if n not in samples)
-    reference = network.reference(samples)
-    for key, rows in (network.whole if task.whole else network.sweep)(samples, reference, task):
-        yield Result(task.key, {key: {**rows, **broken}})
+    for number in task.images:
+        sample = job.images.load(number)
+        if sample is None:
+            yield Result(task.key, {r.key: {number: None} for r in task.candidates})
+            continue
+        for key, row in network.rows(number, sample, task.candidates, task.whole):
+            yield Result(task.key, {key: {number: row}})
 
 
 _parsing = threading.Lock()
@@ -215,9 +231,9 @@ class References:
         self._left = budgets.TUNING_REFERENCES
         self._lock = threading.Lock()
 
-    def known(self, samples: Iterable[int]) -> dict[int, Reference]:
+    def known(self, number: int) -> Reference | None:
         with self._lock:
-            return {n: self._known[n] for n in samples if n in self._known}
+            return self._known.get(number)
 
     def add(self, number: int, reference: Reference) -> None:
         with self._lock:
@@ -241,100 +257,103 @@ class Network:
             else:
                 tensor.CopyFrom(own)
         self.model = Model(slim, types=whole, constants=whole)
-        self.cuts = Cuts(self.model, job.compared)
+        wanted = tuple(dict.fromkeys((*job.compared, *job.metric.tensors)))
+        cuts = Cuts(self.model, wanted)
+        self.compared_at = cuts.behind(job.compared)  # the cut behind which the error can be measured
+        self.parts = cuts.parts(self.compared_at)
         self.focus = Focus(job.scores) if job.scores else None  # where it looks, if that is known
+        self.references = References()
+        constants = ((t, self.model.constant(t)) for t in wanted if t in self.model.initializers)
+        self._constants = {t: value for t, value in constants if value is not None}  # outputs that nothing computes
+        self._known: dict[str, list[Recipe]] = {}
+        self._sessions: dict[tuple[int, str], Fetcher] = {}
+        self._opening = threading.Lock()
 
-    @functools.cached_property
-    def _everything(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.job.compared, *self.job.metric.tensors)))
+    def rows(
+        self, number: int, sample: _Arrays, candidates: Sequence[Recipe], whole: bool
+    ) -> Iterator[tuple[str, Row]]:
+        """Every candidate on one sample: its error and, for ``whole``, what the metric sees."""
+        sample = {**sample, **self._constants}
+        others = [r for r in candidates if r.pairs or r.weights]
+        reference = self.references.known(number)
+        if reference is None or len(others) < len(candidates):
+            ((_, tensors),) = self._through(sample, [Recipe((), ())], math.inf)
+            if reference is None:
+                reference = self._referring(tensors)
+                self.references.add(number, reference)
+            for recipe in set(candidates).difference(others):
+                yield recipe.key, self._row(number, reference, tensors, whole)
+            del tensors
+        for recipe, tensors in self._through(sample, others, math.inf if whole else self.compared_at) if others else ():
+            yield recipe.key, self._row(number, reference, tensors, whole)
 
-    def reference(self, samples: _Samples) -> dict[int, Reference]:
-        """What the float network does on samples; runs it on those that are not known yet."""
+    def _referring(self, tensors: _Arrays) -> Reference:
+        """What is kept of the float network's run."""
         job = self.job
-        found = job.references.known(samples)
-        if len(found) == len(samples):
-            return found
-        names = tuple(dict.fromkeys((*self._everything, *job.scores)))
-        session = self._open(partial_model(self.model, [n for n in names if n not in self.model.inputs]))
-        for number, sample in samples.items():
-            if number in found:
-                continue
-            outputs = session.run(sample)
-            compared = Compared({t: outputs[t] for t in job.compared}, self.focus.find(outputs) if self.focus else None)
-            found[number] = Reference(compared, job.metric.kept({t: outputs[t] for t in job.metric.tensors}))
-            job.references.add(number, found[number])
-        return found
+        compared = Compared({t: tensors[t] for t in job.compared}, self.focus.find(tensors) if self.focus else None)
+        return Reference(compared, job.metric.kept({t: tensors[t] for t in job.metric.tensors}))
 
-    def whole(self, samples: _Samples, reference: Mapping[int, Reference], task: Task) -> Iterator[tuple[str, Rows]]:
-        """Every candidate from the network's inputs to its outputs."""
-        metric, images = self.job.metric, self.job.images
-        for recipe in task.candidates:
-            session = self._session(recipe, 0, self._everything)
-            rows: Rows = {}
-            for number, sample in samples.items():
-                outputs = session.run(sample)
-                before = reference[number]
-                seen = metric.look(before.kept, {t: outputs[t] for t in metric.tensors}, images.name(number))
-                rows[number] = Row(before.compared.error(outputs), seen)
-            yield recipe.key, rows
+    def _row(self, number: int, reference: Reference, tensors: _Arrays, whole: bool) -> Row:
+        metric, error = self.job.metric, reference.compared.error(tensors)
+        if not whole:
+            return Row(error)
+        outputs = {t: tensors[t] for t in metric.tensors}
+        return Row(error, metric.look(reference.kept, outputs, self.job.images.name(number)))
 
-    def sweep(self, samples: _Samples, reference: Mapping[int, Reference], task: Task) -> Iterator[tuple[str, Rows]]:
-        """Every candidate from its cut, the base recipe in front of it."""
-        starts = [(first_change(self.model, self.job.base, r), i) for i, r in enumerate(task.candidates)]
-        here = 0
-        state = {number: dict(sample) for number, sample in samples.items()}
-        for position, index in sorted(starts):
-            at = self.cuts.usable(position)
-            if at > here:
-                self._roll(state, here, at)
-                here = at
-            recipe = task.candidates[index]
-            behind = [t for t in self.job.compared if t not in self.cuts.crossing(here)]
-            session = self._session(recipe, here, behind) if behind else None
-            rows: Rows = {}
-            for number, tensors in state.items():
-                made = session.run(tensors) if session is not None else {}
-                outputs = {t: tensors[t] for t in self.job.compared if t in tensors} | made
-                rows[number] = Row(reference[number].compared.error(outputs))
-            yield recipe.key, rows
+    def _through(
+        self, state: _Arrays, candidates: Sequence[Recipe], end: float, first: int = 0
+    ) -> Iterator[tuple[Recipe, _Arrays]]:
+        """What crosses the cut at ``end`` with each candidate; in front of part ``first`` they all agree.
 
-    def _roll(self, state: dict[int, _Arrays], here: int, there: int) -> None:
-        """Takes every sample from one cut to the next."""
-        wanted = self.cuts.crossing(there)
-        missing = [t for t in wanted if t not in self.cuts.crossing(here)]
-        session = self._session(self.job.base, here, missing) if missing else None
-        for number, tensors in state.items():
-            made = session.run(tensors) if session is not None else {}
-            state[number] = {t: made[t] if t in made else tensors[t] for t in wanted}
+        Of the branches behind a cut the one with most candidates comes last and needs what crosses the cut no longer
+        than until it is past it, so that few cuts are held at a time.
+        """
+        here = list(candidates)
+        for number in range(first, len(self.parts)):
+            if number and self.parts[number - 1].end >= end:
+                break
+            branches: dict[str, list[Recipe]] = defaultdict(list)
+            for recipe in here:
+                branches[self._divided(recipe)[number].key].append(recipe)
+            *others, here = sorted(branches.values(), key=len)
+            for other in others:
+                yield from self._through(self._run(number, other[0], state), other, end, number + 1)
+            state = self._run(number, here[0], state)
+        for recipe in here:
+            yield recipe, state
 
-    def _session(self, recipe: Recipe, position: int, outputs: Sequence[str]) -> Fetcher:
-        quantized = self._base if recipe is self.job.base else self._quantized(recipe)
-        return self._open(self.cuts.behind(quantized, position, outputs))
+    def _run(self, number: int, recipe: Recipe, state: _Arrays) -> _Arrays:
+        """Takes a sample through a part."""
+        part = self.parts[number]
+        made = self._session(number, recipe).run(state) if part.made else {}
+        return {t: made[t] if t in made else state[t] for t in part.left}
 
-    @functools.cached_property
-    def _base(self) -> Model:
-        return self._quantized(self.job.base)
+    def _divided(self, recipe: Recipe) -> list[Recipe]:
+        """What each part has of a recipe."""
+        if recipe.key not in self._known:
+            self._known[recipe.key] = [part.of(recipe) for part in self.parts]
+        return self._known[recipe.key]
 
-    def _quantized(self, recipe: Recipe) -> Model:
+    def _session(self, number: int, recipe: Recipe) -> Fetcher:
+        here = self._divided(recipe)[number]
+        with self._opening:
+            if (number, here.key) not in self._sessions:
+                self._sessions[number, here.key] = self._open(self.parts[number], here)
+            return self._sessions[number, here.key]
+
+    def _open(self, part: Part, recipe: Recipe) -> Fetcher:
         for _, tensor, axis in recipe.weights:
             name = rounded_name(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 value = self.model.constant(tensor)
                 assert value is not None
                 self.weights.add(name, rounded(value, axis))
-        return recipe.build(self.model, "rounded")[0]
-
-    def _open(self, proto: onnx.ModelProto) -> Fetcher:
+        quantized = recipe.build(self.model, "rounded")[0]
+        given = [helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.given]
+        proto = partial_model(quantized, part.made, given)
         values = self.weights.used_by(proto)
         source = proto.SerializeToString()
-        return Fetcher(open_packed(source, 1, "the network", optimize="extended", fold_qdq=False, values=values))
-
-    def images_at_once(self, candidates: Iterable[Recipe], workers: int) -> int:
-        """Samples whose cut tensors fit the budget, for one task of each worker at a time."""
-        base = self.job.base
-        positions = {self.cuts.usable(first_change(self.model, base, r)) for r in candidates}
-        largest = max((self.cuts.bytes_at(p) for p in positions), default=1)
-        return max(1, budgets.TUNING_CUTS // (2 * workers * max(largest, 1)))
+        return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True))
 
 
 # Tasks on the threads of this process, or on the workers of a cluster (qdqtool.cluster): the same rows ---------------
@@ -369,17 +388,6 @@ def local(workers: int | None = None) -> Mapper:
 
 # A cluster -----------------------------------------------------------------------------------------------------------
 
-@dataclass
-class Piece:
-    """A task, and the base recipe that it was made for: the only part of a job that changes while one tunes."""
-
-    base: Recipe
-    task: Task
-
-    def __str__(self) -> str:
-        return f"task {self.task.key}"
-
-
 class ClusterMapper(contextlib.ExitStack):
     """A mapper over a cluster. The network and the names of the samples reach each worker once. A context manager."""
 
@@ -395,29 +403,15 @@ class ClusterMapper(contextlib.ExitStack):
             ClusterError: The cluster is lost, or a worker is not fit or sees other samples.
             QdqtoolError: What a task raised.
         """
-        if self._handed is None or replace(job, base=self._handed[1].base) != self._handed[1]:
+        if self._handed is None or job != self._handed[1]:
             self.close()
             given = replace(job, images=shared(job.images))
-            made = Handed(self.cluster, "qdqtool.tuning.measure:Bench", given, "qdqtool.tuning.measure:work")
+            made = Handed(self.cluster, "qdqtool.tuning.measure:unpacked", given, "qdqtool.tuning.measure:run_task")
             self._handed = self.enter_context(made), job
-        for _, result in self._handed[0].results(Piece(job.base, task) for task in tasks):
+        for _, result in self._handed[0].results(tasks):
             yield result
 
 
-class Bench:
-    """A job in a worker process, with the network parsed for the base recipe that was wanted last."""
-
-    def __init__(self, job: Job, threads: int) -> None:
-        self._job = job
-        self._lock = threading.Lock()
-
-    def job(self, base: Recipe) -> Job:
-        with self._lock:
-            if self._job.base.key != base.key:
-                self._job = self._job.based_on(base)
-            return self._job
-
-
-def work(bench: Bench, piece: Piece, stopped: threading.Event) -> Result:
-    """All rows of a task; ends early when the job is over."""
-    return run_task(bench.job(piece.base), piece.task, stopped)
+def unpacked(job: Job, threads: int) -> Job:
+    """A job in a worker process, which keeps what it has parsed."""
+    return job

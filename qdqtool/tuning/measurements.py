@@ -135,8 +135,6 @@ def _row(data: Any) -> Row | None:
 
 # Measurements --------------------------------------------------------------------------------------------------------
 
-_AT_ONCE = 8  # samples of one task: enough to pay for its sessions
-_WITHIN_LIMIT = 2  # the same where time is limited: tasks that are begun are ended
 RESAMPLES = 300
 
 
@@ -169,14 +167,7 @@ class Measurements:
         It stops at ``until`` where that is in front of the deadline, and returns whether all was measured before.
         """
         images = tuple(self.sets.swept_on if images is None else images)
-        unique = {r.key: r for r in recipes}
-        room = self.job.network.images_at_once(unique.values(), self.workers)
-        size = max(1, min(room, self._at_once, -(-len(images) // self.workers)))
-        tasks = []
-        for start in range(0, len(images), size):
-            chunk = images[start : start + size]
-            left = tuple(r for r in unique.values() if not self.store.known(SWEEP, r.key).keys() >= set(chunk))
-            tasks += [Task(f"sweep {start}", chunk, left)] if left else []
+        tasks = self._tasks(SWEEP, recipes, images)
         try:
             self._run(SWEEP, tasks, what, until)
         except OutOfTime:
@@ -197,13 +188,7 @@ class Measurements:
         Raises:
             OutOfTime: The time limit came first.
         """
-        size = max(1, min(self._at_once, -(-len(samples) // self.workers)))
-        tasks = []
-        for recipe in {r.key: r for r in recipes}.values():
-            left = [n for n in samples if n not in self.store.known(WHOLE, recipe.key)]
-            for start in range(0, len(left), size):
-                tasks.append(Task(f"{recipe.key} {start}", tuple(left[start : start + size]), (recipe,), True))
-        self._run(WHOLE, tasks, what)
+        self._run(WHOLE, self._tasks(WHOLE, recipes, samples), what)
 
     def evidence(self, recipe: Recipe, samples: Sequence[int]) -> list[Evidence]:
         """What the metric saw, in the order of the samples; broken samples left out."""
@@ -246,9 +231,12 @@ class Measurements:
 
     # Running ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _at_once(self) -> int:
-        return _AT_ONCE if self.deadline is None else _WITHIN_LIMIT
+    def _tasks(self, kind: str, recipes: Iterable[Recipe], samples: Sequence[int]) -> list[Task]:
+        """What is not known yet, a task for each sample."""
+        unique = {r.key: r for r in recipes}
+        known = {key: self.store.known(kind, key) for key in unique}
+        left = ((n, tuple(r for key, r in unique.items() if n not in known[key])) for n in samples)
+        return [Task(f"{kind} {n}", (n,), candidates, kind == WHOLE) for n, candidates in left if candidates]
 
     def _run(self, kind: str, tasks: Sequence[Task], what: str, until: float | None = None) -> None:
         if not tasks:

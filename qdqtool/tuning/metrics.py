@@ -355,7 +355,7 @@ class UserMetric:
 
     def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
         function = self.function or imported(self.name)
-        reference = {name: array.copy() for name, array in kept.items()}  # the next call gets the same
+        reference, found = ({n: a.copy() for n, a in arrays.items()} for arrays in (kept, found))  # others see the same
         try:
             value = float(within(self.seconds, function, reference, found, image))
         except Over:

@@ -81,8 +81,8 @@ def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> floa
 def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) -> None:
     check(tuned.model)
     assert tuned.reached and tuned.chosen.metric is not None and tuned.chosen.metric >= KEEP
-    assert agreement(tuned.model, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-9)
-    assert agreement(tuned.model, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-9)
+    assert agreement(tuned.model, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-6)
+    assert agreement(tuned.model, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-6)
     prediction = qdqtool.predict(tuned.model).summary()
     assert (prediction["int8"], prediction["conversions"]) == (tuned.chosen.cost.int8, tuned.chosen.cost.conversions)
     for low, high in itertools.pairwise(tuned.front):
@@ -113,7 +113,7 @@ def test_choices_points_and_json(tuned: Tuning) -> None:
         site = next(s for s in tuned.sites if s.site == one.site)
         made = inserted(tuned.chosen.configuration.floats - set(site.nodes))
         assert made.prediction is not None
-        assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(made.model, CHOSEN), abs=1e-9)
+        assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(made.model, CHOSEN), abs=1e-6)
         assert one.int8 == tuned.chosen.cost.int8 - made.prediction.summary()["int8"]
     data = tuned.as_json()
     assert data["schema"] == "qdqtool/tuning/1"
@@ -320,7 +320,7 @@ def test_budgets_and_fast_models() -> None:
     assert all(p.cost.int8 for p in [*without.front, *without.others])
 
 
-@pytest.mark.parametrize("after", slow_after(2, [8, 30, 20]))
+@pytest.mark.parametrize("after", slow_after(2, [16, 60, 40]))
 def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     seen: list[Result] = []
     clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
@@ -329,7 +329,7 @@ def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch,
     tuning = tune(keep=0.99, mapper=counting, time_limit=600)
     assert tuning.effort["stopped"] == "time limit"
     assert tuning.front and tuning.chosen.metric is not None
-    assert agreement(tuning.model, JUDGED) == pytest.approx(tuning.chosen.metric, abs=1e-9)
+    assert agreement(tuning.model, JUDGED) == pytest.approx(tuning.chosen.metric, abs=1e-6)
     with pytest.raises(QdqtoolError, match=r"`time_limit`: over before"):
         qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
 
@@ -368,10 +368,13 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     sweeps: list[float] = []
     swept: dict[str, None] = {}
     alone: set[str] = set()
+    base: list[str] = []
 
     def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         whole = any(t.whole for t in tasks)
-        keys = dict.fromkeys(c.key for t in tasks for c in t.candidates if c.key != job.base.key)
+        asked = [c for t in tasks for c in t.candidates if c.pairs]
+        base.extend([c.key for c in asked[:1]] if not base else [])  # the first to be quantized is everything INT8
+        keys = dict.fromkeys(c.key for c in asked if c.key not in base)
         if not whole:
             swept.update(keys)
         elif not swept:

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
+from calibration.session import partial_model
 from qdqtool.model.graph import Model
 from qdqtool.tuning import sites
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
@@ -90,8 +91,11 @@ def test_sites_and_cuts() -> None:
     assert cuts.crossing(0) == ("x",)
     assert set(cuts.crossing(names.index("c4"))) == {"add.out", "a3/Mul.out"}
     assert set(cuts.crossing(names.index("c5"))) == {"cat.out"}
-    assert cuts.bytes_at(names.index("c5")) == 4 * 32 * 16 * 16
     assert cuts.crossing(len(names)) == ("c6.out",)
+    assert cuts.behind(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
+    parts = cuts.parts(names.index("cat") + 1)
+    ends = ["a0/Mul", "a1/Mul", "add", "a3/Mul", "cat", "a5/Mul", "c6"]  # behind cat are one cut and c5's, the same
+    assert [names[p.end - 1] for p in parts] == ends
     proto = branchy()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
     model = Model(proto)
@@ -133,27 +137,30 @@ def test_the_order_of_choices() -> None:
 
 
 @pytest.mark.parametrize("make", [branchy, resnet, segmentation])
-def test_every_cut_computes_what_the_whole_computes(make: object) -> None:
+def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object) -> None:
     proto: onnx.ModelProto = make()  # type: ignore[operator]
     channels = proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     data = images(2, channels, 16)
     planner = planner_of(proto, data)
     model = planner.model
-    outputs = list(model.outputs)
-    quantized, _ = planner.plan(Configuration()).recipe.build(model)
-    wanted = run(quantized.proto, data[0])[0]
-    everything = onnx.ModelProto()
-    everything.CopyFrom(quantized.proto)
-    names = [t for n in model.nodes for t in n.outputs if t not in outputs]
-    everything.graph.output.extend(onnx.ValueInfoProto(name=t) for t in names)
-    values = dict(zip([*outputs, *names], run(everything, data[0]), strict=True)) | data[0]
-    cuts = Cuts(model, outputs)
-    for position in range(len(model.ordered)):
-        part = cuts.behind(quantized, position, outputs)
-        feeds = {i.name: values[i.name] for i in part.graph.input}
-        assert set(feeds) <= set(cuts.crossing(position))
-        assert np.array_equal(run(part, feeds)[0], wanted), position
-        assert cuts.usable(position) == position
+    cuts = Cuts(model, model.outputs)
+    parts = cuts.parts(len(model.ordered))
+    assert sorted(i for p in parts for i in p.nodes) == sorted(n.index for n in model.nodes)
+    recipe = planner.plan(Configuration()).recipe
+    quantized, _ = recipe.build(model)
+    state = data[0]
+    for part in parts:
+        given = [onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.given]
+        piece = partial_model(part.of(recipe).build(model)[0], part.made, given)
+        feeds = {i.name: state[i.name] for i in piece.graph.input}
+        made = dict(zip(part.made, run(piece, feeds), strict=True))
+        state = {t: made.get(t, state.get(t)) for t in part.left}
+    (wanted,) = run(quantized.proto, data[0])
+    assert np.allclose(state[model.outputs[0]], wanted, rtol=1e-4, atol=1e-6)
+    divided = [part.of(recipe) for part in parts]
+    assert sorted(w for r in divided for w in r.weights) == sorted(recipe.weights)
+    assert {(p.tensor, r) for d in divided for p in d.pairs for r in p.readers} == {
+        (p.tensor, r) for p in recipe.pairs for r in p.readers}
 
 
 @pytest.mark.parametrize(*cases("tuning/candidates-sentence"))

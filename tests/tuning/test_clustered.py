@@ -12,7 +12,7 @@ from PIL import Image
 from qdqtool.cluster.mapping import Cluster
 from qdqtool.tuning import measure as clustered
 from qdqtool.tuning.api import tune
-from qdqtool.tuning.configuration import Configuration, Recipe
+from qdqtool.tuning.configuration import Configuration
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, Result, Task, local
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, job_of, planner_of, resnet
@@ -25,26 +25,25 @@ from tests.cluster.clusters import kill_one, left_behind
 DATA = images(6, 16, 16)
 
 
-def job_and_tasks() -> tuple[Job, list[Task], list[Recipe]]:
+def job_and_tasks() -> tuple[Job, list[Task]]:
     planner = planner_of(branchy(), DATA)
     recipes = [planner.plan(Configuration(floats=frozenset(c))).recipe for c in ((), ("c6",), ("c0",), ("c3", "c4"))]
     tasks = [Task(f"t{k}", (k,), tuple(recipes)) for k in range(6)]
-    return job_of(planner, DATA), tasks, recipes
+    return job_of(planner, DATA), tasks
 
 
 def test_rows_are_those_of_one_process(client: Any) -> None:
-    job, tasks, recipes = job_and_tasks()
-    other = replace(job, base=recipes[1])
+    job, tasks = job_and_tasks()
     whole = [replace(t, whole=True) for t in tasks]
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
-        for asked, given in ((job, tasks), (other, tasks), (job, whole)):
-            wanted = rows_of(local(1)(asked, given))
-            assert len(wanted) == 24 and rows_of(mapper(asked, given)) == wanted
+        for given in (tasks, whole):
+            wanted = rows_of(local(1)(job, given))
+            assert len(wanted) == 24 and rows_of(mapper(job, given)) == wanted
     assert left_behind(client) == (0, 0, [])
 
 
 def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
-    job, tasks, _ = job_and_tasks()
+    job, tasks = job_and_tasks()
 
     def watched(mapper: Mapper) -> Iterator[Result]:
         for place, result in enumerate(mapper(job, tasks)):
@@ -59,7 +58,7 @@ def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
 
 
 def test_the_network_reaches_each_worker_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, tasks, recipes = job_and_tasks()
+    job, tasks = job_and_tasks()
     handed: list[Any] = []
     real = clustered.Handed
 
@@ -69,9 +68,9 @@ def test_the_network_reaches_each_worker_once(client: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(clustered, "Handed", counted)
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
-        for base in recipes:
-            assert len(rows_of(mapper(replace(job, base=base), tasks[:2]))) == 8
-    assert len(handed) == 1 and handed[0][3] == f"{clustered.__name__}:work"
+        for k in range(3):
+            assert len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8
+    assert len(handed) == 1 and handed[0][3] == f"{clustered.__name__}:run_task"
 
 
 @pytest.mark.slow

@@ -57,14 +57,26 @@ def test_sweeps_and_whole_runs(job: Job, recipes: list[Recipe]) -> None:
         for sample in (0, 1, 3):
             one, other = swept.rows[recipe.key][sample], whole.rows[recipe.key][sample]
             assert one is not None and other is not None
-            assert one.error == other.error == pytest.approx(by_hand(recipe, sample), rel=1e-12)
+            assert one.error == other.error == pytest.approx(by_hand(recipe, sample), rel=1e-3)  # other kernels
             assert other.evidence == pytest.approx(1.0 - other.error)
     assert "c0.weight" in job.network.weights  # they lie in memory once, for all sessions
     assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
 
 
+def test_outputs_that_nothing_computes() -> None:
+    proto = branchy()
+    value = onnx.numpy_helper.from_array(np.array([1.0, 2.0], np.float32))
+    proto.graph.node.append(onnx.helper.make_node("Constant", [], ["k"], name="k", value=value))
+    proto.graph.output.extend(onnx.helper.make_tensor_value_info(t, 1, [n]) for t, n in (("c0.bias", 16), ("k", 2)))
+    planner = planner_of(proto, DATA)
+    job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
+    row = run_task(job, Task("t", (0,), (recipe,), whole=True)).rows[recipe.key][0]
+    assert job.metric.tensors == ("c6.out", "c0.bias", "k") and row is not None
+    assert row.evidence == pytest.approx(1.0 - by_hand(recipe, 0) / 3, rel=1e-3)  # constants agree
+
+
 def with_metric(job: Job, metric: Any) -> Job:
-    return Job(job.model, job.images, job.base, job.compared, (), metric)
+    return Job(job.model, job.images, job.compared, (), metric)
 
 
 def rows_of(results: Iterable[Result]) -> dict[tuple[str, int], Any]:
@@ -118,13 +130,6 @@ def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
     assert one.rows == other.rows
 
 
-def test_samples_at_once_fit_the_budget(job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
-    # The largest cut: a residual's two tensors, or two branches' worth, of 16 KB each.
-    monkeypatch.setattr(budgets, "TUNING_CUTS", 2 * 3 * (2 * 16384))
-    assert job.network.images_at_once(recipes, 1) == 3
-    assert job.network.images_at_once(recipes, 3) == 1
-
-
 def test_the_float_network_runs_once_for_each_sample(
     job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +141,8 @@ def test_the_float_network_runs_once_for_each_sample(
     for room, runs in ((budgets.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
         asked.clear()
-        one, half = with_metric(job, job.metric), len(tasks) // 2
-        other = one.based_on(recipes[1])
-        found.append([run_task(one if k < half else other, task) for k, task in enumerate(tasks)])
+        one = with_metric(job, job.metric)
+        found.append([run_task(one, task) for task in tasks])
         assert len(asked) == runs
     assert found[0] == found[1]
 
