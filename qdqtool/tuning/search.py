@@ -31,8 +31,8 @@ _JUDGED = 2  # placements that are judged when the time is over
 _JUDGING = 0.2  # part of a time limit that this may take,
 _FEWEST_JUDGED = 4  # with at least so many samples
 _WRITING = 0.03  # part of it that is left for the prediction and the files
-FIRST_SAMPLES = 8  # on which all choices are measured alone,
-BETTER = 1 / 3  # and this part of them on all samples
+FIRST_SAMPLES = 4  # on which all choices are measured alone,
+BETTER = 1 / 2  # and this part of them on twice as many
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
 
@@ -121,24 +121,35 @@ class Search:
         return self._reaches(self.start, self.bench.sets.judged_on)
 
     def _sweep(self) -> bool:
-        """The error of each choice alone, on a few samples first; the better part of them then on all.
+        """The error of each choice alone, on a few samples first; the better half of them then on twice as many, and
+        so on to all.
 
         Where time is limited, of those choices that it is enough for.
 
         Returns:
             False where the time for it was over first: a third of it is left for combinations.
         """
-        start, images = self.recipe(self.start), self.bench.sets.swept_on
+        start = self.recipe(self.start)
         until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        tried = self.swept() if until is None else self._promising(until, min(len(images), FIRST_SAMPLES))
-        recipes = [self.recipe(self.with_choice(j.candidate)) for j in tried]
-        if len(images) > FIRST_SAMPLES:
-            first = [images[i] for i in spread(len(images), FIRST_SAMPLES)]
-            if not self.bench.sweep([start, *recipes], "Sensitivity", until, first):
+        steps = list(self.ever_more())
+        tried = self.swept() if until is None else self._promising(until, len(steps[0]))
+        for images in steps:
+            recipes = [self.recipe(self.with_choice(j.candidate)) for j in tried]
+            if not self.bench.sweep([start, *recipes], "Sensitivity", until, images):
                 return False
-            better = self._gained()[: math.ceil(BETTER * len(recipes))]
-            recipes = [self.recipe(self.with_choice(j.candidate)) for j, _ in better]
-        return self.bench.sweep([start, *recipes], "Sensitivity", until)
+            better = [j for j, _ in self._gained() if j in tried]
+            tried = better[: math.ceil(BETTER * len(tried))]
+        return True
+
+    def ever_more(self) -> Iterator[list[int]]:
+        """The samples for single sites: a few, those and as many again, and so on to all."""
+        images = self.bench.sets.swept_on
+        count, taken = FIRST_SAMPLES, dict[int, None]()
+        while len(taken) < len(images):
+            left = [n for n in images if n not in taken]
+            taken |= dict.fromkeys(left[i] for i in spread(len(left), min(count - len(taken), len(left))))
+            yield list(taken)
+            count *= 2
 
     def _promising(self, until: float, images: int) -> list[Judged]:
         """The choices that so many images can be run with until then, the largest error inside what they read first.
@@ -204,10 +215,13 @@ class Search:
         price = self.planner.cost(self.start).value
         self.scales = [c for c in choices.other_scales(self.planner, worst[:_LOOKED_AT]) if not c.configuration.apart
                        or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
-        if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in self.scales], "Other ranges"):
-            raise OutOfTime
+        tried = self.scales
+        for images in self.ever_more():
+            if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in tried], "Other ranges", None, images):
+                raise OutOfTime
+            tried = [c for c in tried if np.nanmean(before - self._squared(self.with_choice(c))) > 0.0]
         better: list[tuple[float, Candidate]] = []
-        for candidate in self.scales:
+        for candidate in tried:
             gain = before - self._squared(self.with_choice(candidate))
             gain = gain[~np.isnan(gain)]
             if len(gain) >= 4 and gain.mean() > _SURE * gain.std(ddof=1) / math.sqrt(len(gain)):
@@ -243,6 +257,7 @@ class Search:
         """
         dearest = max(p.cost.value for p in self.pool.values()) if self.whole_front else -math.inf
         named: list[tuple[str, Configuration]] = []
+        waiting: list[int] = []
         good: int | None = None
         bad = -1
         for configuration in steps:
@@ -250,16 +265,16 @@ class Search:
             if not cost.int8:
                 break
             named.append((counted(len(named) + 1, "choice"), configuration))
-            index = len(named) - 1
-            if index + 1 not in _STEPS:
+            if len(named) not in _STEPS:
                 continue
-            self.measure([named[index]])
-            if good is None and self._is_good(configuration):
-                good = index
-            elif good is None:
-                bad = index
-            elif self.budget is None and index > good + good // 2 and cost.value > dearest:
+            waiting.append(len(named) - 1)
+            if cost.value <= dearest:
+                continue  # those behind it are measured whatever it does: together they share more
+            good, bad = self._tell(named, waiting, good, bad)
+            if self.budget is None and good is not None and waiting[-1] > good + good // 2:
                 break
+            waiting = []
+        good, bad = self._tell(named, waiting, good, bad)
         if self.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
             fits = [n for n in named if self.planner.cost(n[1]).value <= self.budget]
             self.measure(fits[-_FITTING:])
@@ -277,6 +292,18 @@ class Search:
             middle = (good + bad) // 2
             self.measure([named[middle]])
             good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
+
+    def _tell(
+        self, named: Sequence[tuple[str, Configuration]], steps: Sequence[int], good: int | None, bad: int
+    ) -> tuple[int | None, int]:
+        """Measures steps of the chain; the first good one, and the last one in front of that."""
+        self.measure([named[i] for i in steps])
+        for i in steps:
+            if good is None and self._is_good(named[i][1]):
+                good = i
+            elif good is None:
+                bad = i
+        return good, bad
 
     def gains(self) -> list[Gain]:
         """Measured floats; those that do not make the output error smaller come last."""
@@ -478,8 +505,8 @@ class Search:
         """Judges the rest of the front, and measures what each choice bought, as far as there is time."""
         self.bench.deadline = self.ends
         try:
-            for other in shown:
-                self.judge_points([other])
+            for others in [shown] if self.ends is None else [[p] for p in shown]:
+                self.judge_points(others)
             return self.bought(point)
         except OutOfTime:
             self.notes.append("the time limit left no time to judge all of the front, or what each choice bought")
@@ -515,13 +542,17 @@ def expected(search: Search) -> tuple[str, float]:
     has measured so much that nothing could be timed.
     """
     bench, base = search.bench, search.recipe(search.start)
-    known, began = bench.runs, time.monotonic()
-    bench.whole([FLOAT_RECIPE, base], bench.sets.chosen_on[:_FEW], "How long a run takes")
-    ran = bench.runs - known
-    each = (time.monotonic() - began) / ran if ran else 0.0
+    ran, each = 0, 0.0
+    for samples in (bench.sets.chosen_on[:1], bench.sets.chosen_on[1 : 1 + _FEW]):  # sessions are opened on the first
+        known, began = bench.runs, time.monotonic()
+        bench.whole([FLOAT_RECIPE, base], samples, "How long a run takes")
+        if bench.runs > known:
+            ran = bench.runs - known
+            each = (time.monotonic() - began) / ran
     sweep = sum(map(search.share, search.swept()))
     images = len(bench.sets.swept_on)
-    swept = min(images, FIRST_SAMPLES) + BETTER * max(0, images - FIRST_SAMPLES)
+    steps = [0, *map(len, search.ever_more())]
+    swept = sum((b - a) * BETTER**k for k, (a, b) in enumerate(itertools.pairwise(steps)))
     whole = _WHOLE * (len(bench.sets.chosen_on) + len(bench.sets.judged_on) / 3)
     total = each * (sweep * swept + whole) if ran else None
     many = len(search.swept())
