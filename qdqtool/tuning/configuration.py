@@ -169,12 +169,17 @@ class Planner:
     statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
     _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = field(
         default_factory=dict)
+    _placements: dict[tuple[frozenset[str], frozenset[str]], Placement] = field(default_factory=dict)
     _plans: dict[Configuration, Plan] = field(default_factory=dict)
     _costs: dict[str, Cost] = field(default_factory=dict)  # by recipe
     _known: dict[Configuration, Cost] = field(default_factory=dict)
 
     def placement(self, configuration: Configuration) -> Placement:
-        return place(self.model, replace(self.rules, floats=configuration.floats, quantized=configuration.quantized))
+        """What is quantized; not to be changed."""
+        chosen = configuration.floats, configuration.quantized
+        if chosen not in self._placements:
+            self._placements[chosen] = place(self.model, replace(self.rules, floats=chosen[0], quantized=chosen[1]))
+        return self._placements[chosen]
 
     def groups(self, placement: Placement, apart: Iterable[str] = ()) -> list[ScaleGroup]:
         """The scale groups, with those tensors apart that are to have a scale of their own."""

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
@@ -22,8 +23,10 @@ from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements
 from qdqtool.tuning import search as search_module
+from qdqtool.tuning.configuration import Configuration
 from qdqtool.tuning.measure import Job, Mapper, Result, Task, local
 from qdqtool.tuning.result import Tuning
+from qdqtool.tuning.search import Search
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
 from tests.insertion.nets import check, images, run
@@ -393,6 +396,31 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     assert limit >= 90 or len(swept) < len(tuning.sites)
     if limit >= 90:
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
+
+
+@pytest.mark.slow
+def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    measure = Search.measure
+
+    def watching(self: Search, named: Sequence[tuple[str, Configuration]]) -> None:
+        asked.extend(name for name, _ in named)
+        measure(self, named)
+
+    monkeypatch.setattr(Search, "measure", watching)
+    monkeypatch.setattr(Search, "_sweep", lambda self: asked.append("sensitivity"))  # the time for it is over
+    tuning = qdqtool.tune(yolov8n(64, classes=3), images(8, 3, 64), keep=1.0, metric=agrees, time_limit=3600)
+    first = asked[: asked.index("sensitivity")]
+    worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
+    assert first[-7:] == ["last convolutions float", "whole head float", *worst]
+    assert set(first[:-7]) == {"everything INT8"}
+    points = {p.name: p for p in [*tuning.front, *tuning.others]}
+    assert points.keys() >= set(first) and not tuning.reached
+    assert tuning.chosen.chosen_on == max(p.chosen_on for p in points.values())
+
+
+def agrees(reference: Any, outputs: Any, image: str) -> float:
+    return float(np.mean([np.corrcoef(reference[n].ravel(), outputs[n].ravel())[0, 1] for n in reference]))
 
 
 @pytest.mark.parametrize(*cases("tuning/api-wrong-options"))
