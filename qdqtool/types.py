@@ -148,7 +148,7 @@ class Precision(StrEnum):
     @property
     def is_float(self) -> bool:
         """True for every floating-point type that is not a quantized one."""
-        return self in (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
+        return self in _FLOATS
 
     @property
     def width(self) -> float | None:
@@ -167,6 +167,8 @@ _WIDTH = {
     Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
+_FLOATS = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
+_BYTES = (Precision.INT8, Precision.UINT8)
 
 
 class Evidence(StrEnum):
@@ -178,8 +180,10 @@ class Evidence(StrEnum):
 
     def weaker(self, other: Evidence) -> Evidence:
         """The weaker of the two: what a conclusion drawn from both is worth."""
-        order = (Evidence.SEEN, Evidence.DOCUMENTED, Evidence.ASSUMED)
-        return max(self, other, key=order.index)
+        return max(self, other, key=_EVIDENCE.index)
+
+
+_EVIDENCE = tuple(Evidence)
 
 
 class Severity(StrEnum):
@@ -424,7 +428,7 @@ class ConvOutcome:
 
     @property
     def is_int8(self) -> bool:
-        return self.precision in (Precision.INT8, Precision.UINT8)
+        return self.precision in _BYTES
 
     @property
     def is_product(self) -> bool:
