@@ -167,8 +167,7 @@ _WIDTH = {
     Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
-_FLOATS = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
-_BYTES = (Precision.INT8, Precision.UINT8)
+_FLOATS, _BYTES = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16), (Precision.INT8, Precision.UINT8)
 
 
 class Evidence(StrEnum):
@@ -181,9 +180,6 @@ class Evidence(StrEnum):
     def weaker(self, other: Evidence) -> Evidence:
         """The weaker of the two: what a conclusion drawn from both is worth."""
         return max(self, other, key=_EVIDENCE.index)
-
-
-_EVIDENCE = tuple(Evidence)
 
 
 class Severity(StrEnum):
@@ -276,7 +272,7 @@ def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, 
     return found
 
 
-_NAMELESS = frozenset((int, float, bool, type(None)))
+_EVIDENCE, _NAMELESS = tuple(Evidence), frozenset((int, float, bool, type(None)))
 _NAMES = "_names"  # in a refusal's dictionary, once they are known
 
 
