@@ -180,14 +180,17 @@ UNRANKED: Rank = (0, 0, 0)
 
 
 def rank_before(rank: Rank, part: int = 0) -> Rank:
+    """The rank of a layer that is inserted in front of one; ``part``: which of several."""
     return rank[0], -1, part
 
 
 def rank_behind(rank: Rank) -> Rank:
+    """The rank of a layer that is inserted behind one."""
     return rank[0], 1, 0
 
 
 def next_rank(rank: Rank) -> Rank:
+    """The rank right after one, at the same place."""
     return rank[0], rank[1], rank[2] + 1
 
 
