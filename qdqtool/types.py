@@ -148,7 +148,7 @@ class Precision(StrEnum):
     @property
     def is_float(self) -> bool:
         """True for every floating-point type that is not a quantized one."""
-        return self in (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16)
+        return self in _FLOATS
 
     @property
     def width(self) -> float | None:
@@ -167,6 +167,7 @@ _WIDTH = {
     Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
+_FLOATS, _BYTES = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16), (Precision.INT8, Precision.UINT8)
 
 
 class Evidence(StrEnum):
@@ -178,8 +179,7 @@ class Evidence(StrEnum):
 
     def weaker(self, other: Evidence) -> Evidence:
         """The weaker of the two: what a conclusion drawn from both is worth."""
-        order = (Evidence.SEEN, Evidence.DOCUMENTED, Evidence.ASSUMED)
-        return max(self, other, key=order.index)
+        return max(self, other, key=_EVIDENCE.index)
 
 
 class Severity(StrEnum):
@@ -272,7 +272,7 @@ def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, 
     return found
 
 
-_NAMELESS = frozenset((int, float, bool, type(None)))
+_EVIDENCE, _NAMELESS = tuple(Evidence), frozenset((int, float, bool, type(None)))
 _NAMES = "_names"  # in a refusal's dictionary, once they are known
 
 
@@ -424,7 +424,7 @@ class ConvOutcome:
 
     @property
     def is_int8(self) -> bool:
-        return self.precision in (Precision.INT8, Precision.UINT8)
+        return self.precision in _BYTES
 
     @property
     def is_product(self) -> bool:

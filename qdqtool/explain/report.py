@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from qdqtool.base.records import record
 from qdqtool.base.text import counted
 from qdqtool.explain.coded import code_of, fixed
 from qdqtool.trt.refusals import AddOutputNotQuantized, Size, Stays
 from qdqtool.types import Cause, ConvOutcome, Evidence, Finding, FindingCode, Prediction, Refusal, Severity
+
+if TYPE_CHECKING:
+    from qdqtool.explain.codes import Code, Holds
 
 
 def title_of(code: FindingCode) -> str:
@@ -68,6 +71,7 @@ class Report:
         #: Codes that somebody else reports, of which nothing is added.
         self.left_out: frozenset[FindingCode] = frozenset()
         self.findings: list[Finding] = []
+        self._entries: dict[FindingCode, tuple[Code, Holds | None, Severity]] = {}
         self._known: dict[tuple[FindingCode, str], Finding] = {}
         # Convolutions and the nodes of the findings that concern them.
         self._concerned: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
@@ -103,13 +107,10 @@ class Report:
         Returns:
             Whether the code holds on the target.
         """
-        from qdqtool.explain import codes  # the table costs time; most well placed models need little of it
-
         if isinstance(cause, Refusal):
             cause = Cause(cause)
         code = code_of(cause.refusal, scales)
-        entry = codes.get(code)
-        holds = entry.on(self.target)
+        entry, holds, severity = self._entry(code)
         if holds is None or code in self.left_out:
             return False
         place = cause.refusal.node if node is None else node
@@ -117,13 +118,14 @@ class Report:
         if first is not None:
             first.convolutions.extend(self._new(code, place, convolutions))
             if gains and not first.gains:
-                first.gains, first.severity = True, entry.severity_on(self.target)
+                first.gains, first.severity = True, severity
             first.automatic = first.automatic and automatic
             if joined and cause not in first.causes:
                 first.causes += (cause,)
                 first.values = max(first.values or 0, values or 0) or None
             return True
-        severity = Severity.ERROR if fatal else entry.severity_on(self.target)
+        if fatal:
+            severity = Severity.ERROR
         if fatal is False and severity == Severity.ERROR:
             severity = Severity.WARNING
         if not gains:
@@ -138,15 +140,26 @@ class Report:
         self.findings.append(finding)
         return True
 
+    def _entry(self, code: FindingCode) -> tuple[Code, Holds | None, Severity]:
+        """The table's entry of a code, and what it says for the target."""
+        found = self._entries.get(code)
+        if found is None:
+            from qdqtool.explain import codes  # the table costs time; most well placed models need little of it
+
+            entry = codes.get(code)
+            found = self._entries[code] = entry, entry.on(self.target), entry.severity_on(self.target)
+        return found
+
     def place(self, code: FindingCode, convolution: str) -> str | None:
         """The node of the first finding of a code that concerns a convolution; None where there is none."""
         return next(iter(self._concerned[code].get(convolution, ())), None)
 
     def _new(self, code: FindingCode, node: str, convolutions: Iterable[str]) -> list[str]:
         """Those convolutions that the finding at a node does not name yet; from now on it does."""
-        new = [c for c in dict.fromkeys(convolutions) if node not in self._concerned[code].get(c, ())]
+        concerned = self._concerned[code]
+        new = [c for c in dict.fromkeys(convolutions) if node not in concerned.get(c, ())]
         for name in new:
-            self._concerned[code].setdefault(name, {})[node] = None
+            concerned.setdefault(name, {})[node] = None
         return new
 
     def has(self, code: FindingCode, node: str) -> bool:

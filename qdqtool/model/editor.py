@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.model.graph import EDITED, Model, Node, in_order, without_large_weights
+from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
 from qdqtool.model.qdq import Numbers, is_dq, is_q
-from qdqtool.model.subgraphs import captured
+from qdqtool.model.subgraphs import captured, in_order
 from qdqtool.model.view import View, Weights
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels

@@ -33,7 +33,7 @@ _PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-e
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Every tensor that a graph stores: initializers, and those in attributes and subgraphs."""
     yield from graph.initializer
-    for node in graph.node:
+    for node in (n for n in graph.node if n.attribute):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t

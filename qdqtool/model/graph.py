@@ -11,8 +11,9 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,11 @@ from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.inference import infer
-from qdqtool.model.subgraphs import captured
+from qdqtool.model.subgraphs import captured, in_order, require_texts
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
 EDITED = "edited"  # in the place of a hash, for a model that is no file's
-_Any = TypeVar("_Any")
 # The results' shapes of these do not depend on values that they read, but on types and dimensions alone.
 _BY_SHAPE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Gemm", "MatMul",
                        "QuantizeLinear"})
@@ -38,6 +38,7 @@ _VALUES = {  # the field of an attribute that holds its value, by its type; read
     onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.FLOATS: "floats",
     onnx.AttributeProto.INTS: "ints", onnx.AttributeProto.STRINGS: "strings",
 }  # fmt: skip
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
 _KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
 
@@ -55,7 +56,8 @@ class Node:
         proto: The NodeProto.
     """
 
-    __slots__ = ("__dict__", "captured", "domain", "index", "inputs", "name", "op", "outputs", "proto")
+    __slots__ = ("_attributes", "captured", "domain", "index", "inputs", "name", "op", "outputs", "proto")
+    _attributes: Mapping[str, Any] | None  # None: not read yet
 
     def __init__(self, index: int, name: str, proto: onnx.NodeProto) -> None:
         self.index = index
@@ -69,22 +71,32 @@ class Node:
         self.domain = proto.domain
         self.inputs = tuple(proto.input)
         self.outputs = tuple(proto.output)
-        self.captured = tuple(captured(proto)) if proto.attribute else ()
-        self.__dict__.clear()
+        if proto.attribute:
+            self.captured = tuple(captured(proto))
+            self._attributes = None
+        else:
+            self.captured = ()
+            self._attributes = _NO_ATTRIBUTES
 
     def copied(self, proto: onnx.NodeProto) -> Node:
         """The same node with a message of its own."""
         found = Node.__new__(Node)
         found.index, found.name, found.op, found.domain = self.index, self.name, self.op, self.domain
         found.inputs, found.outputs, found.captured, found.proto = self.inputs, self.outputs, self.captured, proto
+        found._attributes = _NO_ATTRIBUTES if self._attributes is _NO_ATTRIBUTES else None
         return found
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name}>"
 
-    @functools.cached_property
-    def attributes(self) -> dict[str, Any]:
+    @property
+    def attributes(self) -> Mapping[str, Any]:
         """Attribute values by name; tensors and graphs as protos, strings as ``str``."""
+        if self._attributes is None:
+            self._attributes = self._read_attributes()
+        return self._attributes
+
+    def _read_attributes(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for attribute in self.proto.attribute:
             field = "" if attribute.ref_attr_name else _VALUES.get(attribute.type, "")
@@ -157,8 +169,14 @@ class Model:
 
     def _read(self) -> None:
         graph = self.proto.graph
-        names = Counter(n.name for n in graph.node)
-        self.nodes = [Node(i, _label(n, names), n) for i, n in enumerate(graph.node)]
+        protos = list(graph.node)
+        given = [n.name for n in protos]
+        names = Counter(given)
+        self.nodes = [Node(i, name if name and names[name] == 1 else _label(n, names), n)
+                      for i, (name, n) in enumerate(zip(given, protos, strict=True))]
+        stated = (names, {n.op for n in self.nodes}, {n.domain for n in self.nodes},
+                  *(n.inputs for n in self.nodes), *(n.outputs for n in self.nodes))
+        require_texts(itertools.chain.from_iterable(stated), self.path or "model in memory")
         kept = {} if self._constants is None else self._constants.initializers
         self.initializers: dict[str, onnx.TensorProto] = {t.name: kept.get(t.name, t) for t in graph.initializer}
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
@@ -171,6 +189,7 @@ class Model:
             self._enter(node)
         self.ordered = self._order()
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
+        self._stated: dict[str, tuple[int, tuple[int, ...]]] = {}  # types of initializers
         #: What other modules worked out, by node index or tensor; dropped with the constants that it came from.
         self.memory: dict[str, dict[Any, Any]] = {}
 
@@ -206,17 +225,20 @@ class Model:
         self._read()
 
     def _enter(self, node: Node) -> None:
+        producers, consumers = self.producers, self.consumers
         for name in node.outputs:
             if name:
-                if name in self.producers:
+                if name in producers:
                     raise ModelError(
                         f"{self.path or 'model'}: tensor '{name}' is made by two nodes "
                         f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
                     )
-                self.producers[name] = node
-        for name in (*node.inputs, *node.captured):
-            if name:
-                self.consumers.setdefault(name, []).append(node)
+                producers[name] = node
+        for name in (*node.inputs, *node.captured) if node.captured else node.inputs:
+            if name in consumers:
+                consumers[name].append(node)
+            elif name:
+                consumers[name] = [node]
 
     def _leave(self, nodes: list[Node]) -> None:
         for name in (t for n in nodes for t in n.outputs):
@@ -289,6 +311,7 @@ class Model:
         for name in (*gone, *new):
             self.initializers.pop(name, None)
             self._arrays.pop(name, None)
+            self._stated.pop(name, None)
         self.initializers.update(new)
         self.inputs = [v.name for v in self.proto.graph.input if v.name not in self.initializers]
         if retyped:
@@ -427,6 +450,7 @@ class Model:
     def forget_constants(self) -> None:
         """Drops the cached values of constants, after their protos were filled in."""
         self._arrays.clear()
+        self._stated.clear()
         self.memory.clear()
 
     def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
@@ -459,11 +483,15 @@ class Model:
     def _constant_type(self, tensor: str) -> tuple[int, tuple[int, ...] | None]:
         """Type and dimensions of a constant; 0 and None of what is none."""
         proto = self.initializers.get(tensor)
-        if proto is None:
-            node = self.producers.get(tensor)
-            if node is None or node.op != "Constant":
-                return 0, None
-            proto = self.constant_proto(tensor)
+        if proto is not None:
+            known = self._stated.get(tensor)
+            if known is None:
+                known = self._stated[tensor] = int(proto.data_type), tuple(proto.dims)
+            return known
+        node = self.producers.get(tensor)
+        if node is None or node.op != "Constant":
+            return 0, None
+        proto = self.constant_proto(tensor)
         if proto is not None:
             return int(proto.data_type), tuple(proto.dims)
         value = self.constant(tensor)
@@ -519,34 +547,6 @@ def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
     if node.name and names[node.name] == 1:
         return node.name
     return next((o for o in node.output if o), node.name)
-
-
-def in_order(
-    nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
-) -> list[_Any]:
-    """Nodes in a topological order, by what each reads and makes: as they are where that is one; none of a cycle."""
-    made = {t for n in nodes for t in makes(n) if t}
-    ready: set[str] = set()
-    for node in nodes:
-        if any(t in made and t not in ready for t in reads(node)):
-            break
-        ready.update(makes(node))
-    else:
-        return nodes
-    readers: dict[str, list[int]] = {t: [] for t in made}
-    waiting = []
-    for position, node in enumerate(nodes):
-        found = [t for t in dict.fromkeys(reads(node)) if t in made]
-        waiting.append(len(found))
-        for tensor in found:
-            readers[tensor].append(position)
-    queue = [position for position, count in enumerate(waiting) if not count]
-    for position in queue:
-        for reader in (r for t in makes(nodes[position]) if t for r in readers[t]):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                queue.append(reader)
-    return [nodes[position] for position in queue]
 
 
 def _type_of(value: onnx.TypeProto) -> TensorType:

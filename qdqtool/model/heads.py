@@ -195,7 +195,9 @@ def feeding_weighted(model: Model, dfl: Collection[int]) -> set[str]:
     found: set[str] = set()
     for node in reversed(model.ordered):
         if (node.op in WEIGHTED and node.index not in dfl) or not found.isdisjoint(node.outputs):
-            found.update(t for t in (*node.inputs, *node.captured) if t)
+            found.update(node.inputs)
+            found.update(node.captured)
+            found.discard("")  # an input that is not set
     return found
 
 

@@ -304,7 +304,9 @@ class _Inference:
         self._functions = {(f.domain, f.name): f for f in proto.functions}
         self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         self._stated = frozenset(self._known)
-        self._long = list(_long_names(proto, self._nodes))
+        attributed = [n for n in self._nodes if n.attribute]
+        self._attributed = frozenset(map(id, attributed))
+        self._long = list(_long_names(proto, attributed))
         self._amounts: dict[str, int] = {}  # how much is known of each
         #: Of an operator and the extents of its inputs: that of its output, all entries together, the highest rank.
         self._made: dict[tuple[object, ...], tuple[Extent, int, int]] = {}
@@ -388,33 +390,37 @@ class _Inference:
         self._walk(graph.node, extents, known)
 
     def _walk(self, nodes: Iterable[onnx.NodeProto], extents: _Scope, known: Types) -> None:
+        functions = self._functions
         for node in nodes:
             inputs = [extents[t] if t else UNTYPED for t in node.input]
-            function = self._functions.get((node.domain, node.op_type))
-            if _odd(node, function):
-                self.hidden.add(id(node))
+            op, domain = node.op_type, node.domain
+            function = functions.get((domain, op)) if functions else None
             if function is not None:
+                if _odd(node, function):
+                    self.hidden.add(id(node))
                 # Types inside a function are nowhere stated, and what they are found to be is not kept.
                 self._walk(function.node, _Scope(zip(function.input, inputs, strict=False)), {})
-            for attribute in node.attribute:
-                for graph in held(attribute):
-                    stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
-                    self._graph(graph, extents, stated)
-            op = node.op_type
+            if id(node) in self._attributed:
+                if function is None and _odd(node, None):
+                    self.hidden.add(id(node))
+                for attribute in node.attribute:
+                    for graph in held(attribute):
+                        stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+                        self._graph(graph, extents, stated)
             if function is not None:
                 output = ANY
-            elif node.domain in _STANDARD:
-                key = (op, *inputs) if op in _EXTENTS and op not in _BY_AXES else None
-                made = self._made.get(key) if key is not None else None
+            elif domain in _STANDARD:
+                made = self._made.get((op, *inputs))
                 if made is None:
                     output = output_of(node, inputs)
                     made = output, sum(e.most for e in inputs) + output.most, max(e.high for e in (*inputs, output))
-                    if key is not None:
-                        self._made[key] = made
+                    if op in _EXTENTS and op not in _BY_AXES:
+                        self._made[op, *inputs] = made
                 output = made[0]
-                self._judge(node, op, made[1], made[2])
+                if op in FOLLOWED or op == "Expand" or made[2] > budgets.RANK:
+                    self._judge(node, op, made[1], made[2])
             else:
-                output = ANY if onnx.defs.has(op, node.domain) else UNTYPED
+                output = ANY if onnx.defs.has(op, domain) else UNTYPED
             for tensor in node.output:
                 kind = known.get(tensor)
                 extents[tensor] = output if kind is None else as_known(output, kind, op in FOLLOWED)
@@ -432,8 +438,6 @@ class _Inference:
 def _odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
     """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
     attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
-    if not attributes:
-        return False
     if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
         return True
     return node.op_type == "Split" and any(

@@ -20,7 +20,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model, tensor_bytes, without_large_weights
-from qdqtool.model.subgraphs import check_functions, with_inner
+from qdqtool.model.subgraphs import check_functions, require_texts, with_inner
 
 _VERSIONS = range(1000)  # of operator sets, far above any
 
@@ -44,7 +44,7 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
         raise ModelError(f"{what}: an output has no name; the file is damaged")
-    for node in with_inner(proto.graph.node):
+    for node in (n for n in with_inner(proto.graph.node) if n.attribute):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
@@ -56,7 +56,9 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def check_names(proto: onnx.ModelProto, what: str) -> None:
-    """Looks at every text but the documentation of a model called ``what`` in the message.
+    """Looks at every text of a model called ``what`` in the message, but the documentation and what nodes state.
+
+    The names, operators and tensors of the main graph's nodes are looked at where they are read, in :class:`Model`.
 
     Raises:
         ModelError: One is not UTF-8.
@@ -64,15 +66,12 @@ def check_names(proto: onnx.ModelProto, what: str) -> None:
     texts: list[Any] = [proto.producer_name, proto.producer_version, proto.domain]
     texts += (o.domain for o in proto.opset_import)
     _metadata(proto.metadata_props, texts)
-    _graph(proto.graph, texts)
+    _graph(proto.graph, texts, main=True)
     for function in proto.functions:
         texts += (function.name, function.domain, *function.input, *function.output, *function.attribute)
         texts += (o.domain for o in function.opset_import)
         _nodes(function.node, texts)
-    if set(map(type, texts)) - {str}:
-        damaged = next(bytes(text) for text in texts if type(text) is not str)
-        shown = damaged[:80].decode("utf-8", "backslashreplace")
-        raise ModelError(f"{what}: a name is not UTF-8: '{shown}'; export the model again")
+    require_texts(texts, what)
 
 
 def _metadata(entries: Iterable[Any], texts: list[Any]) -> None:
@@ -80,11 +79,11 @@ def _metadata(entries: Iterable[Any], texts: list[Any]) -> None:
         texts += (entry.key, entry.value)
 
 
-def _graph(graph: onnx.GraphProto, texts: list[Any]) -> None:
+def _graph(graph: onnx.GraphProto, texts: list[Any], *, main: bool = False) -> None:
     texts.append(graph.name)
     if hasattr(graph, "metadata_props"):  # from onnx 1.17 on
         _metadata(graph.metadata_props, texts)
-    _nodes(graph.node, texts)
+    _nodes(graph.node, texts, main=main)
     for tensor in graph.initializer:
         _tensor(tensor, texts)
     for sparse in graph.sparse_initializer:
@@ -105,15 +104,12 @@ def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
         _metadata(tensor.external_data, texts)
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any]) -> None:
+def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any], *, main: bool = False) -> None:
     add = texts.append
     for node in nodes:
-        add(node.name)
-        add(node.op_type)
-        add(node.domain)
-        texts += node.input
-        texts += node.output
-        for attribute in node.attribute:
+        if not main:
+            texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute if node.attribute else ():
             add(attribute.name)
             kind = attribute.type
             if kind == _TENSOR:

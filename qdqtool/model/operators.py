@@ -352,6 +352,7 @@ RESIZES = tuple(op.name for op in _TABLE if op.passage and op.kind in (LayerKind
 GATES = tuple(op.name for op in _TABLE if op.activation is not None and op.activation.gate)
 """Activations g for which ``x * g(x)`` is one activation, as SiLU."""
 
+_REARRANGING = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
 _POINTWISE_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY)
 _UNKNOWN = Operator("")
 
@@ -416,7 +417,7 @@ def is_pointwise(node: Node | None) -> bool:
 
 def rearranges(node: Node | None) -> bool:
     """Whether a node gives the same values another order, shape or float type, as Reshape and Cast do."""
-    return of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+    return of(node).kind in _REARRANGING
 
 
 def is_run_time(model: Model, tensor: str) -> bool:

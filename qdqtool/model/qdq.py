@@ -171,11 +171,13 @@ def is_qdq(node: Node | None) -> bool:
 
 def read_params(model: Model, node: Node) -> QuantParams:
     """Reads scale and zero point of a Q or DQ node, whatever their spelling."""
-    known = model.memory.setdefault("quantizers", {})
-    found = known.get(node.index)
+    known = model.memory.get("quantizers")
+    if known is None:
+        known = model.memory["quantizers"] = {}
+    found: QuantParams | None = known.get(node.index)
     if found is None:
         # A Q and its DQ, and quantizers that share their scale, are read once, where no type of theirs comes in.
-        axis = node.attributes.get("axis") if node.proto.attribute else None
+        axis = node.attributes.get("axis")
         key = (node.input(1), node.input(2), axis) if axis is None or isinstance(axis, int) else node.index
         alike = known.get(key)
         if alike is None:
@@ -183,7 +185,6 @@ def read_params(model: Model, node: Node) -> QuantParams:
             if node.input(2) and model.elem_type(node.input(2)):
                 known[key] = alike
         found = known[node.index] = alike
-    assert isinstance(found, QuantParams)
     return found
 
 
@@ -266,9 +267,10 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     needed = set(model.outputs)
     found: list[tuple[Node, str]] = []
     for node in reversed(model.ordered):
-        if not any(o in needed for o in node.outputs):
+        if needed.isdisjoint(node.outputs):
             continue
-        needed.update((*node.inputs, *node.captured))
+        needed.update(node.inputs)
+        needed.update(node.captured)
         if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
             continue
         if not stored.isdisjoint(node.inputs) and node.domain in DOMAINS[:2] and onnx.defs.has(node.op):

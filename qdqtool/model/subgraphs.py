@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import onnx
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 
+_Any = TypeVar("_Any")
 DOMAINS = ("", "ai.onnx", "com.microsoft")  # whose operators of one name mean the same
 
 
@@ -22,10 +24,11 @@ def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     """The graphs inside nodes, and inside the nodes of these."""
     for node in nodes:
-        for attribute in node.attribute:
-            for graph in held(attribute):
-                yield graph
-                yield from inner_graphs(graph.node)
+        if node.attribute:  # most nodes have none, and an iteration over them takes longer than a look
+            for attribute in node.attribute:
+                for graph in held(attribute):
+                    yield graph
+                    yield from inner_graphs(graph.node)
 
 
 def with_inner(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -57,6 +60,46 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
                 if value.name not in inside and value.name not in seen:
                     seen.add(value.name)
                     yield value.name
+
+
+def require_texts(texts: Iterable[Any], what: str) -> None:
+    """Looks whether texts of a model called ``what`` are UTF-8: protobuf gives others as bytes.
+
+    Raises:
+        ModelError: One is not.
+    """
+    damaged = next((text for text in texts if type(text) is not str), None)
+    if damaged is not None:
+        shown = bytes(damaged[:80]).decode("utf-8", "backslashreplace")
+        raise ModelError(f"{what}: a name is not UTF-8: '{shown}'; export the model again")
+
+
+def in_order(
+    nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
+) -> list[_Any]:
+    """Nodes in a topological order, by what each reads and makes: as they are where that is one; none of a cycle."""
+    made = {t for n in nodes for t in makes(n) if t}
+    later = set(made)
+    for node in nodes:
+        if not later.isdisjoint(reads(node)):
+            break
+        later.difference_update(makes(node))
+    else:
+        return nodes
+    readers: dict[str, list[int]] = {t: [] for t in made}
+    waiting = []
+    for position, node in enumerate(nodes):
+        found = [t for t in dict.fromkeys(reads(node)) if t in made]
+        waiting.append(len(found))
+        for tensor in found:
+            readers[tensor].append(position)
+    queue = [position for position, count in enumerate(waiting) if not count]
+    for position in queue:
+        for reader in (r for t in makes(nodes[position]) if t for r in readers[t]):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                queue.append(reader)
+    return [nodes[position] for position in queue]
 
 
 _Key = tuple[str, str, str]

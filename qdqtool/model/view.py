@@ -55,6 +55,7 @@ class View:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._weights: dict[str, Weights] = {}
         #: What functions over a view worked out about tensors, by the function's name.
         self.known: dict[str, dict[str, Any]] = {}
 
@@ -80,12 +81,20 @@ class View:
         return [n for n in self.model.ordered if n.op in WEIGHTED]
 
     @functools.cached_property
+    def quantized(self) -> frozenset[int]:
+        """Indices of the weighted nodes whose data and weights come from a DQ."""
+        return frozenset(n.index for n in self.weighted if qdq.source_of_dq(self.model, n.input(0)) is not None
+                         and self.weights(n).dq is not None)
+
+    @functools.cached_property
     def constants(self) -> frozenset[str]:
         """Tensors that depend on constants only, quantized weights included."""
         found = set(self.model.initializers)
+        found.add("")  # an input that is not set
         for node in self.model.ordered:
-            if node.op == "Constant" or (node.inputs and all(not t or t in found for t in node.inputs)):
-                found.update(o for o in node.outputs if o)
+            if node.op == "Constant" or (node.inputs and found.issuperset(node.inputs)):
+                found.update(node.outputs)
+        found.discard("")
         return frozenset(found)
 
     @functools.cached_property
@@ -93,8 +102,10 @@ class View:
         """Tensors that depend on the values of the network's inputs, and not on their shapes alone."""
         found = set(self.model.inputs)
         for node in self.model.ordered:
-            if of(node).kind != LayerKind.SHAPE and not found.isdisjoint((*node.inputs, *node.captured)):
-                found.update(o for o in node.outputs if o)
+            reads = not (found.isdisjoint(node.inputs) and found.isdisjoint(node.captured))
+            if reads and of(node).kind != LayerKind.SHAPE:
+                found.update(node.outputs)
+                found.discard("")
         return frozenset(found)
 
     @functools.cached_property
@@ -108,11 +119,11 @@ class View:
 
     def weights(self, node: Node) -> Weights:
         """Where the weights of a convolution come from (its second input)."""
-        known: dict[str, Weights] = self.known.setdefault("weights", {})
         tensor = node.input(1)
-        if tensor not in known:
-            known[tensor] = self._trace(tensor)
-        return known[tensor]
+        found = self._weights.get(tensor)
+        if found is None:
+            found = self._weights[tensor] = self._trace(tensor)
+        return found
 
     def _trace(self, tensor: str) -> Weights:
         model = self.model

@@ -15,6 +15,8 @@ from qdqtool.model.qdq import read_params
 from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, Tensor, Weighted, Window
 from qdqtool.trt.network import Network
 
+_QUANTIZE, _SHAPE = LayerKind.QUANTIZE, LayerKind.SHAPE  # a member of an enumeration is slow to look up
+
 
 class Importer:
     """Translates one model; :func:`build` is the way in."""
@@ -49,17 +51,21 @@ class Importer:
     # Tensors --------------------------------------------------------------------------------------------------
 
     def _tensor(self, name: str) -> Tensor:
-        if not name:
-            raise ValueError("an input or output is missing")
-        if name not in self.tensors:
+        found = self.tensors.get(name)
+        if found is None:
+            if not name:
+                raise ValueError("an input or output is missing")
             kind, shape = self.model.type_of(name)
-            self.tensors[name] = Tensor(name, elem_type=kind)
-            self.tensors[name].shape = shape
-        return self.tensors[name]
+            found = self.tensors[name] = Tensor(name, elem_type=kind)
+            found.shape = shape
+        return found
 
     def _input(self, name: str) -> Tensor:
         """The tensor a layer reads; a constant becomes a constant layer when it is first read."""
-        if name not in self.tensors and self.model.is_constant(name):
+        found = self.tensors.get(name)
+        if found is not None:
+            return found
+        if self.model.is_constant(name):
             layer = self._add(LayerKind.CONSTANT, name, [], [self._tensor(name)], None)
             layer.dims = self.model.constant_shape(name)
         return self._tensor(name)
@@ -82,7 +88,9 @@ class Importer:
         layer = Layer(kind, name, node.op if node is not None else "")
         if node is not None:
             layer.nodes.append(node.name)
-            layer.passage = operators.passage(self.model, node)
+            passage = operators.passage(self.model, node)
+            if passage is not None:
+                layer.passage = passage
         self.count += 1
         return self.network.add(layer, inputs, outputs)
 
@@ -90,7 +98,8 @@ class Importer:
         """The layer that computes a node's only output; of the operator's own kind, if no other is named."""
         kind = kind or operators.of(node).kind
         layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
-        layer.operation = operation
+        if operation:
+            layer.operation = operation
         return layer
 
     def _add_unnamed(
@@ -113,7 +122,7 @@ class Importer:
         if node.op == "Constant" or not any(node.outputs):
             return
         known = operators.of(node)
-        if known.kind == LayerKind.SHAPE or self._only_shapes(node):
+        if known.kind is _SHAPE or self._only_shapes(node):
             # Shape arithmetic is folded while parsing or runs on the host: it neither reads nor blocks a tensor.
             self._shape_only.update(o for o in node.outputs if o)
             return
@@ -121,10 +130,11 @@ class Importer:
 
     def _only_shapes(self, node: Node) -> bool:
         """Whether a node computes on shapes alone: every input is shape arithmetic or a constant, one is shape."""
+        if self._shape_only.isdisjoint(node.inputs):
+            return False
         names = [i for i in node.inputs if i]
         return (
             not node.captured
-            and any(i in self._shape_only for i in names)
             and all(i in self._shape_only or self.model.is_constant(i) for i in names)
         )
 
@@ -182,14 +192,17 @@ class Importer:
 
     def _quantizer(self, node: Node) -> None:
         x = self._input(node.input(0))
-        parameters = [self._input(i) for i in node.inputs[1:] if i and self.model.is_constant(i)]
-        computed = [i for i in node.inputs[1:] if i and not self.model.is_constant(i)]
-        layer = self._layer(node, [x, *parameters, *(self._input(i) for i in computed)])
+        parameters: list[str] = []
+        computed: list[str] = []
+        for name in filter(None, node.inputs[1:]):
+            (parameters if self.model.is_constant(name) else computed).append(name)
+        layer = self._layer(node, [x, *map(self._input, parameters), *map(self._input, computed)])
         layer.quant = read_params(self.model, node)
-        above = x.maker(LayerKind.QUANTIZE)
-        if above is not None:
+        above = x.producer
+        if above is not None and above.kind is _QUANTIZE:
             layer.pair = above.nodes[0]
-        layer.computed_scale = bool(computed)
+        if computed:
+            layer.computed_scale = True
 
     def _convolution(self, node: Node) -> None:
         weights, bias = node.input(1), node.input(2)
@@ -301,11 +314,14 @@ _HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {
 }
 
 
+_PASSED = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
+
+
 def constant_behind(model: Model, tensor: str) -> bool:
     """Whether a tensor is a constant, looking through Q, DQ and operators that only reshape or cast."""
     while not model.is_constant(tensor):
         producer = model.producer(tensor)
-        if producer is None or operators.of(producer).kind not in (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY):
+        if producer is None or operators.of(producer).kind not in _PASSED:
             return False
         tensor = producer.input(0)
     return True

@@ -6,7 +6,6 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
@@ -20,6 +19,9 @@ MERGED = 64
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 WEIGHTED = (*CONVOLUTIONS, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+# What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
+_QUANTIZE, _DEQUANTIZE, _CONSTANT = LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.CONSTANT
+_IN_MYELIN = frozenset(name for name, known in OPERATORS.items() if known.myelin)
 
 
 class Tensor:
@@ -64,10 +66,12 @@ class Tensor:
 
         None as well when several do, none does, or it is a network output.
         """
-        reader = self.sole_reader()
-        if reader is None or self.consumers[reader] != 1 or (kinds and reader.kind not in kinds):
+        if self.is_output or len(self.consumers) != 1:
             return None
-        return reader
+        for reader, inputs in self.consumers.items():
+            if inputs == 1 and (not kinds or reader.kind in kinds):
+                return reader
+        return None
 
     def sole_reader(self) -> Layer | None:
         """As :meth:`only_reader`, of a layer that may read the tensor at several of its inputs (``x * x``)."""
@@ -79,8 +83,10 @@ class Tensor:
 
     def left_by(self, layer: Layer) -> None:
         """Notes that one input of a layer does not read the tensor any more."""
-        self.consumers[layer] -= 1
-        if not self.consumers[layer]:
+        left = self.consumers[layer] - 1
+        if left:
+            self.consumers[layer] = left
+        else:
             del self.consumers[layer]
 
 
@@ -166,24 +172,26 @@ class Fusion:
     merged: str = ""
 
 
-class Rank(NamedTuple):
-    """Where the optimizer visits a layer: at the ``place`` of itself or of the one that a pass inserted it beside.
+Rank = tuple[int, int, int]
+"""Where the optimizer visits a layer: the place of itself or of the one that a pass inserted it beside; -1 in front of
+that, 1 behind it, 0 itself; the order among several in front or behind.
+"""
+UNRANKED: Rank = (0, 0, 0)
 
-    ``side``: -1 in front of that, 1 behind it, 0 itself; ``part``: order among several in front or behind.
-    """
 
-    place: int
-    side: int = 0
-    part: int = 0
+def rank_before(rank: Rank, part: int = 0) -> Rank:
+    """The rank of a layer that is inserted in front of one; ``part``: which of several."""
+    return rank[0], -1, part
 
-    def before(self, part: int = 0) -> Rank:
-        return Rank(self.place, -1, part)
 
-    def behind(self) -> Rank:
-        return Rank(self.place, 1)
+def rank_behind(rank: Rank) -> Rank:
+    """The rank of a layer that is inserted behind one."""
+    return rank[0], 1, 0
 
-    def next(self) -> Rank:
-        return Rank(self.place, self.side, self.part + 1)
+
+def next_rank(rank: Rank) -> Rank:
+    """The rank right after one, at the same place."""
+    return rank[0], rank[1], rank[2] + 1
 
 
 class Layer:
@@ -279,7 +287,7 @@ class Layer:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.nodes: list[str] = []
-        self.rank = Rank(0)
+        self.rank = UNRANKED
         self.cases: dict[Case, None] = {}
 
     def __repr__(self) -> str:
@@ -319,6 +327,11 @@ class Layer:
     def above(self) -> list[Layer]:
         """The layers that write what it reads."""
         return [t.producer for t in self.inputs if t.producer is not None]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a layer or the network's user reads what it writes."""
+        return any(tensor.consumers or tensor.is_output for tensor in self.outputs)
 
     @property
     def readers(self) -> list[Layer]:
@@ -362,17 +375,20 @@ def inserted_shuffle(name: str, rank: Rank) -> Layer:
 
 def dq_of(tensor: Tensor) -> Layer | None:
     """The DQ that writes a tensor."""
-    return tensor.maker(LayerKind.DEQUANTIZE)
+    maker = tensor.producer
+    return maker if maker is not None and maker.kind is _DEQUANTIZE else None
 
 
 def constant_of(tensor: Tensor) -> Layer | None:
     """The constant layer that writes a tensor."""
-    return tensor.maker(LayerKind.CONSTANT)
+    maker = tensor.producer
+    return maker if maker is not None and maker.kind is _CONSTANT else None
 
 
 def only_q(tensor: Tensor) -> Layer | None:
     """The Q that is a tensor's single reader."""
-    return tensor.only_reader(LayerKind.QUANTIZE)
+    reader = tensor.only_reader()
+    return reader if reader is not None and reader.kind is _QUANTIZE else None
 
 
 def is_relu(layer: Layer) -> bool:
@@ -394,7 +410,7 @@ def weights_position(layer: Layer) -> int | None:
 
 def needs_myelin(layer: Layer) -> bool:
     """Whether only Myelin runs a layer's operator."""
-    return layer.op in OPERATORS and OPERATORS[layer.op].myelin
+    return layer.op in _IN_MYELIN
 
 
 def node_name(layer: Layer | None) -> str:

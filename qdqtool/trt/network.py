@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Rank, Tensor, reached
+from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion
 
@@ -65,9 +65,11 @@ class Network:
 
     def remove_dead(self) -> None:
         """Removes the layers that no network output depends on."""
-        alive = reached((t.producer for t in self.outputs if t.producer is not None), lambda layer: layer.above)
-        for layer in [layer for layer in self.layers.values() if layer not in alive]:
+        unread = [layer for layer in self.layers.values() if not layer.is_read]
+        for layer in unread:
+            above = dict.fromkeys(layer.above)
             self.remove(layer)
+            unread += (maker for maker in above if not maker.is_read)
 
     def order(self) -> None:
         """Ranks the layers as the optimizer visits them: breadth first, a layer once all its inputs were visited.
@@ -77,7 +79,7 @@ class Network:
         Outcomes do not depend on it, only names and the order of lines do.
         """
         for place, layer in enumerate(self.in_order()):
-            layer.rank = Rank(place)
+            layer.rank = place, 0, 0
 
     def depth_first(self) -> list[Layer]:
         """The layers in the order in which convolutions are merged side by side.
@@ -104,11 +106,18 @@ class Network:
         """The layers of some kinds, in the order in which the optimizer visits them."""
         return sorted((layer for kind in kinds for layer in self._by_kind[kind].values()), key=_RANK)
 
-    def pairs(self, *kinds: LayerKind) -> Iterator[tuple[Layer, Layer]]:
-        """The layers of some kinds whose output one other layer alone reads, each with that."""
+    def has(self, *kinds: LayerKind) -> bool:
+        """Whether there are layers of some kinds."""
+        return any(self._by_kind[kind] for kind in kinds)
+
+    def pairs(self, *kinds: LayerKind, read_by: LayerKind | None = None) -> Iterator[tuple[Layer, Layer]]:
+        """The layers of some kinds whose output one other layer alone, of a kind where one is given, reads; with that.
+        """
+        if read_by is not None and not self.has(read_by):
+            return
         for layer in self.of_kind(*kinds):
             reader = layer.out.only_reader()
-            if reader is not None:
+            if reader is not None and (read_by is None or reader.kind is read_by):
                 yield layer, reader
 
     @property
@@ -120,8 +129,14 @@ class Network:
         """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
         if self.focus is None:
             return self.of_kind(kind)
-        tensors = {**self.focus, **self.touched}
-        found = {layer: None for t in tensors for layer in (*t.consumers, t.producer) if layer and layer.kind == kind}
+        found: dict[Layer, None] = {}
+        for tensors in (self.focus, self.touched):
+            for tensor in tensors:
+                for reader in tensor.consumers:
+                    if reader.kind is kind:
+                        found[reader] = None
+                if tensor.producer is not None and tensor.producer.kind is kind:
+                    found[tensor.producer] = None
         return sorted(found, key=_RANK)
 
     def alive(self, layer: Layer) -> bool:
@@ -130,19 +145,24 @@ class Network:
 
     def in_order(self) -> list[Layer]:
         """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting: dict[Layer, int] = {}
+        waiting: dict[Layer, int] = {}  # for how many inputs, where that is more than one
+        ready = []
         for layer in self.layers.values():
             count = 0
             for tensor in layer.inputs:  # often, and of all layers: without a list for each
                 if tensor.producer is not None:
                     count += 1
-            waiting[layer] = count
-        ready = [layer for layer, count in waiting.items() if not count]
+            if count > 1:
+                waiting[layer] = count
+            elif not count:
+                ready.append(layer)
         for layer in ready:
             for tensor in layer.outputs:
                 for reader, count in tensor.consumers.items():
-                    waiting[reader] -= count
-                    if not waiting[reader]:
+                    left = waiting.get(reader, 1) - count
+                    if left:
+                        waiting[reader] = left
+                    else:
                         ready.append(reader)
         return ready
 
@@ -252,18 +272,20 @@ class Network:
 
     def drop_reader(self, dq: Layer, reader: Layer) -> bool:
         """Makes ``reader`` read the DQ's INT8 input; says whether the DQ was thereby removed."""
+        out, data = dq.out, dq.data
         for position, tensor in enumerate(reader.inputs):
-            if tensor is dq.out:
-                self.set_input(reader, position, dq.data)
-        reader.rest_on(*dq.cases)
+            if tensor is out:
+                self.set_input(reader, position, data)
+        reader.cases.update(dq.cases)
         return self.remove_unread(dq)
 
     def remove_unread(self, layer: Layer) -> bool:
         """Takes a layer out whose output nothing reads any more; says whether it did."""
-        unread = not layer.out.consumers and not layer.out.is_output
-        if unread:
-            self.remove(layer)
-        return unread
+        out = layer.out
+        if out.consumers or out.is_output:
+            return False
+        self.remove(layer)
+        return True
 
     def take_weights(self, layer: Layer, constant: Layer) -> None:
         """Puts the constant weights into the layer that alone reads them."""
@@ -276,7 +298,7 @@ class Network:
         """Takes the Q behind a layer into it: the layer writes INT8."""
         out = q.out
         layer.nodes.extend(q.nodes)
-        layer.rest_on(*q.cases)
+        layer.cases.update(q.cases)
         self.remove(q)
         self.set_output(layer, out)
         layer.int8_out = True

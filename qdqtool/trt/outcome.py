@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qdqtool.errors import QdqtoolError
+from qdqtool.knowledge.tables import Case
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import LayerKind
@@ -45,6 +46,9 @@ _TYPES = {
     LayerKind.POINTWISE: "PointWise", LayerKind.COPY: "Conversion",
 }
 _OF_THE_MODEL = (*QDQ, LayerKind.SHAPE, LayerKind.OTHER)
+# What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
+_CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
+_INT8, _ONLY_INT8, _UNLIKE_INT8 = Precision.INT8, frozenset({Precision.INT8}), (Precision.FP8, Precision.INT4)
 KERNEL = "kgen"  # as the engine lists a kernel that Myelin makes of a Q or DQ
 _OF_MYELIN = (KERNEL, _TYPES[LayerKind.MATRIX_MULTIPLY])
 
@@ -57,14 +61,14 @@ def _surrounds_product(layer: Layer) -> bool:
 def _integer(layer: Layer) -> Precision:
     """The quantized type that a layer computes in; TensorRT reads UINT8 with zero point 0 as INT8."""
     found = layer.quantized_as
-    return found if found in (Precision.FP8, Precision.INT4) else Precision.INT8
+    return found if found in _UNLIKE_INT8 else _INT8
 
 
 def _type(layer: Layer) -> str:
     """The type that the engine lists; a shuffle that keeps the order of the values moves nothing."""
-    if layer.region is not None and layer.kind == LayerKind.COPY:
+    if layer.region is not None and layer.kind is _COPY:
         return KERNEL
-    if layer.region is not None and layer.kind == LayerKind.CONVOLUTION:
+    if layer.region is not None and layer.kind is _CONVOLUTION:
         return _TYPES[LayerKind.MATRIX_MULTIPLY]
     if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
         return "NoOp"
@@ -95,6 +99,7 @@ class Outcome:
         self._passed: dict[int, Tensor] = {}  # behind what Myelin fuses, the tensor in front of it
         self._renamed: dict[str, str] = {}  # these, where a network output is behind them
         self._listed_as: dict[int, Precision] = {}  # what is written for a fused Q
+        self._proven: dict[tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]] = {}
         self._edges: dict[int, TensorPrecision] = {}
         order = network.in_order()
         for layer in order:
@@ -119,14 +124,13 @@ class Outcome:
     def _written(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
             return _integer(layer)
-        plain = float_precision(tensor.elem_type, self._target.strongly_typed)
-        if layer.kind == LayerKind.COPY:
+        if layer.kind is _COPY:
             if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.requantizes):
                 return layer.quant.precision if layer.quant.precision != Precision.UINT8 else Precision.INT8
         elif layer.kind in _PASS_THROUGH or layer.pools == "MAX":
-            if {self.precision(t) for t in layer.inputs} == {Precision.INT8}:
-                return Precision.INT8
-        return plain
+            if {self.precision(t) for t in layer.inputs} == _ONLY_INT8:
+                return _INT8
+        return float_precision(tensor.elem_type, self._target.strongly_typed)
 
     # Layers ---------------------------------------------------------------------------------------------------
 
@@ -141,23 +145,23 @@ class Outcome:
         for layer in fused.values():
             self._pass_by(layer, fused)
         for layer in order:
-            if layer.kind == LayerKind.CONSTANT or layer.in_myelin or layer.id in fused:
+            if layer.kind is _CONSTANT or layer.in_myelin or layer.id in fused:
                 continue
-            if layer.kind == LayerKind.COPY and layer.region is None:
+            if layer.kind is _COPY and layer.region is None:
                 self.conversion_nodes.append(layer.name)
             for name, tensor in layer.copies:
                 written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
                 self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
             if layer.eliminated:
                 continue
-            inputs, outputs = ([self._edge(t) for t in tensors] for tensors in (layer.inputs, layer.outputs))
-            group = layer.fusion.merged if layer.kind == LayerKind.CONVOLUTION else ""
+            inputs, outputs = [self._edge(t) for t in layer.inputs], [self._edge(t) for t in layer.outputs]
+            convolution = layer.kind is _CONVOLUTION
+            group = layer.fusion.merged if convolution else ""
             if group in merged:
                 merged[group].outputs.extend(outputs)
                 merged[group].nodes.extend(layer.nodes)
                 continue
-            pooled = layer.kind == LayerKind.CONVOLUTION and layer.fusion.pooled
-            kind = "ConvActPool" if pooled else _type(layer)
+            kind = "ConvActPool" if convolution and layer.fusion.pooled else _type(layer)
             name = layer.nodes[0] if layer.region is not None and kind in _OF_MYELIN and layer.nodes else layer.name
             entry = EngineLayer(group or name, kind, inputs, outputs, list(layer.nodes))
             self.layers.append(entry)
@@ -227,8 +231,8 @@ class Outcome:
         layer = self._by_node.get(node.name)
         if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
             return None  # dead: nothing reads it; or computed from constants alone, while building
-        dequantized = any(is_dq(self._model.producer(i)) for i in node.inputs)
-        if node.op == "Einsum" or (node.op == "MatMul" and not constant and not dequantized):
+        if node.op == "Einsum" or (
+                node.op == "MatMul" and not constant and not any(is_dq(self._model.producer(i)) for i in node.inputs)):
             self.float_products.append(node.name)
             return None
         weights = "constant" if constant else "computed"
@@ -241,14 +245,22 @@ class Outcome:
         inputs = [compute if layer.int8 else data]
         if layer.residual is not None:
             inputs.append(self.precision(layer.residual))
-        copies = [above for above in layer.above if above.kind == LayerKind.COPY]
+        evidence, cases = self._proof(layer)
         return ConvOutcome(
             node.index, node.name, node.op, weights, compute, inputs, self.precision(layer.out),
             layer=layer.fusion.merged or layer.name if layer.region is None else None,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
-            evidence=weakest([c for one in (layer, *copies) for c in one.cases], self._target),
-            cases=[id_of(case) for case in layer.cases],
+            evidence=evidence, cases=list(cases),
         )
+
+    def _proof(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
+        """How well a layer's outcome is proven, with the conversions in front, and the ids of its cases."""
+        own = tuple(layer.cases)
+        copies = frozenset(case for above in layer.above if above.kind is _COPY for case in above.cases)
+        found = self._proven.get((own, copies))
+        if found is None:
+            found = self._proven[own, copies] = (weakest([*own, *copies], self._target), tuple(map(id_of, own)))
+        return found
 
     def _node(self, name: str) -> Node | None:
         try:

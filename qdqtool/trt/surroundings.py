@@ -22,6 +22,8 @@ _READERS = 100  # of one tensor that are listed; a network has a dozen
 _PATHS = 1500  # steps on the ways to those tensors together; there are 1176 in that block
 _STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
 _FEW = 4
+_RETYPING = frozenset(name for name, known in OPERATORS.items() if known.kind == LayerKind.IDENTITY)
+_BYTES = (Precision.INT8, Precision.UINT8)
 _ELEMENTWISE = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
 
 
@@ -253,12 +255,13 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     if Precision.INT4 in types:
         outside = data if types[0] == Precision.INT4 else weights
         return refusals.OutsideRules(by, node, node_name(outside), Precision.INT4)
-    kinds = {_kind(dq) for dq in (data, weights)}
-    if None in kinds or len(kinds) > 1:
+    kind = _kind(data)
+    if kind is None or kind != _kind(weights):
         return refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
-    floats = (_float(data), _float(weights))
-    if target.float16_scales and floats[0] != floats[1] and Precision.UNKNOWN not in floats:
-        return refusals.FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
+    if target.float16_scales:
+        floats = (_float(data), _float(weights))
+        if floats[0] != floats[1] and Precision.UNKNOWN not in floats:
+            return refusals.FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
     if data.quant is not None and data.quant.per_channel:
         return refusals.ActivationPerChannel(by, node, node_name(data), scale_of(data))
     for dq in (data, weights):
@@ -301,8 +304,7 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
 
 def _float(dq: Layer) -> Precision:
     """The float type that a DQ gives its reader: that of its scale, or of the Cast that it moved down past."""
-    known = (OPERATORS.get(op) for op in dq.passed.ops)
-    if dq.quant is None or any(op is not None and op.kind == LayerKind.IDENTITY for op in known):
+    if dq.quant is None or not _RETYPING.isdisjoint(dq.passed.ops):
         return precision_of(dq.out.elem_type)
     return precision_of(dq.quant.scale_type)
 
@@ -314,7 +316,8 @@ def _precision(dq: Layer) -> Precision:
 def _kind(dq: Layer) -> str | None:
     """``INT8`` or ``FP8``, the types that both inputs must share; None for a type that no convolution computes in."""
     quant = dq.quant
-    if quant is None or quant.precision == Precision.FP8:
-        return None if quant is None else "FP8"
-    known = quant.precision in (Precision.INT8, Precision.UINT8)
-    return "INT8" if known or (quant.precision == Precision.UNKNOWN and not quant.has_zero_point) else None
+    if quant is None or quant.precision in _BYTES:
+        return None if quant is None else "INT8"
+    if quant.precision == Precision.FP8:
+        return "FP8"
+    return "INT8" if quant.precision == Precision.UNKNOWN and not quant.has_zero_point else None

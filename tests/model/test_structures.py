@@ -9,11 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.errors import ModelError
 from qdqtool.explain.messages import scale_words
 from qdqtool.model import pointwise
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import attentions, holds_shares, is_computed_product
 from qdqtool.model.layernorm import as_one, layer_norms
+from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
 from qdqtool.model.subgraphs import inner_graphs, leading_to, with_inner
 from qdqtool.prediction import predict
@@ -299,3 +301,17 @@ def test_depths_and_dependences() -> None:
              helper.make_node("Clip", ["c", "", "max"], ["d"]), helper.make_node("Dropout", ["x"], ["e", ""])]
     assert leading_to(nodes, ["d"]) == (nodes[:4], {"d", "c", "", "max", "a", "b", "x"})
     assert leading_to(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]
+
+
+@pytest.mark.parametrize("text", [b"name-1", b"Operat1", b"domai-1", b"reads-1", b"makes-1", b"given-1", b"inner-1"])
+def test_texts_of_nodes_are_utf_8(text: bytes) -> None:
+    """Those of the main graph are looked at by the index, those of attributes before it."""
+    inner = helper.make_graph([helper.make_node("Relu", ["reads-1"], ["inner-1"])], "g", [], [])
+    node = helper.make_node("Operat1", ["reads-1"], ["makes-1"], "name-1", domain="domai-1")
+    node.attribute.append(helper.make_attribute("given-1", inner))
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in ("x", "makes-2")]
+    proto = helper.make_model(helper.make_graph([node], "g", values[:1], values[1:]))
+    data = proto.SerializeToString()
+    assert load(data).nodes[0].inputs == ("reads-1",)
+    with pytest.raises(ModelError, match="model in memory: a name is not UTF-8"):
+        load(data.replace(text, text[:-1] + b"\xff"))

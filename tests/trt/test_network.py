@@ -444,3 +444,24 @@ def test_whatever_an_operator_becomes_reads_its_input(op: str) -> None:
         if tensor.producer is not None:
             queue.extend(tensor.producer.inputs)
     assert "x" in seen
+
+
+def test_pairs_are_told_by_the_kind_of_the_reader() -> None:
+    network, layers, _ = small()
+    assert list(network.pairs(LayerKind.ELEMENTWISE)) == [(layers["add"], layers["neg"])]
+    assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=layers["neg"].kind)) == [(layers["add"], layers["neg"])]
+    network.add(Layer(LayerKind.SCALE, "scale"), [network.outputs[0]], [Tensor("e")])
+    assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=LayerKind.SCALE)) == []
+    assert network.has(LayerKind.POOLING, LayerKind.SCALE)
+    assert not network.has(LayerKind.POOLING)
+
+
+def test_dead_layers_go_with_all_that_leads_to_them_alone() -> None:
+    network, layers, tensors = small()
+    made = [Tensor(name) for name in "efg"]
+    network.add(Layer(LayerKind.UNARY, "first"), [tensors["a"]], made[:1])
+    network.add(Layer(LayerKind.ELEMENTWISE, "twice"), [made[0], made[0]], made[1:2])
+    network.add(Layer(LayerKind.UNARY, "none"), [made[1]], [])
+    network.remove_dead()
+    assert list(network.layers.values()) == list(layers.values())
+    assert inconsistencies(network) == []

@@ -5,12 +5,11 @@ from collections import defaultdict
 import numpy as np
 import onnx
 
-from qdqtool.explain.lint.structure import is_quantized
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
-from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.operators import OPERATORS, LayerKind, of
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
@@ -22,6 +21,7 @@ from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
 LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
+_ASKED = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 _TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
 
@@ -29,11 +29,20 @@ def run(view: View, report: Report) -> None:
     """Adds findings about operators."""
     outside: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
+    plain: dict[tuple[str, str], bool] = {}
     for node in view.model.nodes:
-        if _computes_integers(node):
+        kind = node.op, node.domain
+        if kind not in plain:
+            plain[kind] = _is_plain(node)
+        if plain[kind]:
+            continue
+        if qdq.is_qdq(node):
+            if (precision := view.params(node).precision) in _OTHER_TYPES:
+                outside[precision].append(node)
+        elif _computes_integers(node):
             report.add(faults.IntegerOperator(CHECK, node.name, node.op))
-        elif precision := _other_type(view, node):
-            outside[precision].append(node)
+        elif named := _other_type(node):
+            outside[named].append(node)
         elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
@@ -41,7 +50,7 @@ def run(view: View, report: Report) -> None:
                        values=view.values(node.input(0)))
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
-        elif of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and is_quantized(view, node):
+        elif of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and node.index in view.quantized:
             _convolution(view, report, node)
     if outside:
         nodes = [n for same in outside.values() for n in same]
@@ -54,6 +63,13 @@ def run(view: View, report: Report) -> None:
         floats = [n for n in view.weighted if view.weights(n).folded]
         if floats and not any(_computes_integers(n) for n in view.model.nodes):
             report.add(faults.NothingQuantized(CHECK, "", len(floats)))
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether nothing is asked of the nodes of an operator, whatever they read."""
+    known = of(node)
+    return known.name != "" and known.kind not in _ASKED and node.op not in (qdq.Q, qdq.DQ, "Einsum") and not (
+        _computes_integers(node) or _normalizes(node))
 
 
 def _einsum(view: View, report: Report, node: Node) -> None:
@@ -74,11 +90,8 @@ def _normalizes(node: Node) -> bool:
     return named or of(node).kind == LayerKind.SOFTMAX
 
 
-def _other_type(view: View, node: Node) -> str:
-    """``FP8`` for a quantizer of a type other than 8-bit integers, ``""`` for everything else."""
-    if qdq.is_qdq(node):
-        precision = view.params(node).precision
-        return str(precision) if precision in _OTHER_TYPES else ""
+def _other_type(node: Node) -> str:
+    """``FP8`` for a quantizer of that type that is an operator of its own, ``""`` for everything else."""
     if node.op.endswith(("QuantizeLinear", "DequantizeLinear")):
         return next((t for t in _TYPES_IN_NAMES if t in node.op.upper()), "")
     return ""
@@ -136,7 +149,8 @@ def _constants(view: View, report: Report) -> None:
     found: list[tuple[str, float]] = []
     held: list[tuple[str, float]] = []  # with fewer digits
     large = small = denormal = 0
-    for node in view.model.nodes:
+    arithmetic = {op for op, known in OPERATORS.items() if known.kind == LayerKind.ELEMENTWISE} | {"Where"}
+    for node in (n for n in view.model.nodes if n.op in arithmetic):
         for tensor in _operands(node):
             value = view.model.constant(tensor)
             if value is None or value.dtype != np.float32 or not 0 < value.size <= _VALUES:
@@ -156,7 +170,7 @@ def _constants(view: View, report: Report) -> None:
 
 
 def _operands(node: Node) -> tuple[str, ...]:
-    if node.domain not in DOMAINS or qdq.is_qdq(node):
+    if node.domain not in DOMAINS:
         return ()
     if node.op == "Where":
         return tuple(node.inputs[1:3])

@@ -19,27 +19,39 @@ from qdqtool.types import Precision, Refusal
 
 _KNOWN = (Precision.INT8, Precision.UINT8, Precision.INT4, Precision.FP8)
 _E5M2 = onnx.TensorProto.FLOAT8E5M2
+_HALF = onnx.TensorProto.FLOAT16
+_INT32 = onnx.TensorProto.INT32
 
 
 def run(view: View, report: Report) -> None:
     """Adds the findings about quantizers."""
+    clean: set[tuple[str, ...] | None] = set()
     for node in view.quantizers:
-        integers = qdq.is_dq(node) and view.model.elem_type(node.input(0)) == onnx.TensorProto.INT32
-        if (integers and view.is_weight(node)) or _repeats(view, node):
+        if qdq.is_dq(node) and (_repeats(view, node) or (
+                view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)):
             continue  # a bias is judged with its convolution, the others with their Q
         params = view.params(node)
+        # Of Qs with one scale and zero point, and without attributes, nothing is judged but these.
+        shared = node.inputs[1:] if qdq.is_q(node) and not (
+            params.per_channel or node.attributes) and params.has_zero_point else None
+        if shared in clean:
+            continue
+        faulty = False
         for found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
                             *_axis(view, node, params)):
+            faulty = True
             report.add(found, convolutions=view.convolutions_behind(node))
+        if shared is not None and not faulty:
+            clean.add(shared)
 
 
 def _repeats(view: View, node: Node) -> bool:
     """Whether a DQ only says again what its Q says."""
-    if not qdq.is_dq(node):
-        return False
     q = view.model.producer(node.input(0))
-    if q is None or not qdq.is_q(q) or q.inputs[1:] == node.inputs[1:]:
-        return q is not None and qdq.is_q(q)
+    if q is None or not qdq.is_q(q):
+        return False
+    if q.inputs[1:] == node.inputs[1:]:
+        return True
     first, params = view.params(q), view.params(node)
     alike = first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
     return alike and first.same_as(params) is True
@@ -78,7 +90,7 @@ def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator
     if not all(constant):
         yield ScaleComputed(CHECK, name, name, "" if constant[0] else node.input(1))
         return
-    if params.scale_type == onnx.TensorProto.FLOAT16:
+    if params.scale_type == _HALF:
         yield faults.ScaleHalf(CHECK, name, _summary(params))
     if params.scales is not None and scale is not None and scale.size and not params.scales.positive:
         bad = ~(scale > 0) | ~np.isfinite(scale)

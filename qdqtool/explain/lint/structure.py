@@ -56,11 +56,6 @@ def not_automatic(view: View, findings: Sequence[Finding]) -> None:
             finding.automatic = add is not None and bool(shared_residuals(view, add, residual))
 
 
-def is_quantized(view: View, conv: Node) -> bool:
-    """Whether data and weights of a convolution come from a DQ."""
-    return qdq.source_of_dq(view.model, conv.input(0)) is not None and view.weights(conv).dq is not None
-
-
 def _in_front_of_activation(view: View, conv: Node, fused: Sequence[str]) -> str:
     """A convolution's result behind the BatchNormalization or bias that its layer took in."""
     tensor = conv.output
@@ -156,18 +151,17 @@ _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 ha
 
 def heads(view: View, report: Report, fused: Fused) -> None:
     """Adds the findings about heads, channel counts, depthwise convolutions and float types; see :func:`run`."""
-    quantized = {n.index for n in view.weighted if is_quantized(view, n)}
-    _heads(view, report, quantized)
+    _heads(view, report)
     for conv in view.weighted:
-        if conv.index in quantized and conv.op in CONVOLUTIONS:
+        if conv.index in view.quantized and conv.op in CONVOLUTIONS:
             _shapes(view, report, conv, fused.get(conv.name, ()))
-    if quantized:
+    if view.quantized:
         _float_types(view, report)
 
 
-def _heads(view: View, report: Report, quantized: set[int]) -> None:
+def _heads(view: View, report: Report) -> None:
     def add(conv: Node, branch: str) -> None:
-        if conv.index in quantized:
+        if conv.index in view.quantized:
             report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
 
     for index in sorted(coordinates_of(view)):

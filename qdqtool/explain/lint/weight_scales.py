@@ -9,6 +9,7 @@ write them, single channels that are not are one as well; and a layer that is fa
 import functools
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ class _Measured:
         return np.log(self.ratios)
 
     @functools.cached_property
+    def farthest(self) -> float:
+        """The largest distance from a perfect fit, as a logarithm."""
+        return float(np.abs(self.logs).max())
+
+    @functools.cached_property
     def median(self) -> float:
         """As numpy's, which loads its masked arrays for it."""
         return _median(self.ratios)
@@ -101,6 +107,13 @@ def run(view: View, report: Report) -> None:
         report.add(found, convolutions=[f.node.name for f in fits if f.node.name in layers])
 
 
+def _where(fits: list[_Fit], fits_so: Callable[[_Measured], bool]) -> list[_Fit]:
+    """The layers of whose weights something is true, which is worked out once for those that share them."""
+    different = {id(f.measured): f.measured for f in fits}
+    found = {key: fits_so(one) for key, one in different.items()}
+    return [f for f in fits if found[id(f.measured)]]
+
+
 def _crossed(fits: list[_Fit]) -> WeightScales | None:
     """Scales that fit along the other axis, and not along their own."""
     bad = [f for f in fits if f.crossed.size and f.measured.off > _SAME >= _off(f.crossed)]
@@ -123,8 +136,8 @@ def _factor(fits: list[_Fit]) -> WeightScales | None:
     factor = _median(np.array([f.measured.median for f in fits]))
     if abs(math.log(factor)) <= _ROUNDING:
         return None
-    alike = [f for f in fits if abs(f.measured.median / factor - 1) < _SAME / 10
-             and float(np.mean(np.abs(f.ratios / factor - 1) < _SAME / 10)) > 0.95]
+    alike = _where(fits, lambda one: abs(one.median / factor - 1) < _SAME / 10
+                   and float(np.mean(np.abs(one.ratios / factor - 1) < _SAME / 10)) > 0.95)
     if len(alike) < 0.8 * len(fits):
         return None
     return _finding(WeightScalesCause.FACTOR, alike, fits, factor)
@@ -135,7 +148,7 @@ def _spread(fits: list[_Fit]) -> WeightScales | None:
     clipped, wasted = _shares(fits)
     if clipped <= _SHARE and wasted <= _SHARE:
         return None
-    bad = [f for f in fits if np.any(f.measured.clipped) or np.any(f.ratios < _WASTED)]
+    bad = _where(fits, lambda one: bool(np.any(one.clipped) or np.any(one.ratios < _WASTED)))
     per_channel = any(f.ratios.size > 1 for f in bad)
     if clipped > _SHARE:
         return _finding(WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits)
@@ -184,7 +197,7 @@ def _shares(fits: list[_Fit]) -> tuple[float, float]:
 def _finding(
     cause: WeightScalesCause, bad: list[_Fit], fits: list[_Fit], factor: float = 1.0, channels: int = 0
 ) -> WeightScales:
-    worst = max(bad, key=lambda f: float(np.abs(np.log(f.ratios)).max()))
+    worst = max(bad, key=lambda f: f.measured.farthest)
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
         CHECK, worst.node.name, cause, tuple(f.node.name for f in bad), len(fits), *_shares(fits),

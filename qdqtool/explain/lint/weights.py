@@ -55,14 +55,18 @@ def _misread(view: View, report: Report) -> None:
 
 def _floats(view: View, report: Report, conv: Node) -> None:
     """Data and weights of different float types; a DQ makes the type of its scale."""
-    def type_of(tensor: str) -> Precision:
-        found = qdq.source_of_dq(view.model, tensor)
-        return qdq.precision_of(view.model.elem_type(tensor) if found is None else view.params(found[0]).scale_type)
-
-    data, weights = type_of(conv.input(0)), type_of(conv.input(1))
+    types = _float_type(view, conv.input(0)), _float_type(view, conv.input(1))
+    if types[0] == types[1]:
+        return
+    data, weights = map(qdq.precision_of, types)
     if data != weights and data.is_float and weights.is_float:
         found = refusals.FloatTypesDiffer(CHECK, conv.name, "", "", (data, weights))
         report.add(found, convolutions=[conv.name])
+
+
+def _float_type(view: View, tensor: str) -> int:
+    dq = view.model.producer(tensor)
+    return view.params(dq).scale_type if dq is not None and qdq.is_dq(dq) else view.model.elem_type(tensor)
 
 
 def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None:

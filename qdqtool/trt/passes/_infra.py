@@ -97,7 +97,7 @@ class ReluFusion(Pass):
 
     def apply(self, network: Network) -> None:
         (case,) = self.cases
-        for layer, relu in network.pairs(self.kind):
+        for layer, relu in network.pairs(self.kind, read_by=LayerKind.ACTIVATION):
             if is_relu(relu) and not layer.in_myelin:
                 layer.relu = relu.name
                 layer.fusion.activated = True

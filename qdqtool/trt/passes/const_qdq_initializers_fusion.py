@@ -25,8 +25,9 @@ class ConstQDQInitializersFusion(Pass):
             self.running(case, layer)
             if layer.computed_scale:
                 self.refuse(ScaleComputed(self.name, node_name(layer), node_name(layer)))
-            while len(layer.inputs) > 1:
-                constant = constant_of(layer.inputs[1])
+            inputs = layer.inputs
+            while len(inputs) > 1:
+                constant = constant_of(inputs[1])
                 if constant is None:
                     break
                 network.drop_input(layer, 1)

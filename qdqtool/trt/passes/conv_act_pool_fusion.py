@@ -27,7 +27,7 @@ class ConvActPoolFusion(Pass):
     def apply(self, network: Network) -> None:
         if not self.target.fuses_stem_pool:
             return
-        for conv, pool in network.pairs(LayerKind.CONVOLUTION):
+        for conv, pool in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.POOLING):
             if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
                 self.join(network, STEM if conv.weights.kernel == (7, 7) else OTHER_STEM, conv, pool)
                 conv.fusion.pooled = True

@@ -24,8 +24,8 @@ class ConvEltwiseSumFusion(Pass):
     cases = (PLAIN, BOTH, DEQUANTIZED)
 
     def apply(self, network: Network) -> None:
-        for conv, add in network.pairs(LayerKind.CONVOLUTION):
-            if add.kind != LayerKind.ELEMENTWISE or add.operation != "SUM" or len(add.inputs) != 2:
+        for conv, add in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.ELEMENTWISE):
+            if add.operation != "SUM" or len(add.inputs) != 2:
                 continue
             if not _can_take(conv):
                 continue

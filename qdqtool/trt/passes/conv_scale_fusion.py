@@ -26,9 +26,9 @@ class ConvScaleFusion(Pass):
     kind = LayerKind.CONVOLUTION
 
     def apply(self, network: Network) -> None:
-        for layer, scale in network.pairs(self.kind):
+        for layer, scale in network.pairs(self.kind, read_by=LayerKind.SCALE):
             position = weights_position(layer)
-            if scale.kind != LayerKind.SCALE or layer.fusion.activated or (position and not scale.shift_only):
+            if layer.fusion.activated or (position and not scale.shift_only):
                 continue
             layer.fusion.activated = bool(scale.relu)
             self.join(network, self._case(layer, position), layer, scale)

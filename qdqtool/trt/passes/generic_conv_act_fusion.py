@@ -31,8 +31,8 @@ class GenericConvActFusion(Pass):
     cases = (*dict.fromkeys(_SINGLE.values()), POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for layer, pointwise in network.pairs(*CONVOLUTIONS):
-            if pointwise.kind != LayerKind.POINTWISE or layer.fusion.activated:
+        for layer, pointwise in network.pairs(*CONVOLUTIONS, read_by=LayerKind.POINTWISE):
+            if layer.fusion.activated:
                 continue
             if len(pointwise.inputs) != 1:
                 self._refuse(layer, pointwise)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from qdqtool.model.operators import case_of
-from qdqtool.trt.layers import Dims, Layer, Tensor, constant_of, dq_of, inserted_shuffle
+from qdqtool.trt.layers import Dims, Layer, Tensor, constant_of, dq_of, inserted_shuffle, rank_before, rank_behind
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
 
@@ -59,7 +59,7 @@ class MatMulToConvTransform(Pass):
                 layer.nodes.extend(turn.nodes)
                 network.remove(turn)
                 continue
-            shuffle = inserted_shuffle(f"{what}_{layer.name}", layer.rank.before(position))
+            shuffle = inserted_shuffle(f"{what}_{layer.name}", rank_before(layer.rank, position))
             shuffle.shuffling.before_matmul, shuffle.shuffling.moves = True, position == 1 or images
             source = layer.inputs[position]
             between = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
@@ -67,7 +67,7 @@ class MatMulToConvTransform(Pass):
                 shuffle.shuffling.perm = _TO_CHANNELS_FIRST if images else None
                 between.shape = _rows(source.shape, images)
             network.insert_before(layer, position, shuffle, between)
-        after = inserted_shuffle(f"reshape_after_{layer.name}", layer.rank.behind())
+        after = inserted_shuffle(f"reshape_after_{layer.name}", rank_behind(layer.rank))
         after.shuffling.after_matmul, after.shuffling.moves = True, images
         after.shuffling.perm = _TO_CHANNELS_LAST if images else None
         out = layer.out

@@ -1,5 +1,7 @@
 """Horizontal merging of convolutions."""
 
+from collections import Counter
+
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, seen
 from qdqtool.trt.trace import MERGING
 
@@ -23,7 +25,10 @@ class MergeLayers(Pass):
     cases = (EQUAL,)
 
     def apply(self, network: Network) -> None:
-        if not self.target.merges_parallel or not network.of_kind(LayerKind.CONVOLUTION):
+        if not self.target.merges_parallel:
+            return
+        alike = Counter(_key(conv) for conv in network.of_kind(LayerKind.CONVOLUTION) if _mergeable(conv))
+        if max(alike.values(), default=0) < 2:
             return
         groups: dict[tuple[object, ...], list[Layer]] = {}
         for conv in network.depth_first():

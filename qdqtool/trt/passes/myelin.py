@@ -31,6 +31,11 @@ class MyelinOptimization(Pass):
     cases = (TAIL, CONSTANTS)
 
     def apply(self, network: Network) -> None:
+        if any(map(needs_myelin, network.layers.values())):
+            self._take(network)
+        network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here
+
+    def _take(self, network: Network) -> None:
         tail = self._tail(network)
         varying = reached((r for t in network.inputs for r in t.consumers), lambda layer: layer.readers)
         left = set(tail)
@@ -46,7 +51,6 @@ class MyelinOptimization(Pass):
                 member.in_myelin = True
                 member.rest_on(TAIL if moves else CONSTANTS)
             network.relisted = network.relisted or moves
-        network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here
 
     def _refuse(self, trigger: Layer, member: Layer) -> None:
         quantized = [dq_of(t) is not None for t in member.inputs[:2]]

@@ -40,9 +40,10 @@ class MyelinRegions(Pass):
 
     def apply(self, network: Network) -> None:
         takes = self.target.products_in_myelin
+        seeds = set(filter(_is_seed if takes else _is_transformer, network.layers.values()))
         done: set[Layer] = set()
-        for seed in filter(_is_seed if takes else _is_transformer, network.in_order()):
-            if seed in done:
+        for seed in network.in_order() if seeds else ():
+            if seed not in seeds or seed in done:
                 continue
             members = _connected(seed)
             done.update(members)

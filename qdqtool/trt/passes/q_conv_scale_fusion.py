@@ -28,13 +28,14 @@ class QConvScaleFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for layer, scale in network.pairs(*CONVOLUTIONS):
+            if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
+                continue
             position = weights_position(layer)
             if position is None or dq_of(layer.data) is None or dq_of(layer.inputs[position]) is None:
                 continue
             refused = (self.name, node_name(layer), node_name(scale), elements(layer.out))
             if scale.kind != LayerKind.SCALE:
-                if scale.op == "BatchNormalization":
-                    self.refuse(BatchNormNotConstant(*refused))
+                self.refuse(BatchNormNotConstant(*refused))
             elif layer.kind == LayerKind.DECONVOLUTION and not layer.fusion.activated:
                 self.refuse(ConvTransposeBatchNorm(*refused))
                 layer.rest_on(TRANSPOSED)

@@ -33,6 +33,8 @@ class QuantizeConvWithResidualAdd(Pass):
     cases = (QUANTIZED, ACTIVATED)
 
     def apply(self, network: Network) -> None:
+        if not network.has(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
+            return
         for conv, add in network.pairs(LayerKind.CONVOLUTION):
             position = weights_position(conv)
             if position is None or conv.int8:

@@ -116,7 +116,7 @@ class QuantizeDoubleInputNodes(Pass):
         self._absorb(network, case, layer, layer.inputs)
 
     def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
-        dqs = list(filter(None, map(dq_of, inputs)))
+        dqs = [dq for tensor in inputs if (dq := dq_of(tensor)) is not None]
         self.running(case, layer)
         q = only_q(layer.out)
         if q is not None and not can_absorb(q):

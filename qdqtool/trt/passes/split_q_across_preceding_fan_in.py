@@ -5,7 +5,7 @@ from collections import deque
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.operators import case_of
-from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q, rank_before
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
@@ -73,9 +73,9 @@ class SplitQAcrossPrecedingFanIn(Pass):
     @staticmethod
     def _clone(network: Network, case: Case, concat: Layer, q: Layer, position: int) -> None:
         source = concat.inputs[position]
-        clone = Layer(LayerKind.QUANTIZE, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
+        clone = Layer(q.kind, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
         clone.quant, clone.nodes, clone.clone = q.quant, q.nodes, True
-        clone.rank = concat.rank.before(position)
+        clone.rank = rank_before(concat.rank, position)
         clone.passed, clone.merged = q.passed, q.merged
         clone.moved_past(step_of(concat, position))
         clone.cases = {**q.cases, case: None}

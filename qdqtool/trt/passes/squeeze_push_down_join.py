@@ -1,6 +1,6 @@
 """SqueezePushDownJoin."""
 
-from qdqtool.trt.layers import Layer, Tensor, can_absorb, constant_of, inserted_shuffle, only_q
+from qdqtool.trt.layers import Layer, Tensor, can_absorb, constant_of, inserted_shuffle, only_q, rank_behind
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import SQUEEZE
 
@@ -60,7 +60,7 @@ class SqueezePushDownJoin(Pass):
         wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
         network.remove(squeeze)
         network.set_output(reader, wide)
-        after = inserted_shuffle(f"copied_squeeze_after_{reader.name}", reader.rank.behind())
+        after = inserted_shuffle(f"copied_squeeze_after_{reader.name}", rank_behind(reader.rank))
         after.shuffling.after_matmul = after.shuffling.pushed = True
         after.shuffling.moves, after.shuffling.perm = squeeze.shuffling.moves, squeeze.shuffling.perm
         return network.add(after, [wide], [out])

@@ -18,6 +18,10 @@ SINGLE = seen(
 )
 
 
+_CONCATENATION = LayerKind.CONCATENATION
+_NO_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # they may have one, by what they do
+
+
 class VanillaSwapWithFollowingQ(Pass):
     """Moves a Q backward, past an operator that it passes, so that the operator runs in INT8.
 
@@ -35,8 +39,8 @@ class VanillaSwapWithFollowingQ(Pass):
             op = q.data.producer
             if op is None or q.computed_scale:
                 continue
-            if op.passage is None or op.kind == LayerKind.CONCATENATION:
-                if op.kind in (LayerKind.RESIZE, LayerKind.PADDING):
+            if op.passage is None or op.kind is _CONCATENATION:
+                if op.kind in _NO_PASSAGE:
                     q.blocked = NotCommuting(self.name, node_name(op), op.op, node_name(q))
                     self.refuse(q.blocked)
                 continue

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import replace
 
 from qdqtool.model.qdq import QuantParams
-from qdqtool.trt.layers import Layer, Tensor, dq_of, node_name
+from qdqtool.trt.layers import Layer, Tensor, dq_of, next_rank, node_name
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of, step_of
@@ -64,7 +64,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
             dq.moved_past(step_of(op))
             network.exchange(dq, op)
             op.out.shape = dq.out.shape
-            dq.rank = op.rank.next()
+            dq.rank = next_rank(op.rank)
             todo.append(dq)
 
     @staticmethod
@@ -77,7 +77,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
                 continue
             copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
             copy.quant, copy.computed_scale, copy.pair, copy.passed = dq.quant, dq.computed_scale, dq.pair, dq.passed
-            copy.nodes, copy.rank = list(dq.nodes), dq.rank.next()
+            copy.nodes, copy.rank = list(dq.nodes), next_rank(dq.rank)
             out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
             out.shape = dq.out.shape
             network.add(copy, [dq.data], [out])
