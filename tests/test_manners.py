@@ -155,7 +155,8 @@ def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, ho
     "--calib samples.npy -o out --metric lets:metric", 0),
 ])
 def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, words: str, code: int) -> None:
-    """A command kills the two processes above it; a function of the user's starts what has neither mark nor parent."""
+    """A command kills the two processes above it; a function of the user's starts what has neither mark nor parent.
+    What the process had started before it became qdqtool goes on, and what that starts meanwhile."""
     write_seeds(tmp_path)
     number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
     go = f"(env -i setsid sleep {number} > own 2>&1 &); env -i setsid sleep {number} > own 2>&1 & touch begun"
@@ -164,8 +165,15 @@ def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, 
     (tmp_path / "lets.py").write_text(
         f"import subprocess\ndef metric(*_):\n    subprocess.call({go!r}, shell=True)\n    return 1\n")
     args = [*words.split(), *(["sh kills"] if "--check" in words else [])]
-    done = subprocess.run([sys.executable, "-m", "qdqtool", *args], cwd=tmp_path, capture_output=True, text=True,
-                          check=False)
+    older = f"{random.randrange(300, 400)}.{random.randrange(10**6, 10**7)}"
+    # What was there before starts another process when qdqtool has adopted.
+    first = f"(sleep {older} & while [ ! -e begun ]; do sleep .01; done; sleep {older}; :) > own 2>&1 &"
+    done = subprocess.run(["sh", "-c", f'{first} exec "$0" -m qdqtool "$@"', sys.executable, *args], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)
+    went_on = _processes(older)
+    for process in went_on:
+        os.kill(int(process.parent.name), signal.SIGKILL)
+    assert len(went_on) == 3, "the shell, and what it runs"
     assert done.returncode == code, done.stderr
     assert code == 0 or (len(done.stderr.splitlines()) == 1 and "exit code is not known" in done.stderr)
     assert (tmp_path / "begun").exists() and not _processes(number)

@@ -272,7 +272,7 @@ def finish(code: int) -> int:
         The exit code: 2 in place of 0 or 1 where the answer could not be written.
     """
     if _others is not None:
-        end_started()
+        end_started(_others)
     gc.freeze()  # all memory is given back at once now: nothing is to be searched for garbage before
     try:
         if sys.stdout is not None:
@@ -386,8 +386,9 @@ class _Ended:
     error: BaseException | None = None
 
 
-def descendants(process: int | str, thread: int | None = None) -> list[int]:
-    """The processes that one (``"self"``), or one of its threads, started, and that these did.
+def descendants(process: int | str, thread: int | None = None, but: Collection[int] = ()) -> list[int]:
+    """The processes that one (``"self"``), or one of its threads, started, and that these did; none of ``but``, and
+    none that those started.
 
     None where the system does not say.
     """
@@ -396,7 +397,8 @@ def descendants(process: int | str, thread: int | None = None) -> list[int]:
         for task in os.listdir(f"/proc/{process}/task") if thread is None else (thread,):
             with open(f"/proc/{process}/task/{task}/children") as children:
                 for started in map(int, children.read().split()):
-                    found += (started, *descendants(started))
+                    if started not in but:
+                        found += (started, *descendants(started, but=but))
     except (OSError, ValueError):  # it has ended meanwhile
         return found
     return found
@@ -517,15 +519,16 @@ def reap() -> None:
     """Lets go of what this process adopted and what has ended since; many of them would fill the system's table."""
     if _others is None:
         return
-    for process in set(descendants("self", os.getpid())).difference(_others, _watchers):
+    for process in descendants("self", os.getpid(), {*_others, *_watchers}):
         with contextlib.suppress(OSError):
             os.waitpid(process, os.WNOHANG)
 
 
-def end_started(but: Collection[int] = ()) -> None:
-    """Ends the processes that this one started, and that came to it, all but those."""
+def end_started(but: Collection[int]) -> None:
+    """Ends the processes that this one started, and that came to it, all but some and what those started."""
+    spared = {*but, *_watchers}
     end = time.monotonic() + _PATIENCE
-    while (left := set(descendants("self")).difference(but, _watchers)) and time.monotonic() < end:
+    while (left := descendants("self", but=spared)) and time.monotonic() < end:
         for process in left:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)

@@ -270,11 +270,11 @@ class Search:
             waiting.append(len(named) - 1)
             if cost.value <= dearest:
                 continue  # those behind it are measured whatever it does: together they share more
-            good, bad = self._tell(named, waiting, good, bad)
+            good, bad = self._next_good(named, waiting, good, bad)
             if self.budget is None and good is not None and waiting[-1] > good + good // 2:
                 break
             waiting = []
-        good, bad = self._tell(named, waiting, good, bad)
+        good, bad = self._next_good(named, waiting, good, bad)
         if self.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
             fits = [n for n in named if self.planner.cost(n[1]).value <= self.budget]
             self.measure(fits[-_FITTING:])
@@ -293,7 +293,7 @@ class Search:
             self.measure([named[middle]])
             good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
 
-    def _tell(
+    def _next_good(
         self, named: Sequence[tuple[str, Configuration]], steps: Sequence[int], good: int | None, bad: int
     ) -> tuple[int | None, int]:
         """Measures steps of the chain; the first good one, and the last one in front of that."""
