@@ -211,6 +211,17 @@ def test_the_index_of_a_copy_and_its_order() -> None:
     onnx.checker.check_model(editor.finish().proto, full_check=True)
 
 
+def test_what_a_copy_learns_of_its_constants_is_its_own() -> None:
+    model = Model(two_pairs())
+    copy, name = model.copy(), "spare"
+    before = model.type_of(name)
+    (stored,) = (t for t in copy.proto.graph.initializer if t.name == name)
+    stored.CopyFrom(onnx.numpy_helper.from_array(np.zeros((2, 3), np.int8), name))
+    copy.replace_constants((), {name: stored}, True)
+    assert copy.type_of(name) == (onnx.TensorProto.INT8, (2, 3))
+    assert model.type_of(name) == before == (onnx.TensorProto.FLOAT, ())
+
+
 @pytest.mark.parametrize("kind", ["cycle", "two makers"])
 def test_edits_that_damage_a_graph_are_refused(kind: str) -> None:
     model = Model(network(0))
