@@ -7,7 +7,6 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
-import itertools
 import numbers
 import os
 import sys
@@ -34,6 +33,7 @@ _LISTS = (list, tuple)
 _CONTAINERS = (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Mapping, dict, tuple)
 _DECIDED = (str, float, type(None))  # built in, and whether one fits is decided by its type alone
 _fitting: set[tuple[str, str, type, Any]] = set()  # what was found to fit: a call for each tensor of each image asks
+_UNSTATED = inspect.Parameter.empty
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -46,14 +46,16 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         single, rest, known = _parameters(function)
-
-        def plain(parameter: inspect.Parameter | None, value: Any) -> Any:
-            if parameter is None or value is parameter.default:
-                return value
-            return require(parameter.name, value, parameter.annotation, function.__module__)
-
-        first = map(plain, itertools.chain((known[n] for n in single), itertools.repeat(rest)), args)
-        named = {name: plain(known.get(name), value) for name, value in keywords.items()}
+        first: Any = list(args)
+        named: Any = dict(keywords)
+        module = function.__module__
+        for place, value in enumerate(args):
+            parameter = single[place] if place < len(single) else rest
+            if not (parameter is None or parameter.annotation is _UNSTATED or value is parameter.default):
+                first[place] = require(parameter.name, value, parameter.annotation, module)
+        for name, value in keywords.items():
+            if name in known and value is not known[name].default:
+                named[name] = require(name, value, known[name].annotation, module)
         return function(*first, **named)  # a TypeError as for any function of Python where they do not fit
 
     return call
@@ -171,14 +173,14 @@ def require_field(record: Any, name: str, annotation: Any) -> Any:
     return value
 
 
-_Known = tuple[list[str], inspect.Parameter | None, dict[str, inspect.Parameter]]
+_Known = tuple[list[inspect.Parameter], inspect.Parameter | None, dict[str, inspect.Parameter]]
 
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> _Known:
-    """Names of the parameters that take one argument by position, the one that takes the rest, and those with names."""
+    """The parameters that take one argument by position, the one that takes the rest, and those with names."""
     known = inspect.signature(function).parameters
-    single = [n for n, p in known.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    single = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p for p in known.values() if p.kind is p.VAR_POSITIONAL), None)
     return single, rest, {n: p for n, p in known.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
