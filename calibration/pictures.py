@@ -22,7 +22,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from calibration.dataset import Array, FilesSource, InputSpec, printable
 from calibration.listing import UNREADABLE, Folder
@@ -33,7 +33,11 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
-_FORMATS = ("JPEG", "PNG", "BMP", "DIB", "WEBP")
+# Pillow loads all that it has, forty, where one that is asked for is not loaded yet.
+_FORMATS = (
+    JpegImagePlugin.JpegImageFile.format, PngImagePlugin.PngImageFile.format, BmpImagePlugin.BmpImageFile.format,
+    BmpImagePlugin.DibImageFile.format, WebPImagePlugin.WebPImageFile.format,
+)  # fmt: skip
 _STRIP = 1 << 22  # pixels
 _PILLOW, _WEBP = 4, 14  # bytes a pixel: of Pillow's own image; a WebP's decoder holds it packed and unpacked as well
 _ARRAY = 3
