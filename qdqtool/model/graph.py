@@ -208,8 +208,7 @@ class Model:
         """The same model with a message of its own, to be edited."""
         found = copy.copy(self)
         found.__dict__.pop("_by_name", None)
-        found.proto, found._sha256 = onnx.ModelProto(), EDITED
-        found._arrays, found._stated, found.memory = {}, {}, {}
+        found.proto, found._sha256, found._arrays, found._stated, found.memory = onnx.ModelProto(), EDITED, {}, {}, {}
         found.proto.CopyFrom(self.proto)
         kept = {} if self._constants is None else self._constants.initializers
         found.initializers = {t.name: kept.get(t.name, t) for t in found.proto.graph.initializer}
