@@ -131,7 +131,10 @@ def _made_of(tensor: Tensor) -> Layer | None:
 
 
 def _quantized_convolution(tensor: Tensor) -> Layer | None:
-    """The convolution with dequantized data and weights that makes a tensor, through BatchNormalization at most."""
+    """The convolution with dequantized data and weights that makes a tensor, through BatchNormalization at most, and
+    the reshape behind a matrix product."""
+    shuffle = tensor.maker(LayerKind.SHUFFLE)
+    tensor = shuffle.data if shuffle is not None and shuffle.shuffling.after_matmul else tensor
     scale = tensor.maker(LayerKind.SCALE)
     conv = (tensor if scale is None else scale.data).maker(*CONVOLUTIONS)
     if conv is None or not dq_of(conv.data) or not any(map(dq_of, conv.inputs[1:])):

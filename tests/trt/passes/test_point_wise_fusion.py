@@ -5,6 +5,7 @@ import pytest
 
 from qdqtool.model.modelfile import load
 from qdqtool.model.operators import LayerKind
+from qdqtool.prediction import predict
 from qdqtool.trt import importer
 from qdqtool.trt.passes._infra import MAX_JOINED
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
@@ -252,3 +253,17 @@ def test_a_pair_inside_an_activation_is_refused(
     found = [(r.node, r.activation, r.silu, r.gate, r.second) for r in refusals if isinstance(r, InsideActivation)]
     assert found == ([refused] if refused is not None and weights == "qdq" else [])
     assert all(r.convolution == "c" for r in refusals if isinstance(r, InsideActivation))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("place", ["inner", "gate"])
+def test_a_pair_inside_the_activation_of_a_matrix_product_is_reported(g: Graph, place: str, bias: bool) -> None:
+    """Behind the reshape of a product that became a convolution."""
+    weights = g.pair(g.const("w", np.ones((8, 8), np.float32)), "q", 0.1)
+    x = g.op("MatMul", [g.pair(g.input(4, 8), "a", 0.1), weights], "c")
+    x = g.op("Add", [x, g.const("b", np.ones(8, np.float32))], "bias") if bias else x
+    x = g.pair(x, "p", 0.1) if place == "inner" else x
+    y = g.op("Sigmoid", x, "act")
+    y = g.op("Mul", [x, g.pair(y, "gate", 0.01) if place == "gate" else y], "mul")
+    found = [f.node for f in predict(g.model(y), target="trt8.5").findings if f.code == "SILU-INNER-Q"]
+    assert found == ["p.Q" if place == "inner" else "gate.Q"]
