@@ -114,6 +114,8 @@ def _first_scan(file: IO[bytes]) -> int:
         if marker == b"\xff\xff":  # what is filled up
             file.seek(-1, os.SEEK_CUR)
             continue
+        if marker[1] in (0, 1) or 0xD0 <= marker[1] <= 0xD9:  # it has no size: decoders differ in what they make of it
+            return 0
         size = int.from_bytes(file.read(2), "big")
         if marker == _SCAN:
             return int.from_bytes(file.read(1), "big")
