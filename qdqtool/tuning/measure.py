@@ -405,7 +405,7 @@ class ClusterMapper(contextlib.ExitStack):
         """
         if self._handed is None or job != self._handed[1]:
             self.close()
-            given = replace(job, images=shared(job.images))
+            given = replace(job, images=shared(job.images), _kept={})
             made = Handed(self.cluster, "qdqtool.tuning.measure:unpacked", given, "qdqtool.tuning.measure:run_task")
             self._handed = self.enter_context(made), job
         for _, result in self._handed[0].results(tasks):

@@ -219,7 +219,9 @@ class Search:
         for images in self.ever_more():
             if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in tried], "Other ranges", None, images):
                 raise OutOfTime
-            tried = [c for c in tried if np.nanmean(before - self._squared(self.with_choice(c))) > 0.0]
+            gains = [before - self._squared(self.with_choice(c)) for c in tried]
+            gains = [g[~np.isnan(g)] for g in gains]
+            tried = [c for c, gain in zip(tried, gains, strict=True) if not len(gain) or gain.mean() > 0.0]
         better: list[tuple[float, Candidate]] = []
         for candidate in tried:
             gain = before - self._squared(self.with_choice(candidate))
