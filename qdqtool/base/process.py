@@ -5,6 +5,7 @@ Onnx is loaded here only when something asks for it, and threads take tasks from
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -70,6 +71,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before the first array
 _AGAIN = 0.01  # seconds
 _PATIENCE = 20  # seconds for ending what has a mark
+_ZOMBIES = 1000  # processes that have ended and may be waited for by nobody
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _own = False  # whether the process is the command line's
 _others: list[int] | None = None  # processes that ran when this one began to adopt; None as long as it does not
@@ -117,6 +119,7 @@ def prepare() -> None:
     _own = True
     _asked.clear()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
+    atexit.register(end_started)  # as the first, so that libraries end what is theirs before
     defer()
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime leaves its file `.ses` in TMPDIR
     for name, code in _CODES.items():
@@ -271,8 +274,6 @@ def finish(code: int) -> int:
     Returns:
         The exit code: 2 in place of 0 or 1 where the answer could not be written.
     """
-    if _others is not None:
-        end_started(_others)
     gc.freeze()  # all memory is given back at once now: nothing is to be searched for garbage before
     try:
         if sys.stdout is not None:
@@ -387,11 +388,8 @@ class _Ended:
 
 
 def descendants(process: int | str, thread: int | None = None, but: Collection[int] = ()) -> list[int]:
-    """The processes that one (``"self"``), or one of its threads, started, and that these did; none of ``but``, and
-    none that those started.
-
-    None where the system does not say.
-    """
+    """The processes that one (``"self"``), or one of its threads, started, and that these did, as far as the system
+    says; none of ``but``, and none that those started."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{process}/task") if thread is None else (thread,):
@@ -516,16 +514,23 @@ def adopt() -> list[int] | None:
 
 
 def reap() -> None:
-    """Lets go of what this process adopted and what has ended since; many of them would fill the system's table."""
-    if _others is None:
-        return
-    for process in descendants("self", os.getpid(), {*_others, *_watchers}):
+    """Lets go of what this process adopted and what has ended since, before that fills the system's table; of few it
+    does not: they may be the user's own, who still asks how they ended."""
+    ended = []
+    for process in () if _others is None else descendants("self", os.getpid(), {*_others, *_watchers}):
+        with contextlib.suppress(OSError):  # it is a child's child
+            if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                ended.append(process)
+    for process in ended if len(ended) > _ZOMBIES else ():
         with contextlib.suppress(OSError):
             os.waitpid(process, os.WNOHANG)
 
 
-def end_started(but: Collection[int]) -> None:
-    """Ends the processes that this one started, and that came to it, all but some and what those started."""
+def end_started(but: Collection[int] | None = None) -> None:
+    """Ends the processes that this one started, and that came to it, all but some and what those started; by default
+    but those that ran when it began to adopt, if it did."""
+    if (but := _others if but is None else but) is None:
+        return
     spared = {*but, *_watchers}
     end = time.monotonic() + _PATIENCE
     while (left := descendants("self", but=spared)) and time.monotonic() < end:

@@ -290,18 +290,17 @@ if not between:
     os.write(tell, b"ended %d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os._exit(0)
 os.close(tell)
-said, ended, died = None, 1, 0
+said, ended, died, gone = None, 1, 0, False
 while said is None and os.getppid() == parent:
     ready = select.select([0, told], [], [], 1)[0]
     if 0 in ready:
         break
     if told in ready:
         said = os.read(told, 64)
-    while ended:
+    while ended and not gone:
         ended, status = os.waitpid(-1, os.WNOHANG) if said != b"" else os.waitpid(between, 0)
         if ended == between:
-            died = os.waitstatus_to_exitcode(status)
-            break
+            died, gone = os.waitstatus_to_exitcode(status), True
     ended = 1
 try:
     while True:
