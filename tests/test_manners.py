@@ -179,6 +179,30 @@ def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, 
     assert (tmp_path / "begun").exists() and not _processes(number)
 
 
+def test_how_a_process_of_a_metric_ended_is_the_metrics_to_ask() -> None:
+    """A process that outlives the call which started it is a child of the main thread, as adopted ones are."""
+    source = """
+import subprocess, threading, time
+from qdqtool.base import process
+from qdqtool.tuning.metrics import within
+process.prepare(); process.mark_all()
+kept = []
+def metric():
+    kept.append(kept[0] if kept else subprocess.Popen(["sh", "-c", "exit 7"]))
+def calls():
+    for _ in range(3):
+        within(5, metric)
+        time.sleep(.3)
+caller = threading.Thread(target=calls)
+caller.start()
+caller.join()
+print(kept[0].wait())
+process.finish(0)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "7\n"
+
+
 def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:
     write_seeds(tmp_path)
     (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n")
