@@ -139,7 +139,11 @@ class Cutter:
                 raise ModelError(f"{what}: output '{ends[0]}' does not depend on '{next(iter(given))}'{way}")
             missing = next((t for t in model.inputs if t in needed and t not in given), None)
             if missing is not None:
-                end = next(e for e in ends if missing in leading_to(nodes, [e], given)[1])
+                depend = {missing}
+                for node in model.ordered:
+                    if not depend.isdisjoint((*node.inputs, *node.captured)):
+                        depend.update(t for t in node.outputs if t not in given)
+                end = next(e for e in ends if e in depend)
                 raise ModelError(f"{what}: output '{end}' also depends on network input '{missing}'; name it in "
                                  "`inputs`, or a tensor in between")
             unused = next((t for t in given if t not in needed), None)

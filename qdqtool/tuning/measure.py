@@ -104,7 +104,6 @@ class Part:
 # Jobs and tasks ------------------------------------------------------------------------------------------------------
 
 _Arrays = dict[str, npt.NDArray[Any]]
-_Samples = Mapping[int, _Arrays]
 
 
 @dataclass(frozen=True)
