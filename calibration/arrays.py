@@ -30,6 +30,7 @@ from calibration.pictures import (
 )
 from qdqtool.base import budgets
 from qdqtool.base.files import NO_NAME, open_input, read_input
+from qdqtool.base.notes import Remark
 from qdqtool.base.options import Preprocess
 from qdqtool.base.packed import Archive, Header, read_values
 from qdqtool.base.parameters import shown, typed
@@ -364,8 +365,8 @@ def _path_source(
         passed = dict.fromkeys(OTHER_PICTURES, 0)
         pictures = files_under(path, IMAGE_SUFFIXES, passed)
         kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
-        others = ", ".join(f"{number} {suffix[1:]}" for suffix, number in passed.items() if number)
-        unread = f"pictures of other formats are not read ({others}): convert them to one of {kinds}" if others else ""
+        others = [f"{number} {suffix[1:]}" for suffix, number in passed.items() if number]
+        unread = Remark.OTHER_FORMATS(formats=others, kinds=kinds) if others else None
         if len(pictures):
             source = ImageSource(pictures, path, inputs, preprocess, size)
             source.remarks = [unread] if unread else []

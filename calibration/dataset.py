@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from calibration.listing import file_digest, read_ahead
 from qdqtool.base import budgets
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.parameters import require, typed, typed_fields
 from qdqtool.errors import DataError
 
@@ -44,25 +45,22 @@ class Looks:
         self.nonfinite += other.nonfinite
         self.broken += other.broken
 
-    def warnings(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[Note]:
         total, low, high = self.total, self.low, self.high
         if not total:
             return
         if self.broken:
-            yield f"{self.broken} of {total + self.broken} images could not be read and were skipped"
+            yield Remark.BROKEN_IMAGES(broken=self.broken, total=total + self.broken)
         if total < FEW_IMAGES:
-            yield f"only {total} calibration image{'s' * (total != 1)}; {FEW_IMAGES} or more give steadier ranges"
+            yield Remark.FEW_IMAGES(images=total, enough=FEW_IMAGES)
         if max(-low, high) > _FAR_OUTSIDE:  # minus infinity where nothing was finite
-            yield (
-                f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: "
-                "is the division by 255 missing (scale 1/255)?"
-            )
+            yield Remark.FAR_INPUTS(low=low, high=high)
         elif low >= 0 and 0 < high < 1.5 / 255:
-            yield f"inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
+            yield Remark.SMALL_INPUTS(high=high)
         if self.constant:
-            yield f"{self.constant} of {total} images are constant (every value the same)"
+            yield Remark.CONSTANT_IMAGES(constant=self.constant, total=total)
         if self.nonfinite:
-            yield f"{self.nonfinite} of {total} samples hold NaN or infinities"
+            yield Remark.NONFINITE_SAMPLES(nonfinite=self.nonfinite, total=total)
 
 
 Array = npt.NDArray[Any]
@@ -137,7 +135,7 @@ class Source(ABC):
     #: Whether a broken sample is skipped (images) or an error (arrays).
     is_images = False
     #: What a user should know of them, in one line each.
-    remarks: Sequence[str] = ()
+    remarks: Sequence[Note] = ()
 
     @abstractmethod
     def count(self) -> int | None:
@@ -460,7 +458,7 @@ class Dataset:
         self._digests = kept
 
     @property
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Note]:
         """What looks wrong with the samples loaded so far, in one line each, with numbers."""
         with self._lock:
             return [*self.source.remarks, *self.looks.warnings()]

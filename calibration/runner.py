@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from calibration.session import (
 )
 from calibration.statistics import DEFAULT_BINS
 from qdqtool.base.files import check_output
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Preprocess
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
@@ -120,9 +122,16 @@ def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Stat
         if part.nonfinite:
             total = part.count + part.nonfinite
             statistics.warnings.append(
-                f"tensor '{name}': {part.nonfinite} of {total} values are NaN or infinite and were left out"
-            )
+                Remark.NONFINITE_TENSOR(tensor=name, nonfinite=part.nonfinite, total=total))
     return statistics
+
+
+class Mismatch(StrEnum):
+    """Why a cache does not fit a calibration."""
+
+    MODEL = "it was made for another model"
+    DATA = "it was made from other data or with other preprocessing"
+    BINS = "it has another number of bins"
 
 
 @dataclass
@@ -139,7 +148,7 @@ class _Job:
     where: object  # the cluster, where there is one
     mixed_cpus: bool
     key: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     before: Statistics = field(default_factory=lambda: Statistics({}))  # from an interrupted pass
     kept: Statistics = field(default_factory=lambda: Statistics({}))  # tensors that a finished pass had already
     done: set[int] = field(default_factory=set)
@@ -169,7 +178,7 @@ class _Job:
         """What the cache offers: everything, a part to go on from, or nothing; notes say which."""
         assert self.cache is not None
         if not self.dataset.fingerprint:
-            self.notes.append(f"{self.cache}: not reused, data from an iterator cannot be recognised again")
+            self.notes.append(Remark.NOT_REUSED(cache=self.cache))
         if not self.cache.exists():
             return None
         self.seen = _identity(self.cache)
@@ -179,35 +188,33 @@ class _Job:
             of_iterator = not (found.statistics.fingerprint or self.dataset.fingerprint) and found.model == self.key
             if not self.overwrite and not of_iterator:
                 raise DataError(f"{self.cache}: {reason}; give another name, or `overwrite_cache` to replace it")
-            self.notes.append(f"{self.cache}: not used, {reason}; calibrating again")
+            self.notes.append(Remark.NOT_USED(cache=self.cache, why=reason))
             return None
         missing = [n for n in self.names if n not in found.statistics]
         old = found.statistics
         if found.complete and not missing:
-            self.notes.append(f"{self.cache}: reused, {old.images} images, same model and data; nothing was run")
+            self.notes.append(Remark.REUSED(cache=self.cache, images=old.images))
             return Statistics({n: old[n] for n in self.names}, images=old.images, fingerprint=old.fingerprint,
                               warnings=old.warnings, skipped=old.skipped, notes=self.notes)
         if found.complete:
             self.kept = old
-            self.notes.append(f"{self.cache}: reused for all but {len(missing)} tensors that it does not have")
+            self.notes.append(Remark.REUSED_IN_PART(cache=self.cache, missing=len(missing)))
         elif missing:
-            self.notes.append(f"{self.cache}: not used, it is unfinished and has no '{missing[0]}'; calibrating again")
+            self.notes.append(Remark.UNFINISHED(cache=self.cache, tensor=missing[0]))
         else:
             self.before = Statistics({n: old[n] for n in self.names}, images=old.images, skipped=old.skipped)
             self.done = found.done
             self.dataset.looks = found.looks
             self.dataset.skipped.extend(old.skipped)
-            self.notes.append(f"{self.cache}: resumed after {old.images} images")
+            self.notes.append(Remark.RESUMED(cache=self.cache, images=old.images))
         return None
 
-    def _mismatch(self, found: Progress) -> str:
+    def _mismatch(self, found: Progress) -> Mismatch | None:
         if not self.key or found.model != self.key:
-            return "it was made for another model"
+            return Mismatch.MODEL
         if not self.dataset.fingerprint or found.statistics.fingerprint != self.dataset.fingerprint:
-            return "it was made from other data or with other preprocessing"
-        if any(p.bins != self.bins for p in found.statistics.values()):
-            return "it has another number of bins"
-        return ""
+            return Mismatch.DATA
+        return Mismatch.BINS if any(p.bins != self.bins for p in found.statistics.values()) else None
 
     def _check_own(self, cache: Path) -> None:
         """Another process may have written the cache since; one that is not of this calibration is not replaced.

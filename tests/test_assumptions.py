@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.trt.outcome import settled
@@ -99,7 +100,8 @@ def test_verify_takes_what_the_build_shows(built: str, tmp_path: Path) -> None:
     result = qdqtool.verify(OPEN, log)
     assert result.mismatches == [] and result.prediction is not None
     assert result.prediction.assumptions[0].value == built
-    assert [n for n in result.notes if n.startswith(f"silu-add: the build shows {built}")]
+    shown = [n for n in result.notes if n.remark in (Remark.SHOWN_AS_ASSUMED, Remark.SHOWN_OTHERWISE)]
+    assert [(n.values["name"], n.values["value"]) for n in shown] == [("silu-add", built)]
 
 
 def test_verify_settles_what_is_assumed(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_verify_settles_what_is_assumed(tmp_path: Path) -> None:
     log.write_text("\n".join(broken))
     result = qdqtool.verify(OPEN, log)
     assert any("c1" in m.name for m in result.mismatches)
-    assert any("does not fit everywhere" in n for n in result.notes)
+    assert {Remark.NEAREST_AS_ASSUMED, Remark.NEAREST_OTHERWISE} & set(remarks(result.notes))
     # Both inputs of such an Add quantized: the outcome is the same either way
     from qdqtool.model.modelfile import load
     from qdqtool.trt.outcome import assumed_target

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from qdqtool.base.notes import Remark
 from qdqtool.base.outputs import parse_json
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
@@ -269,9 +270,8 @@ def read_json(data: bytes, name: str) -> Build:
         profiles = [d for d in documents if isinstance(d, list)]
         content, both = (listings or profiles)[-1], bool(listings and profiles)
         if len(documents) > 1 + both:
-            of_each = "the last listing and the last profile were" if both else "the last was"
-            build.notes.append(f"{name} holds {len(documents)} whole JSON documents one after the other; "
-                               f"{of_each} read")
+            remark = Remark.SEVERAL_OF_BOTH if both else Remark.SEVERAL_DOCUMENTS
+            build.notes.append(remark(file=name, count=len(documents)))
         if both:
             _profile(build, profiles[-1])
     if isinstance(content, dict):
@@ -296,7 +296,7 @@ def read_json(data: bytes, name: str) -> Build:
     else:
         raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
     if not whole:
-        build.notes.append(f"{name} is cut off or damaged; what could be read of it was used")
+        build.notes.append(Remark.CUT_OFF(file=name))
         is_profile = build.source == BuildSource.PROFILE_JSON
         build.gaps.append(Gap(Section.PROFILE if is_profile else Section.LISTING, Lack.CUT_FILE, name=name))
     return build

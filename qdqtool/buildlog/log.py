@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from qdqtool.base import budgets
+from qdqtool.base.notes import Remark
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.sections import UNSTAMPED, Sections
@@ -214,8 +215,7 @@ class LogReader:
                     self._deaf = True
                     gap = Gap(Section.ALL, Lack.BEYOND_LINE, number)
                     self.build.gaps.append(gap)
-                    self.build.notes.append(
-                        f"{gap} was not read: {_MAX_UNEXPLAINED:,} lines before it were not understood")
+                    self.build.notes.append(Remark.NOT_UNDERSTOOD(gap=gap, lines=_MAX_UNEXPLAINED))
                     break
         counts.total = number
         counts.blank += blank

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base.text import counted
+from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, whole
@@ -35,7 +35,7 @@ _MAX_ELEMENTS = 1 << 28
 _MAX_RANK = 10
 
 
-def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[str]]:
+def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
     """Rebuilds the graph from the parse section: the model, and what could not be known, one sentence each."""
     if not any(node.outputs for node in build.parse.nodes):
         raise BuildLogError(f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be "
@@ -75,7 +75,7 @@ class _Rebuilder:
         self.values: dict[str, list[int] | list[float]] = {}
         self.scales = _scales(build)
 
-    def run(self) -> tuple[onnx.ModelProto, list[str]]:
+    def run(self) -> tuple[onnx.ModelProto, list[Note]]:
         listed = self._listed()
         guesses = [attributes_of(node, listed.get(node.name, {})) for node in self.nodes]
         for guess in guesses:
@@ -173,22 +173,20 @@ class _Rebuilder:
                     table.setdefault(component, layer.extras | of_conv)
         return table
 
-    def _unknowns(self, inferred: Counter[str]) -> list[str]:
-        lines = ["weights and other constants: their values are not in a log; zeros were written"]
+    def _unknowns(self, inferred: Counter[str]) -> list[Note]:
+        lines = [Remark.CONSTANTS_LACK()]
         if qdq := sum(node.op in (_Q, _DQ) for node in self.nodes):
-            lines.append(f"scales of {qdq} Q and DQ: not in a log; invented, and equal only where the log shows that "
-                         "TensorRT merged Qs or where they read one constant")
-        lines += [f"{what} of {counted(number, 'node')}: not printed; inferred from shapes (see doc_string)"
-                  for what, number in sorted(inferred.items())]
+            lines.append(Remark.SCALES_LACK(count=qdq))
+        lines += [Remark.ATTRIBUTE_INFERRED(what=what, count=number) for what, number in sorted(inferred.items())]
         if alphas := sum(node.op == "LeakyRelu" for node in self.nodes):
-            lines.append(f"alpha of {alphas} LeakyRelu: not printed; ONNX's default was left")
+            lines.append(Remark.ALPHAS_LACK(count=alphas))
         others = Counter(node.op for node in self.nodes if not onnx.defs.has(node.op))
-        lines += [f"{op} ({number}): no operator of ONNX; put into domain 'unknown'" for op, number in others.items()]
+        lines += [Remark.NO_OPERATOR(op=op, count=number) for op, number in others.items()]
         if self.narrowed and any(t.dtype == "INT32" for t in self.tensors.values()):
-            lines.append("integers: TensorRT before 10 prints INT64 as INT32; INT64 was written")
+            lines.append(Remark.INTEGERS_NARROWED())
         if not self.build.parse.opset:
-            lines.append("opset: not printed; 13 was taken")
-        lines += [f"the log: {m}" for m in self.build.gaps if m.section == Section.PARSE]
+            lines.append(Remark.OPSET_LACKS())
+        lines += [Remark.LOG_LACKS(gap=m) for m in self.build.gaps if m.section == Section.PARSE]
         return lines
 
 

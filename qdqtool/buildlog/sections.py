@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 
+from qdqtool.base.notes import Remark
 from qdqtool.buildlog import layers, lines
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.summary import judge
@@ -317,8 +318,7 @@ class Sections:
             return True
         if not self._full:
             self._full = True
-            self.build.notes.append("the log is longer than any real one: what came after the first "
-                                    f"{_MAX_RECORDS:,} records was counted and not kept")
+            self.build.notes.append(Remark.TOO_LONG(records=_MAX_RECORDS))
             self.build.gaps.append(Gap(Section.ALL, Lack.BEYOND_RECORDS, _MAX_RECORDS))
         return False
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from qdqtool.base.notes import Note
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import FusedName, parts
@@ -465,7 +466,7 @@ class Build:
     gaps: list[Gap] = field(default_factory=list)
     complete: bool = False
     names_only: bool = False
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def begin_again(self) -> None:
         """Forgets what was read of a build, for another one begins in the same file; its parse section stays."""

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw, ImageFilter
 
+from qdqtool.base.notes import Remark
 from qdqtool.base.outputs import commit
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.errors import DataError, ModelError, QdqtoolError
@@ -502,5 +503,5 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
         pairs.append(Pair(conv, node))
     facts = BuildFacts(BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True)
     result = of_pairs(prediction, pairs, facts)
-    result.notes.append("the build was made when this demo was written, not on this machine")
+    result.notes.append(Remark.BUILT_BEFORE())
     return result

@@ -92,8 +92,8 @@ def command(
     if timed:
         from qdqtool.timing.estimate import of_capability, predict_on
 
-        if request.sm is not None and (note := of_capability(request.sm).note):
-            print(f"qdqtool: --sm: {as_line(note)}", file=sys.stderr)
+        if request.sm is not None and (notes := of_capability(request.sm).notes):
+            print(f"qdqtool: --sm: {as_line('; '.join(notes))}", file=sys.stderr)
     answers: list[_Answer] = []
     damaged: dict[str, str] = {}
 

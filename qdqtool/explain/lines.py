@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from qdqtool.base.notes import Remark
 from qdqtool.base.records import published
 from qdqtool.knowledge import paragraph, table
 from qdqtool.knowledge.tables import Case
@@ -117,14 +118,11 @@ def explain_line(text: str) -> LineAnswer | None:
     decided = [name for word, name in _TYPES.items() if event.kind == trace.SWAP_TYPE and word in event.object][:1]
     owners = (named,) if named else decided or _OWNERS.get(event.kind, ())
     rules = tuple(_fitting(_rule(known[name]), event) for name in owners if name in known)
-    note = ""
+    note: str = ""
     if not rules:
-        note = (
-            f"{named} is a pass that no available build shows; qdqtool does not simulate it. A log with it is worth "
-            "reporting."
-        )
+        note = Remark.PASS_UNKNOWN(name=named)
     elif len(rules) > 1:
-        note = "The line does not say whose it is: it belongs to the pass of the last 'Running: ...' line above it."
+        note = Remark.PASSES_SHARE_LINE()
     return LineAnswer(line, event, rules, note)
 
 

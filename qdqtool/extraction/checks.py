@@ -17,6 +17,7 @@ from typing import Protocol
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.process import temporary_folder
 from qdqtool.builders.child import Child
 from qdqtool.builders.run import build_with, exit_code, log_names, read_log
@@ -37,8 +38,8 @@ _BLOCK = 2**20
 class Check(Protocol):
     """Something that a smaller model has to do as the whole one does."""
 
-    words: str
-    """What the whole one does, in words."""
+    words: Note
+    """What the whole one does."""
     shareable: str
     """The same without the user's paths."""
     loose: bool
@@ -106,15 +107,17 @@ class BuilderCheck:
         if self.whole.status == "timeout":
             self.close()
             raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
-        self.words = self.shareable = self._words()
+        self.words = self._words()
+        self.shareable: str = self.words
 
-    def _words(self) -> str:
+    def _words(self) -> Note:
         if self.whole.status != "built":
-            return f"{self._builder}: {self.whole.status}" + (f": {self.whole.message}" if self.whole.message else "")
+            remark = Remark.CHECKED_BUILD_SAYING if self.whole.message else Remark.CHECKED_BUILD
+            return remark(builder=self._builder, status=self.whole.status, message=self.whole.message)
         if self.whole.differences:
-            differences = ", ".join(f"predicted {p}, built {b}" for p, b in sorted(self.whole.differences))
-            return f"{self._builder}: built, but {differences}"
-        return f"{self._builder}: built as predicted"
+            differences = [f"predicted {p}, built {b}" for p, b in sorted(self.whole.differences)]
+            return Remark.CHECKED_DIFFERENCES(builder=self._builder, differences=differences)
+        return Remark.CHECKED_AS_PREDICTED(builder=self._builder)
 
     def behaviour(self, proto: onnx.ModelProto) -> Behaviour:
         """Builds a model."""
@@ -221,7 +224,8 @@ class CommandCheck:
                                "text to hold, or leave it out")
         self.loose = code != 0 and not says
         self._code = code
-        self.words = f"{self._words[0]}: exit code {code}" + (f", saying '{says}'" if says else "")
+        remark = Remark.CHECKED_COMMAND_SAYING if says else Remark.CHECKED_COMMAND
+        self.words = remark(command=self._words[0], code=code, says=says)
         self.shareable = f"the command: exit code {code}" + (", and a text in its output" if says else "")
 
     def code(self, proto: onnx.ModelProto) -> int | None:

@@ -10,6 +10,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.base.files import watch
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED, Stopped, track
@@ -51,7 +52,7 @@ class Job:
         self.cutter = Cutter(model)
         self.shown = Shown()
         self.check: Check | None = None
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.why = ""
         self.checked = ""
         self.proto = model.proto
@@ -134,8 +135,7 @@ class Job:
             if self._part_holds(part):
                 break
         if effort.left < 0:
-            self.notes.append(f"trimming ended after {budgets.TRIMMED_NODES:,} nodes predicted: the part may hold more "
-                              "than what counts; `minimize` makes it smaller")
+            self.notes.append(Remark.TRIMMING_ENDED(nodes=budgets.TRIMMED_NODES))
         self._set(part)
         if part != self.cutter.whole():
             self._plainer()
@@ -194,7 +194,7 @@ class Job:
         prediction = self._predict(self.proto)
         missing = self.shown.missing(prediction)
         if missing:
-            self.notes.append(f"with these hops the part does not show {listed(missing)}; give more, or no `hops`")
+            self.notes.append(Remark.NOT_SHOWN(missing=listed(missing)))
         keys = {key(f) for f in prediction.findings}
         there = {c.name: c for c in prediction.convolutions}
         self.shown = Shown(
@@ -206,7 +206,7 @@ class Job:
         if changed:
             lines = [f"{c.name} ({c.precision} to {c.output}, here {there[c.name].precision} to "
                      f"{there[c.name].output})" for c in changed]
-            self.notes.append(f"predicted otherwise than in the whole, because of the cut: {listed(lines, 3)}")
+            self.notes.append(Remark.PREDICTED_OTHERWISE(convolutions=listed(lines, 3)))
 
     # Shrinking ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Job:
             return check is None or check.holds(proto)
 
         if check is not None and check.loose:
-            self.notes.append("what was held is the exit code, whatever the command says; `says` holds a text as well")
+            self.notes.append(Remark.EXIT_CODE_ALONE())
         shrinker = Shrinker(self.proto, holds, limit=limit)
         try:
             for _ in track(shrinker.steps(), "minimizing", limit):
@@ -254,9 +254,9 @@ class Job:
             if not keep_interrupted or (isinstance(stop, Stopped) and stop.code != INTERRUPTED):
                 raise
             self.interrupted = True
-            self.notes.append(f"interrupted after {shrinker.tried} tries; more may make it smaller")
+            self.notes.append(Remark.INTERRUPTED(tries=shrinker.tried))
         if shrinker.exhausted:
-            self.notes.append(f"stopped after {limit} tries; a higher `limit` may make it smaller")
+            self.notes.append(Remark.STOPPED(tries=limit))
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             if not self.checked:
@@ -287,7 +287,7 @@ class Job:
             self.why = hidden.text(self.why)
             if self.check is not None:
                 self.checked = hidden.text(self.check.shareable)
-            self.notes = [hidden.text(n) for n in self.notes]
+            self.notes = [n.rewritten(hidden.text) for n in self.notes]
         return Extraction(
             proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
             self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
@@ -367,7 +367,7 @@ def extract(
         if minimize:
             job.minimize(tries, keep_interrupted)
         elif job.widened:
-            job.notes.append("the part alone does not build as the whole does; the whole is kept: use `minimize`")
+            job.notes.append(Remark.WHOLE_KEPT())
     result = job.finish(shrinking.private)
     result.source, result.read = index.path, guard
     return result

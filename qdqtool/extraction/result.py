@@ -10,6 +10,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.base.files import Guard, not_over, read_input
+from qdqtool.base.notes import Note
 from qdqtool.base.outputs import parse_json
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import as_line, as_text
@@ -48,7 +49,7 @@ class Extraction:
     shown: Shown
     nodes: tuple[int, int]
     kept: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     checked: str = ""
     private: Private | None = None
     interrupted: bool = False

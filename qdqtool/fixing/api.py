@@ -12,6 +12,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.base.files import Guard, not_over, watched
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import collector_paused
@@ -118,7 +119,7 @@ class Fixed:
     refused: list[Change] = field(default_factory=list)
     noise_before: float | None = None
     noise_after: float | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     read: Guard | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -228,14 +229,14 @@ class _Work:
         self.before = self.prediction = predict(model, target)
         self.applied: list[Change] = []
         self.refused: list[Change] = []
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self._runs = compare.Runs(effort)
         self._given = inputs
         self._arrays: compare.Arrays = {}
         self._reference: compare.Arrays | None = None
         self._noise: compare.Noise | None = None
         self._first_noise: compare.Noise | None = None
-        self._cannot_run = ""
+        self._cannot_run: compare.RunError | None = None
         self._body = False
         self._left: list[tuple[Step, set[str]]] = []
         self._first: _Tried | None = None  # the last attempt of the first of these, unless the model is another now
@@ -262,7 +263,7 @@ class _Work:
         while sites := [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]:
             self._answers.update((answered, (s.code, s.node)) for s in sites for answered in s.answers)
             if not tries:
-                why_not = f"not separated from the places at fault within {most} tries" + (why_not and f": {why_not}")
+                why_not = (Remark.NOT_SEPARATED_AS if why_not else Remark.NOT_SEPARATED)(tries=most, why=why_not)
                 refused.update({(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites})
                 break
             chosen = [s for s in sites if (s.code, s.node) in suspects[: max(1, len(suspects) // 2)]] or sites
@@ -372,12 +373,12 @@ class _Work:
         """Says of each code that was asked for where it is not found, and of each place why nothing was tried there."""
         found = {f.code for f in self.before.findings} | {c.code for c in (*self.applied, *self.refused)}
         missing = sorted(set(wanted) - found)
-        self.notes += [f"{code} is not found in this model for {self.target.name}" for code in missing]
+        self.notes += [Remark.CODE_NOT_FOUND(code=code, target=self.target.name) for code in missing]
         refused = {(c.code, c.node) for c in self.refused}
         for finding in self.prediction.findings:
             change = self._answers.get((finding.code, finding.node))
             if finding.code in wanted and change not in refused:
-                why_not = _untried(finding) if change is None else "it is left after the fix that was applied there"
+                why_not = _untried(finding) if change is None else Remark.LEFT_AFTER_FIX()
                 self.refused.append(Change(finding.code, finding.node, finding.fix, why_not))
 
     def _judge(self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim) -> str:
@@ -401,7 +402,7 @@ class _Work:
         """
         self._prepare()
         if self._reference is None or self._noise is None:
-            return f"its outputs cannot be compared with those of the float network: {self._cannot_run}", None
+            return Remark.NOT_COMPARABLE(error=str(self._cannot_run), kind=type(self._cannot_run)), None
         try:
             proto, _ = compare.runnable(candidate, self._body)
             if aim.costs:
@@ -409,7 +410,7 @@ class _Work:
                 self._reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
-            return f"onnxruntime cannot run the result: {error}", None
+            return Remark.RESULT_CANNOT_RUN(error=str(error)), None
         if not compare.within(self._noise, noise, aim.noise, aim.rounding):
             return _grown(self._noise, noise), None
         return "", noise
@@ -422,15 +423,14 @@ class _Work:
             try:
                 self._run_given()
             except compare.TooMuch as error:  # a part of it would hardly need less
-                self._cannot_run = str(error)
+                self._cannot_run = error.with_traceback(None)
                 return
             except compare.RunError as error:
-                self._cannot_run = self._cannot_run or str(error)
+                self._cannot_run = self._cannot_run or error.with_traceback(None)
             else:
                 if self._cannot_run:
-                    self.notes.append(f"the whole model cannot be compared ({self._cannot_run}): outputs were compared "
-                                      "behind its last convolutions")
-                self._cannot_run = ""
+                    self.notes.append(Remark.COMPARED_IN_BODY(error=str(self._cannot_run), kind=type(self._cannot_run)))
+                self._cannot_run = None
                 return
 
     def _run_given(self) -> None:
@@ -443,28 +443,23 @@ class _Work:
         self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
         self._reference = reference
         if self._noise.relative > _ROUGH:
-            self.notes.append(f"the outputs are {self._noise.relative:.0%} from the float network: the inputs do not "
-                              "fit the scales, so the comparison is weak; give real ones with `inputs`")
+            self.notes.append(Remark.WEAK_COMPARISON(error=self._noise.relative))
         if cut and not self._body:
-            self.notes.append(f"outputs were compared in front of {', '.join(cut[:3])}, which onnxruntime does not "
-                              "have")
+            self.notes.append(Remark.COMPARED_IN_FRONT(nodes=cut[:3]))
 
 
 def _untried(finding: Finding) -> str:
     """Why no change was tried at the place of a finding."""
     if not fixed(finding):
         return "no fix does this by itself for what causes it here"
-    return "what a fix would need is not there" if finding.gains else "it would bring nothing here"
+    return Remark.FIX_LACKS() if finding.gains else Remark.BRINGS_NOTHING()
 
 
-def _grown(before: compare.Noise, after: compare.Noise) -> str:
+def _grown(before: compare.Noise, after: compare.Noise) -> Note:
     if not after.finite:
-        return "outputs would no longer be numbers"
+        return Remark.NO_NUMBERS()
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
-    return (
-        f"the distance of output '{worst}' from the float network would grow from {before.each.get(worst, 0.0):.2%} to "
-        f"{after.each[worst]:.2%}"
-    )
+    return Remark.DISTANCE_GROWS(output=worst, before=before.each.get(worst, 0.0), after=after.each[worst])
 
 
 # What each kind of fix saves on a GPU --------------------------------------------------------------------------------

@@ -22,11 +22,15 @@ from qdqtool.model.graph import Model
 from qdqtool.model.live import load_of
 from qdqtool.model.view import View
 
-__all__ = ["Arrays", "Noise", "RunError", "Runs", "TooMuch"]
+__all__ = ["Arrays", "Noise", "NotFinite", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch
 _SIDE = 256  # an unknown height or width: a multiple of every stride in use
 ATOL = 1e-6  # of the largest output: rounding of float arithmetic
 HALF_ROUNDING = 0.01  # the same of FP16, whose step is 0.05 %, behind some dozen layers
+
+
+class NotFinite(RunError):
+    """A float network that computes no numbers, so that nothing can be held against it."""
 
 
 @dataclass(frozen=True)
@@ -233,11 +237,11 @@ def check_finite(reference: Arrays) -> None:
     """Refuses outputs of the float network that nothing can be compared with.
 
     Raises:
-        RunError: One of them holds an infinity or a NaN.
+        NotFinite: One of them holds an infinity or a NaN.
     """
     for name, values in reference.items():
         if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
-            raise RunError(f"output '{name}' of the float network is not finite for these inputs")
+            raise NotFinite(f"output '{name}' of the float network is not finite for these inputs")
 
 
 def within(before: Noise, after: Noise, factor: float, rounding: float = ATOL) -> bool:

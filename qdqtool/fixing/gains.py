@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.names import base_name
 from qdqtool.fixing.site import Aim
 from qdqtool.model.graph import Model, Node
@@ -14,13 +15,13 @@ from qdqtool.types import Prediction, Severity
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What speaks against a change: in words, and whether anything gets worse."""
+    """What speaks against a change, and whether anything gets worse."""
 
-    why: str
+    why: Note
     worse: bool = True
 
 
-NO_GAIN = Against("the prediction would not get better", worse=False)
+NO_GAIN = Against(Remark.NO_BETTER(), worse=False)
 
 
 @dataclass(slots=True)
@@ -83,15 +84,15 @@ def blamed(
 
 def _no_better(before: Tally, after: Tally, aim: Aim) -> Against | None:
     if after.errors.total() > before.errors.total():
-        return Against(f"it would bring errors ({', '.join(after.errors - before.errors)})")
+        return Against(Remark.BRINGS_ERRORS(codes=list(after.errors - before.errors)))
     if after.errors.total() < before.errors.total():
         return None
-    for one, two, what in ((before.int8, after.int8, "INT8 convolutions"),
-                           (before.int8_to_int8, after.int8_to_int8, "convolutions INT8 to INT8")):
+    for one, two, remark in ((before.int8, after.int8, Remark.FEWER_INT8),
+                             (before.int8_to_int8, after.int8_to_int8, Remark.FEWER_INT8_TO_INT8)):
         if two < one and not aim.costs:
-            return Against(f"there would be {two} {what} instead of {one}")
+            return Against(remark(after=two, before=one))
     if after.conversions > before.conversions and not aim.retypes and not aim.costs:
-        return Against(f"there would be {after.conversions} conversions instead of {before.conversions}")
+        return Against(Remark.MORE_CONVERSIONS(after=after.conversions, before=before.conversions))
     gained = (after.int8 > before.int8 or after.int8_to_int8 > before.int8_to_int8
               or after.conversions < before.conversions or after.left < before.left)
     return None if gained else NO_GAIN

@@ -146,7 +146,7 @@ class Sandbox:
         answer = json.loads(process.stdout.readline() or _ended())
         if "error" in answer:
             text = answer["error"]
-            if text == "out of memory" or "bad_alloc" in text:
+            if "memory" in answer or "bad_alloc" in text:  # the second as C++ says it
                 raise TooMuch(text)
             raise (Crashed if _ARENA in text else RunError)(text)
         return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}

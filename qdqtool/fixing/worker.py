@@ -35,7 +35,7 @@ def main() -> None:
             found = _run(source, arrays, request["threads"])
             head: dict[str, Any] = {"outputs": [_about(name, array) for name, array in found]}
         except MemoryError:
-            found, head = [], {"error": "out of memory"}
+            found, head = [], {"error": "out of memory", "memory": True}
         except Exception as error:  # onnxruntime's own classes
             text = str(error).strip().splitlines()
             found, head = [], {"error": text[0][:2000] if text else type(error).__name__}

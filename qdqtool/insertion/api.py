@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from qdqtool import prediction
 from qdqtool.base.files import watched
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Preprocess, takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.text import counted, were
+from qdqtool.base.text import counted
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.operators import norms
@@ -141,7 +142,7 @@ def insert(
     quantized = rewrite(work, placement, scales, placing.weights)
     findings = [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
     advice = made.smooth is None or bool(smoothed)  # not, where it was taken in vain
-    warnings.extend(f"{f.code}: {f.message} {f.fix}" if advice else f"{f.code}: {f.message}" for f in findings)
+    warnings.extend(_warning(f, f" {f.fix}" if advice else "") for f in findings)
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses != 0 and statistics is not None:
@@ -151,7 +152,7 @@ def insert(
         try:
             measured = measure(work, tried, data, activations=activations, images=images, samples=losses)
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
-            warnings.append(f"what limits accuracy was not measured: {error}")
+            warnings.append(Remark.LOSSES_NOT_MEASURED(error=str(error)))
     wide: dict[str, float] = {}
     agreement = None
     if half:
@@ -165,10 +166,9 @@ def insert(
                 floats = load_full(model) if ours else loaded
                 agreement = compare(floats, first, readable, samples=losses or SAMPLES, images=images)
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
-                    warnings.append(f"INT8 activations change the outputs by {measured.error:.1%}, with FP16 it is "
-                                    f"{agreement.error:.0%}: compare with `high_precision='fp32'`")
+                    warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
             except ModelError as error:
-                warnings.append(f"agreement with the float model was not measured: {error}")
+                warnings.append(Remark.AGREEMENT_NOT_MEASURED(error=str(error)))
     if made.input_type != "float":
         notes.extend(change_inputs(work, made.input_type, preprocess))
         if half:
@@ -177,7 +177,7 @@ def insert(
     findings.extend(in_pieces)
     for f in in_pieces[:1]:  # for all of them
         more = f" So do {len(in_pieces) - 1} more." if len(in_pieces) > 1 else ""
-        warnings.append(f"{f.code}: {f.message}{more} {f.fix}")
+        warnings.append(_warning(f, f"{more} {f.fix}"))
     if half:
         tied, raised = halfprecision.scales_of_file(work, quantized, tied)
         notes.extend(raised)
@@ -196,11 +196,11 @@ def insert(
                 )
             result.warnings.extend(_refused(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is good without it
-            result.warnings.append(f"not predicted: {error}")
+            result.warnings.append(Remark.NOT_PREDICTED(error=str(error)))
     return result
 
 
-def _refused(prediction: Prediction) -> list[str]:
+def _refused(prediction: Prediction) -> list[Note]:
     """What ends the build, a sentence for each code: operators beside the quantized ones that the target lacks."""
     first: dict[str, Finding] = {}
     for finding in prediction.findings:
@@ -208,7 +208,11 @@ def _refused(prediction: Prediction) -> list[str]:
             first.setdefault(finding.code, finding)
     counts = prediction.findings_by_code()
     more = {code: f" (and {counts[code] - 1} more)" if counts[code] > 1 else "" for code in first}
-    return [f"{code}: {f.message}{more[code]} {f.fix}" for code, f in first.items()]
+    return [_warning(f, f"{more[code]} {f.fix}") for code, f in first.items()]
+
+
+def _warning(finding: Finding, further: str) -> Note:
+    return Remark.OF_FINDING(code=finding.code, words=finding.message + further)
 
 
 def _of_outliers(
@@ -233,7 +237,7 @@ def _of_norms(model: Model, target: Target) -> list[Finding]:
 
 
 def too_large(
-    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object, warnings: list[str],
+    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object, warnings: list[Note],
     images: Images = AS_CALIBRATED,
 ) -> dict[str, float]:
     """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
@@ -247,31 +251,27 @@ def too_large(
             largest = largest_values(model, data, images=images)
             found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
     except ModelError as error:
-        warnings.append(f"tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}")
+        warnings.append(Remark.NOT_LOOKED_AT(error=str(error)))
     return found
 
 
-def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_default: bool) -> list[str]:
+def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_default: bool) -> list[Note]:
     """The notes on an FP16 remainder to come: that it is one by default, and what stays FP32 (largest values given)."""
     notes = []
     if by_default:
-        notes.append(f"what is not quantized is FP16, inputs and outputs apart: {target.name} computes in the types of "
-                     "the file (`high_precision='fp32'` leaves FP32)")
+        notes.append(Remark.HALF_BY_DEFAULT(target=target.name))
     if kept:
         named = ", ".join(f"{tensor} ({amax:.4g})" for tensor, amax in kept.items())
-        notes.append(f"{len(kept)} tensors stay FP32, with what writes and reads them, because their largest value "
-                     f"nears FP16's 65504: {named}")
+        notes.append(Remark.STAY_FP32(count=len(kept), named=named))
     pieces = layer_norms(model)
     others = [p for p in pieces if as_one(model, p) is None]
     left = [p for p in others if not in_half(model, (p.square, p.mean))]
     if len(pieces) > len(others):
-        notes.append(f"{len(pieces) - len(others)} normalizations in pieces were written as LayerNormalization: FP16 "
-                     "cannot hold their squares")
+        notes.append(Remark.NORMS_WRITTEN(count=len(pieces) - len(others)))
     if left:
-        notes.append(f"{len(left)} normalizations in pieces stay FP32 ({left[0].square.name} first): FP16 cannot hold "
-                     "their squares, and no LayerNormalization computes the same")
+        notes.append(Remark.NORMS_STAY_FP32(count=len(left), first=left[0].square.name))
     if loose := [nodes[0].name for nodes in sums_of_squares(model, pieces) if not in_half(model, nodes)]:
-        notes.append(f"{len(loose)} other sums of squares stay FP32 ({loose[0]} first)")
+        notes.append(Remark.SQUARES_STAY_FP32(count=len(loose), first=loose[0]))
     return notes
 
 
@@ -282,7 +282,7 @@ def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
 
 def prepared(
     model: ModelSource | Model, loaded: Model, target: Target, weights: str, high_precision: str | None
-) -> tuple[Model, bool, list[str], list[str]]:
+) -> tuple[Model, bool, list[Note], list[Note]]:
     """:func:`float_model` for what is to have an FP16 remainder (by default where the target computes in the file's
     types), and whether it is to: one whose opset cannot be raised stays FP32 unless FP16 was asked for."""
     half = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
@@ -294,13 +294,13 @@ def prepared(
             raise
         half = False
         work, notes, warnings = float_model(load_full(model), ours, target, weights, "fp32")
-        warnings.append(f"what is not quantized stays FP32 and runs so on {target.name}: {error}")
+        warnings.append(Remark.HALF_IMPOSSIBLE(target=target.name, error=str(error)))
     return work, half, notes, warnings
 
 
 def float_model(
     loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
-) -> tuple[Model, list[str], list[str]]:
+) -> tuple[Model, list[Note], list[Note]]:
     """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""
     where = loaded.path or "model"
     if is_quantized(loaded):
@@ -309,8 +309,8 @@ def float_model(
             "or predict this one"
         )
     work = loaded if ours else loaded.copy()
-    notes: list[str] = []
-    warnings: list[str] = []
+    notes: list[Note] = []
+    warnings: list[Note] = []
     half = halfprecision.has_half(loaded)
     if high_precision == "fp16" and not target.float16_scales:
         raise QdqtoolError(
@@ -319,16 +319,16 @@ def float_model(
         )
     if half and not target.float16_scales:
         halfprecision.to_float(work)
-        notes.append(f"float16 widened to float32: {target.name} takes no FP16 scales; let the builder use FP16")
+        notes.append(Remark.WIDENED(target=target.name))
         half = False
     if weights == "int8" and not target.int8_weights:
-        warnings.append(f"{target.name} cannot read int8 weights; use `weights='float'` for it")
+        warnings.append(Remark.INT8_WEIGHTS_UNREAD(target=target.name))
     opset = HALF_OPSET if half or high_precision == "fp16" else MIN_OPSET
     # A calibration cache knows the model again by what it was made from: preparing it gives every target the same
     # tensors, at whatever opset. Widened to float32, or edited by the caller, it is a model of its own.
     identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
     if leading := fold_leading(work):
-        notes.append(f"{were(leading, 'BatchNormalization node')} folded into the convolutions behind")
+        notes.append(Remark.NORMS_FOLDED_BEHIND(count=leading))
     work.sha256 = identity
     return work, notes, warnings

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.model import qdq
@@ -141,7 +142,7 @@ class _Halver:
 
 def scales_of_file(
     model: Model, quantized: Sequence[QuantizedTensor], tied: Sequence[GroupScale]
-) -> tuple[list[GroupScale], list[str]]:
+) -> tuple[list[GroupScale], list[Note]]:
     """Gives what was quantized the scales that an FP16 model holds, and returns the groups with theirs, and notes."""
     nodes = {n.name: n for n in model.nodes}
     raised: list[tuple[float, str]] = []
@@ -160,8 +161,7 @@ def scales_of_file(
     notes = []
     if raised:
         factor, tensor = max(raised)
-        notes.append(f"the scales of {len(raised)} tensors are raised to what FP16 holds ({_LEAST:.3g} at least), "
-                     f"those of {tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)")
+        notes.append(Remark.SCALES_RAISED(count=len(raised), least=_LEAST, tensor=tensor, factor=factor))
     return list(groups.values()), notes
 
 

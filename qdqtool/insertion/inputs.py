@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Preprocess
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.placement import class_outputs
@@ -71,7 +72,7 @@ def check_input_type(kind: str, target: Target) -> None:
         raise QdqtoolError(f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
 
 
-def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[str]:
+def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]:
     """Turns the float inputs of a model that :func:`qdqtool.insertion.rewrite.rewrite` made into integers, in place.
 
     Returns:
@@ -111,7 +112,7 @@ def _scale_of(model: Model, quantizer: Node) -> float:
     return float(value.reshape(-1)[0])
 
 
-def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], preprocess: Preprocess) -> str:
+def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], preprocess: Preprocess) -> Note:
     model = editor.model
     others = [r.name for r in model.readers(tensor) if r.index not in {q.index for q in quantizers}]
     scales = {_scale_of(model, q) for q in quantizers}
@@ -125,13 +126,12 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], pr
         editor.remove(model.readers(name)[0])
     editor.set_type([name], TensorProto.INT8)
     scale = scales.pop()
-    what = f"input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, x as the float model takes it"
     if _plain(preprocess):
-        what += f"; from pixels, rint(pixel * {preprocess.scale / scale:.8g})"
-    return what
+        return Remark.FEED_INT8_PIXELS(name=name, scale=scale, factor=preprocess.scale / scale)
+    return Remark.FEED_INT8(name=name, scale=scale)
 
 
-def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> str:
+def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
     model = editor.model
     if model.is_output(name):
         raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
@@ -151,8 +151,7 @@ def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> st
     if rest:
         editor.redirect(tensor, _scaled(editor, tensor, pixels, preprocess), rest)
     editor.set_type([name], TensorProto.UINT8)
-    folded_in = f"{preprocess.scale:.6g} is in the first scale" if plain else "scale, mean and std are in it"
-    return f"input '{name}' is uint8: feed pixels from 0 to 255 ({folded_in})"
+    return (Remark.FEED_UINT8_SCALED if plain else Remark.FEED_UINT8)(name=name, scale=preprocess.scale)
 
 
 def _scaled(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import (
@@ -130,7 +131,7 @@ class Placement:
     readers: dict[str, list[Reader]] = field(default_factory=dict)
     weights: list[WeightSite] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def indices(self, tensor: str) -> set[int]:
         """The nodes that will read a tensor dequantized."""
@@ -150,8 +151,7 @@ def place(model: Model, rules: Rules) -> Placement:
     chosen = _Choice(model, rules)
     placement = Placement()
     if rules.attention == "int8" and not chosen.attention:
-        placement.notes.append("`attention='int8'` changes nothing: there is no Softmax between two MatMuls of "
-                               "computed tensors")
+        placement.notes.append(Remark.NO_ATTENTION())
     preset = {i: part for i, part in float_nodes(model, rules.head).items() if i not in chosen.attention}
     if rules.attention != "int8":
         preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
@@ -174,8 +174,7 @@ def place(model: Model, rules: Rules) -> Placement:
     _place_around(model, placement, chosen)
     roles = {r.role for readers in placement.readers.values() for r in readers}
     if rules.residual in ("skip", "both") and "residual" not in roles:
-        placement.notes.append(f"`residual='{rules.residual}'` changes nothing: there is no Add behind a convolution "
-                               "whose result is quantized next")
+        placement.notes.append(Remark.NO_RESIDUAL(residual=rules.residual))
     order = {n.index: i for i, n in enumerate(model.ordered)}
     for readers in placement.readers.values():
         readers.sort(key=lambda r: (order[r.node.index], r.position))

@@ -25,7 +25,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from qdqtool.base.text import reason_of, were
+from qdqtool.base.notes import Note, Remark
+from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.explain.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
@@ -184,7 +185,7 @@ MIN_OPSET = 13
 _Array = npt.NDArray[Any]
 
 
-def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
+def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     """Prepares a float model in place, which has all its weights in memory; an opset that is lower is raised.
 
     Returns:
@@ -197,16 +198,16 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     proto = model.proto
     if proto.functions:
         _inline(model)
-        notes.append("the model's own functions were inlined")
+        notes.append(Remark.INLINED())
     before = model.opset
     if before < opset:
         raise_opset(model, opset)
-        notes.append(f"opset raised from {before} to {opset}")
+        notes.append(Remark.OPSET_RAISED(before=before, after=opset))
     proto.ir_version = max(proto.ir_version, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
     editor = Editor(model)
     renamed = _rename_duplicates(editor)
     if renamed:
-        notes.append(f"{were(renamed, 'node')} named after an output: onnxruntime wants names that differ")
+        notes.append(Remark.NODES_NAMED(count=renamed))
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in ("", "ai.onnx") and len(n.inputs) == 2]
     for node in sums:
         editor.proto_of(node).op_type = "Add"
@@ -214,18 +215,15 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[str]:
     if renamed or sums or lowered:
         editor.finish()
     if lowered:
-        notes.append(f"{were(lowered, 'Einsum equation')} written in lower case, as TensorRT's parser wants")
+        notes.append(Remark.LOWER_CASE(count=lowered))
     if sums:
-        notes.append(f"{were(len(sums), 'two-input Sum')} written as Add, which TensorRT fuses")
-    for step, noun, what in (
-        (write_products, "matrix product", "written as MatMul instead of Einsum, so that it can be INT8"),
-        (fold_constant_weights, "weight tensor", "computed from constants"),
-        (copy_shared_weights, "weight tensor", "copied for nodes that shared one"),
-        (fold_batch_normalization, "BatchNormalization node", "folded into the convolution in front"),
-    ):
-        count = step(model)
-        if count:
-            notes.append(f"{were(count, noun)} {what}")
+        notes.append(Remark.SUMS_AS_ADDS(count=len(sums)))
+    for step, remark in (
+        (write_products, Remark.PRODUCTS_WRITTEN), (fold_constant_weights, Remark.WEIGHTS_COMPUTED),
+        (copy_shared_weights, Remark.WEIGHTS_COPIED), (fold_batch_normalization, Remark.NORMS_FOLDED),
+    ):  # fmt: skip
+        if count := step(model):
+            notes.append(remark(count=count))
     return notes
 
 

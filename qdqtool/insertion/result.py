@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.base.files import Guard, not_over
+from qdqtool.base.notes import Note
 from qdqtool.base.parameters import typed
 from qdqtool.explain.left_float import SkippedNode
 from qdqtool.insertion.losses import Fidelity, Losses
@@ -49,8 +50,8 @@ class Insertion:
     skipped: list[SkippedNode]
     calibration: Json
     groups: list[GroupScale]
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    warnings: list[Note] = field(default_factory=list)
     target: str = DEFAULT_TARGET
     prediction: Prediction | None = None
     source: str = ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import choices_of
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
@@ -209,7 +210,7 @@ def known_scale(group: ScaleGroup, largest: float) -> GroupScale:
 
 def choose_scale(
     group: ScaleGroup, statistics: Mapping[str, TensorStatistics], choice: MethodChoice
-) -> tuple[GroupScale, list[str]]:
+) -> tuple[GroupScale, list[Note]]:
     """Chooses one scale for a group from the statistics of its sources.
 
     ``max`` takes the largest range and ``percentile`` and ``entropy`` work on the merged statistics. ``mse`` and
@@ -225,7 +226,7 @@ def choose_scale(
     if group.largest is not None:
         return known_scale(group, group.largest), []
     method = choice.of(group)
-    warnings: list[str] = []
+    warnings: list[Note] = []
     own: dict[str, float] = {}
     found = Range(1.0, None)
     for tensor in group.sources:
@@ -240,7 +241,7 @@ def choose_scale(
             found = range_of(seen, method, percentile=choice.percentile)
             own[tensor] = found.amax
         else:
-            warnings.append(f"'{tensor}' is always zero on the calibration data; its scale says nothing")
+            warnings.append(Remark.ALWAYS_ZERO(tensor=tensor))
     parts = [statistics[t] for t in own]
     if len(own) > 1:
         if method in ("mse", "focus"):

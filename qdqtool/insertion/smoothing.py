@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
@@ -215,7 +216,7 @@ class Smoothed:
 
 def smooth(
     model: Model, placement: Placement, alpha: float, data: object, images: Images = AS_CALIBRATED
-) -> tuple[list[Smoothed], str]:
+) -> tuple[list[Smoothed], Note]:
     """Moves scales of activations into weights, in place; placement has to be done again afterwards.
 
     The model's metadata name the tensors (:func:`qdqtool.model.qdq.smoothed_tensors`), for ``predict``.
@@ -253,7 +254,7 @@ def smooth(
         reasons += " (it may be more where all inputs have fixed sizes: export so)"
     if not fit:
         what = f"of {len(found)} tensors that quantized Linears read, {reasons}" if found else "no Linear is quantized"
-        return [], f"`smooth={alpha:g}` changes nothing: {what}"
+        return [], Remark.NOT_SMOOTHED(alpha=alpha, why=what)
     read = [[n for n in region.linears if n.index in quantized] for region in fit]
     largest = channel_maxima(model, {n.input(0): _channels(model, n) for linears in read for n in linears}, data,
                              images=images, samples=SAMPLES)
@@ -271,13 +272,13 @@ def smooth(
                                  tuple(n.name for n in region.makers), tuple(n.name for n in linears),
                                  _spread(seen), _spread(seen / factors)))
     if not done:
-        return [], f"`smooth={alpha:g}` changes nothing: values or constants are not finite, or too large for FP16"
+        why = "values or constants are not finite, or too large for FP16"
+        return [], Remark.NOT_SMOOTHED(alpha=alpha, why=why)
     _write(model, values)
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(t for s in done for t in s.tensors))
     left_float = f"; not of {reasons}" if left else ""
     count = sum(len(s.linears) for s in done)
-    return done, (f"`smooth={alpha:g}`: scales of the activations that {count} Linears read were moved into their "
-                  f"weights, at {len(done)} places{left_float}")
+    return done, Remark.SMOOTHED(alpha=alpha, linears=count, places=len(done), left=left_float)
 
 
 def _spread(largest: _Array) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.methods import DEFAULT_PERCENTILE
 from calibration.statistics import OCTAVES, merge_all, top_of
+from qdqtool.base.notes import Note
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.base.text import reason_of
@@ -45,7 +46,7 @@ class Calibration:
     scales: list[GroupScale]
     batches: int
     images: int = 0
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Note] = field(default_factory=list)
 
 
 @typed

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.outputs import json_text, write_text
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.messages import GpuFact, GpuLacks
@@ -58,7 +59,7 @@ class TimeEstimate:
     batch: float = 1.0  # factor on the model's own batch
     calibration: Calibration | None = None  # the correction that went in
     unknown: list[str] = field(default_factory=list)  # layers whose shapes are not known
-    notes: list[str] = field(default_factory=list)  # what the user should know about the figures
+    notes: list[Note] = field(default_factory=list)  # what the user should know about the figures
     plain: Precision = Precision.FP16  # what floats are: FP16 or FP32
     is_float: bool = False  # whether the time is that of a network without Q/DQ
     asked: int | None = None  # the batch that was asked for; None for the model's own
@@ -174,16 +175,13 @@ def estimate(
     if not gpu.has_int8 and twin.has_qdq(shaped):
         shaped = twin.float_twin(shaped)
         listed = settled(shaped, _with_names(target))
-        notes.append(f"{gpu.name} has no INT8 and builds no network with Q/DQ: this is the time without them")
+        notes.append(Remark.WITHOUT_QDQ(gpu=gpu.name))
     else:
         listed = _with_layers(shaped, prediction, notes)
     engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
     load, kernels = engine.load, engine.kernels
     if gpu.fuses_conversions and twin.has_qdq(shaped):
-        notes.append(
-            f"on {gpu.rates.architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or "
-            "copy values count as part of them, as in one engine seen"
-        )
+        notes.append(Remark.IN_MYELIN(architecture=gpu.rates.architecture))
     correction = _calibration(calibrate, gpu, engine)
     ms = engine.ms(correction, enqueued=not graph)
     added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
@@ -209,7 +207,7 @@ def estimate(
 
 # Parts ----------------------------------------------------------------------------------------------------------
 
-def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
+def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     if batch is None:
         return 1.0
     firsts = {shape[0] for shape in (model.shape(name) for name in model.inputs) if shape}
@@ -217,7 +215,7 @@ def _batch_factor(model: Model, batch: int | None, notes: list[str]) -> float:
     if not own:
         raise QdqtoolError(f"`batch` {batch}: the model's inputs have no common first dimension to scale")
     if own != batch:
-        notes.append(f"the model's batch is {own}; work scaled to {batch}")
+        notes.append(Remark.BATCH_SCALED(own=own, batch=batch))
     return batch / own
 
 
@@ -228,18 +226,19 @@ def _note_times(prediction: Prediction, load: Workload, shown: Array) -> None:
     for layer, value in zip(prediction.layers, times, strict=False):
         layer.ms, layer.layouts = value, []
         by_name[layer.name] = layer
+    behind = {extra.name: extra.behind for extra in load.extras if extra.behind}
     for extra, value in zip(load.extras, times[len(load.layers):], strict=True):
         change = extra.reformat
-        if change is not None and (found := by_name.get(change.layer.removeprefix("PWN behind "))) is not None:
+        if change is not None and (found := by_name.get(behind.get(change.layer, change.layer))) is not None:
             found.layouts.append({"tensor": change.tensor, "from": change.source, "to": change.target, "ms": value})
 
 
-def _with_layers(model: Model, prediction: Prediction, notes: list[str]) -> Prediction:
+def _with_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Prediction:
     """A prediction that names layers; TensorRT-RTX's does not, and is estimated as an engine of classic TensorRT."""
     if prediction.layers or not prediction.convolutions:
         return prediction
     typical = _with_names(target_named(prediction.target))
-    notes.append(f"{prediction.target} names no layers: estimated as the engine that {typical.name} would build")
+    notes.append(Remark.NO_LAYERS_NAMED(target=prediction.target, typical=typical.name))
     return settled(model, typical)
 
 
@@ -325,25 +324,18 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float)
     else:
         spread = fitted.spreads["total"] if known else fitted.spreads["total_unknown"] * UNMEASURED
         if not known:
-            result.notes.append(
-                f"no {gpu.rates.architecture} GPU of compute capability {gpu.cc} was measured; the range is wider"
-            )
+            result.notes.append(Remark.NOT_MEASURED(architecture=gpu.rates.architecture, cc=gpu.cc))
         if gpu.sustained < 1:
             slowed = 1 / gpu.sustained
-            result.notes.append(
-                f"{gpu.power:g} W may not keep {gpu.clock:.0f} MHz under load: the upper end is for "
-                f"{gpu.clock * gpu.sustained:.0f} MHz; `clock` is better"
-            )
-        spread *= 1.15 if gpu.note else 1.0
-    if gpu.note:
-        result.notes.append(gpu.note)
+            result.notes.append(Remark.SLOWED(watts=gpu.power, clock=gpu.clock, least=gpu.clock * gpu.sustained))
+        spread *= 1.15 if gpu.notes else 1.0
+    if gpu.notes:
+        result.notes.append(Remark.OF_GPU(notes=gpu.notes))
     if result.unknown:
         share = len(result.unknown) / max(1, layers)
         spread *= 1 + _UNKNOWN_SPREAD * share
-        result.notes.append(
-            f"the shapes of {len(result.unknown)} of {layers} layers are not known; they count as a kernel's floor"
-            + ("" if share <= 0.5 else ", so that this time says little: export the model with fixed shapes")
-        )
+        remark = Remark.SHAPES_UNKNOWN if share <= 0.5 else Remark.MOST_SHAPES_UNKNOWN
+        result.notes.append(remark(unknown=len(result.unknown), layers=layers))
     result.low_ms, result.high_ms = result.total_ms / spread, result.total_ms * spread * slowed
     if correction is not None and correction.overhead_us:  # it may be the kernels' own after all
         result.high_ms += kernels * correction.overhead_us * 1e-3
@@ -368,7 +360,7 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
     result.float_time = _without(result, model if result.is_float else twin.float_twin(model), plain, target)
     if not result.gpu.has_int8:
         if not twin.has_qdq(given):
-            result.notes.append("this GPU has no INT8: nothing to gain")
+            result.notes.append(Remark.NO_INT8())
         return
     if plain is not None:
         result.best = _best(result, plain, target)
@@ -403,7 +395,7 @@ def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None
     except QdqtoolError as error:
         if result.is_float:
             reason = str(error).removeprefix(f"{given.path or 'model'}: ")
-            result.notes.append(f"what INT8 could gain is not known: {reason}")
+            result.notes.append(Remark.GAIN_UNKNOWN(why=reason))
         return None
     summary = simulated.summary()
     return BestTime(ms, result.float_time.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"],
@@ -465,8 +457,8 @@ def of_capability(sm: str) -> gpus.Gpu:
     """A nameless GPU of a compute capability, for findings; the GPU itself where a name is given (``GTX 1660``)."""
     if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
         return gpus.find(sm)
-    found, note = gpus.rates_of(sm)
-    return gpus.Gpu(f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", note)
+    found, notes = gpus.rates_of(sm)
+    return gpus.Gpu(f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", notes)
 
 
 # What a named GPU cannot do with a prediction ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
@@ -94,29 +95,26 @@ def _distance(board: Gpu, device: Device) -> tuple[bool, bool, int, float]:
 
 
 def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
-    notes = [board.note] if board.note else []
+    notes = list(board.notes)
     sms = device.sms or board.sms
     if sms != board.sms:
-        notes.append(f"the log says {sms} SMs where the {board.name} has {board.sms}: taken as the log says")
+        notes.append(Remark.SMS_OF_LOG(sms=sms, board=board.name, own=board.sms))
     said = device.clock
     if board.is_jetson and said and device.memory_clock and device.memory_clock < _WORTH_SAYING * said:
         # A Jetson's driver prints a clock of the GPU there: 1.275 GHz of both on an AGX Orin.
-        notes.append(
-            f"the log prints {said:.0f} MHz and {device.memory_clock:.0f} MHz; a Jetson prints the GPU's clock for the "
-            "memory's, and the lower one is taken; `clock` is better"
-        )
+        notes.append(Remark.CLOCK_OF_LOG(clock=said, memory_clock=device.memory_clock))
         said = device.memory_clock
     moved = device.bandwidth
     if board.is_jetson or moved is None or not board.bandwidth / _NEAR <= moved <= board.bandwidth * _NEAR:
         moved = board.bandwidth
     used = clock or said
     return replace(board, sms=sms, bandwidth=moved, clock=used or board.clock, power=0.0 if used else board.power,
-                   note="; ".join(notes))  # fmt: skip
+                   notes=tuple(notes))  # fmt: skip
 
 
 def _unnamed(device: Device, clock: float | None) -> Gpu:
     """A GPU that is in no table: rates by its compute capability, the L2 of the board nearest in size."""
-    rates, note = gpus.rates_of(device.cc or "")
+    rates, notes = gpus.rates_of(device.cc or "")
     used, moved = clock or device.clock, device.bandwidth
     assert device.sms is not None
     sms = device.sms
@@ -126,10 +124,9 @@ def _unnamed(device: Device, clock: float | None) -> Gpu:
     assert used is not None
     if moved is None:
         assert near is not None
-        said = f"the log says nothing of the memory: taken as that of the {near.name} for as many SMs"
-        moved, note = near.bandwidth * sms / near.sms, "; ".join(filter(None, (note, said)))
+        moved, notes = near.bandwidth * sms / near.sms, (*notes, Remark.BANDWIDTH_GUESSED(near=near.name))
     return Gpu(device.name, (), sms, used, moved, near.l2 if near else 4.0, 0.0, rates, Evidence.SEEN,
-               "the log's device information", note)  # fmt: skip
+               "the log's device information", notes)  # fmt: skip
 
 
 def _number(text: str) -> float | None:
@@ -253,12 +250,12 @@ def unknown_gpu(build: Build) -> str:
     return ""
 
 
-def contradicted(build: Build, gpu: Gpu) -> str:
-    """That a build's log is of another device than the user's GPU; empty where it can be that one."""
+def contradicted(build: Build, gpu: Gpu) -> list[Note]:
+    """That a build's log is of another device than the user's GPU; nothing where it can be that one."""
     facts = of_facts(build.device or "the device", build.gpu)
     other = [f"compute capability {facts.cc}"] if facts.cc not in (None, gpu.cc) else []
     other += [f"{facts.sms} SMs"] if facts.sms and facts.sms > gpu.sms else []
-    return f"the log contradicts {gpu.name}: {facts.name} has {' and '.join(other)}" if other else ""
+    return [Remark.CONTRADICTED(gpu=gpu.name, device=facts.name, facts=other)] if other else []
 
 
 def add_expected(report: EngineReport, gpu: Gpu) -> None:

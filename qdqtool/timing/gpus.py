@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import rows
 from qdqtool.types import Evidence, Json, Precision
@@ -134,7 +135,7 @@ class Gpu:
     rates: Rates  # what an SM does per clock
     evidence: Evidence  # ``seen`` where a device listing of trtexec confirms the line
     source: str  # where the figures come from
-    note: str = ""  # what was assumed to make this entry, for a GPU that is not in the table
+    notes: tuple[Note, ...] = ()  # what was assumed to make this entry, for a GPU that is not in the table
 
     @property
     def cc(self) -> str:
@@ -200,7 +201,8 @@ class Gpu:
             "compute_capability": r.cc, "sms": self.sms, "clock_mhz": self.clock, "memory_gb_per_s": self.bandwidth,
             "l2_mb": self.l2, "power_w": self.power, "int8": r.int8_path,
             "tops": {name: round(2e-12 * rate * self.per_second, 1) for name, rate in tops.items()},
-            "evidence": str(self.evidence), "source": self.source, "rates_source": r.source, "note": self.note,
+            "evidence": str(self.evidence), "source": self.source, "rates_source": r.source,
+            "note": "; ".join(self.notes),
         }
 
 
@@ -282,9 +284,8 @@ def answering(name: str) -> list[Gpu]:
         desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ())
         if len(desktop) == 1:
             board = desktop[0]
-            note = f"the laptop part is not in the table: SMs of the {board.name} at a guessed clock; give `clock`"
-            return [replace(board, name=f"{board.name} Laptop", clock=board.clock * _LAPTOP, note=note,
-                            evidence=Evidence.ASSUMED)]  # fmt: skip
+            return [replace(board, name=f"{board.name} Laptop", clock=board.clock * _LAPTOP,
+                            notes=(Remark.LAPTOP(board=board.name),), evidence=Evidence.ASSUMED)]  # fmt: skip
     longer = _longer(name, wanted)
     return longer if len(longer) == 1 else []
 
@@ -323,7 +324,7 @@ def of_description(text: str) -> Gpu:
         if not equals or key.strip().lower() not in ("sm", "cc", "sms", "clock", "bandwidth", "l2", "name"):
             raise QdqtoolError(f"`gpu`: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)")
         parts[key.strip().lower()] = value.strip()
-    known, note = rates_of(parts.get("sm", parts.get("cc", "")))
+    known, notes = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
     limits = {"sms": (1, 1024), "clock": (MIN_CLOCK, MAX_CLOCK), "bandwidth": (1, 50_000), "l2": (0.01, 4096)}
     for key, (low, high) in limits.items():
@@ -336,11 +337,11 @@ def of_description(text: str) -> Gpu:
             raise QdqtoolError(f"`gpu`: {key}={given} is outside {low:g} to {high:g}")
     return Gpu(parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs", (), int(numbers["sms"]),
                numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0, known, Evidence.ASSUMED,
-               "described by the user", note)  # fmt: skip
+               "described by the user", notes)  # fmt: skip
 
 
-def rates_of(cc: str) -> tuple[Rates, str]:
-    """Rates of a compute capability (``8.6`` or ``86``), of the nearest one below where it is not known, and a note.
+def rates_of(cc: str) -> tuple[Rates, tuple[Note, ...]]:
+    """Rates of a compute capability (``8.6`` or ``86``), of the nearest one below where it is not known, with a note.
 
     Raises:
         QdqtoolError: The text is not a compute capability, or one below 5.3.
@@ -351,13 +352,13 @@ def rates_of(cc: str) -> tuple[Rates, str]:
     if not re.fullmatch(r"\d{1,2}\.\d", text):
         raise QdqtoolError(f"'{cc[:40]}' is not a compute capability; give one like 8.6")
     if text in rates():
-        return rates()[text], ""
+        return rates()[text], ()
     number = float(text)
     below = [r for r in rates().values() if float(r.cc) <= number]
     if not below:
         raise QdqtoolError(f"compute capability {text}: TensorRT 8 starts at 5.3")
     nearest = max(below, key=lambda r: float(r.cc))
-    return nearest, f"compute capability {text} is not known; taken as {nearest.cc} ({nearest.architecture})"
+    return nearest, (Remark.RATES_OF_NEAREST(cc=text, nearest=nearest.cc, architecture=nearest.architecture),)
 
 
 def chosen(name: str, clock: float | None = None, power: str | None = None) -> Gpu:
@@ -370,21 +371,21 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
         QdqtoolError: The GPU is not known, or a number makes no sense.
     """
     gpu = of_description(name) if "=" in name else find(name)
-    notes = [gpu.note] if gpu.note else []
+    notes = list(gpu.notes)
     if "=" not in name and (others := variants(name, gpu.name, [g.name for g in gpus()])):
-        notes.append(f"'{name.strip()}' taken as {gpu.name}; it could be {', '.join(others)}")
+        notes.append(Remark.TAKEN_AS(name=name.strip(), gpu=gpu.name, others=others))
     if power is not None and clock is None:
         limit = _watts(power)
         if limit is not None and limit < gpu.power:
             # Dynamic power goes with f V^2 and V with f between its ends: f with the square root in between.
             share = max(0.3, (limit / gpu.power) ** (0.6 if gpu.is_jetson else _CLOCK_OF_POWER))
             gpu = replace(gpu, clock=gpu.clock * share)
-            notes.append(f"clock of {gpu.clock:.0f} MHz guessed from {limit:g} W of {gpu.power:g} W; `clock` is better")
+            notes.append(Remark.CLOCK_GUESSED(clock=gpu.clock, limit=limit, watts=gpu.power))
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
             raise QdqtoolError(f"`clock` {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}")
         gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
-    return replace(gpu, note="; ".join(notes))
+    return replace(gpu, notes=tuple(notes))
 
 
 def _watts(power: str) -> float | None:

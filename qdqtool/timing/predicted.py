@@ -24,12 +24,13 @@ from qdqtool.types import EngineLayer, Precision, Prediction
 class Extra:
     """A kernel that the simulation does not list: a change of layout, a reformat at the edge, a Myelin region.
 
-    ``reformat`` is the change of layout that it is, if it is one.
+    ``reformat`` is the change of layout that it is, if it is one; ``behind`` the layer whose activation it computes.
     """
 
     name: str
     work: Work
     reformat: Reformat | None = None
+    behind: str = ""
 
 
 @dataclass
@@ -130,7 +131,7 @@ class _Reader:
             self.result.layers[number] = first
             own = EngineLayer(f"PWN behind {layer.name}", "PointWise", made, list(layer.outputs))
             mapped = Work(work.POINTWISE, first.written_as, one.written_as, read=first.written, written=one.written)
-            self.result.extras.append(Extra(own.name, mapped))
+            self.result.extras.append(Extra(own.name, mapped, behind=layer.name))
             found += [(replace(layer, outputs=made), first), (own, mapped)]
         if self.myelin:
             self._fuse_conversions(mapping)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model.editor import FLOATS, float_model, placeholder
 from qdqtool.model.external import has_data
@@ -96,13 +97,13 @@ def half_twin(model: Model, target: Target) -> Model | None:
         return None
 
 
-def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
+def resolved(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     """The model with its symbolic input dimensions chosen, and what was chosen.
 
     The first dimension becomes ``batch``, height and width those of the ``imgsz`` metadata, else 640 where
     it has four dimensions.
     """
-    notes: list[str] = []
+    notes: list[Note] = []
     chosen: dict[str, list[int]] = {}
     size = _image_size(model)
     for name in model.inputs:
@@ -114,7 +115,7 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[str]]:
             for i, d in enumerate(shape)
         ]
         chosen[name] = dims
-        notes.append(f"input '{name}' taken as {'x'.join(map(str, dims))}")
+        notes.append(Remark.INPUT_TAKEN(name=name, shape=[str(d) for d in dims]))
     if not chosen:
         return model, notes
     proto = light(model)

@@ -18,6 +18,7 @@ from calibration.dataset import Dataset
 from qdqtool import prediction
 from qdqtool.base import budgets
 from qdqtool.base.files import watched
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
@@ -183,13 +184,12 @@ def _serialized(model: Model) -> bytes:
         raise ModelError(f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned") from None
 
 
-def _unread(sets: Sets) -> list[str]:
+def _unread(sets: Sets) -> list[Note]:
     skipped = sorted(set(sets.measured.skipped))
     if not skipped:
         return []
     name, reason = skipped[0]
-    return [f"{len(skipped)} of the images to choose and judge on could not be read and were left out; the first, "
-            f"{name}: {reason}"]
+    return [Remark.UNREAD_IMAGES(count=len(skipped), file=name, reason=reason)]
 
 
 def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
@@ -245,23 +245,22 @@ def _few(sets: Sets) -> Dataset:
     return Dataset(sets.calibration.source, sets.calibration.inputs, losses.FEW)
 
 
-def _wide(planner: Planner, sets: Sets, warnings: list[str]) -> dict[str, float]:
+def _wide(planner: Planner, sets: Sets, warnings: list[Note]) -> dict[str, float]:
     """Tensors that near the largest value of FP16, with everything INT8."""
     made, quantized = planner.plan(Configuration()).recipe.build(planner.model)
     seen = {t: s.absmax for t, s in planner.statistics.items()}
     return too_large(made, quantized, seen, _few(sets), warnings)
 
 
-def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[str]) -> list[str]:
+def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[Note]) -> list[Note]:
     """How far FP16 moves the outputs of what was measured in FP32."""
     try:
         errors = [losses.compare(work, m, _few(sets), samples=losses.FEW) for m in (single, made)]
     except ModelError as error:
-        warnings.append(f"agreement of the FP16 model with the float model was not measured: {error}")
+        warnings.append(Remark.HALF_NOT_MEASURED(error=str(error)))
         return []
     before, after = (e.error if e is not None else math.nan for e in errors)
-    return [f"accuracy was measured with FP32 where nothing is quantized; against the float model's outputs the error "
-            f"is {before:.2%} of their standard deviation so, and {after:.2%} in FP16, as written"]
+    return [Remark.MEASURED_IN_FP32(before=before, after=after)]
 
 
 def _thinned(front: list[Point], chosen: Point) -> list[Point]:
@@ -308,21 +307,18 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     return found
 
 
-def _against_float(search: Search, point: Point) -> list[str]:
+def _against_float(search: Search, point: Point) -> list[Note]:
     """What to say where the float model needs no more time than what was asked for, or hardly more than what was found.
     """
     alone, own = search.planner.cost(search.everything_float).ms, point.cost.ms
     if alone is None or own is None:
         return []
-    written = "" if point.cost.int8 else " and is what was written"
     if search.budget is not None and alone <= search.budget:
-        return [f"the float model itself is predicted to take {alone:.4g} ms, which fits{written}: no INT8 is needed"]
-    if written:
-        return [f"the float model is predicted to take {alone:.4g} ms{written}: no placement that is accurate enough "
-                "is faster"]
+        return [(Remark.FLOAT_FITS if point.cost.int8 else Remark.FLOAT_FITS_AND_WRITTEN)(ms=alone)]
+    if not point.cost.int8:
+        return [Remark.FLOAT_WRITTEN(ms=alone)]
     if alone < PAYS * own:
-        return [f"not expected to be at least {PAYS:g} times as fast as the float model, which is predicted to take "
-                f"{alone:.4g} ms: {alone / own:.2f} times"]
+        return [Remark.HARDLY_PAYS(pays=PAYS, ms=alone, times=alone / own)]
     return []
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
+from qdqtool.base.notes import Note
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, float_nodes, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
@@ -149,7 +150,7 @@ class Plan:
     placement: Placement
     scales: list[GroupScale]
     recipe: Recipe
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Note] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -167,7 +168,7 @@ class Planner:
     wide: Mapping[str, float] = field(default_factory=dict)
     # of the network's tensors; set before plans are asked for
     statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
-    _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[str]]] = field(
+    _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[Note]]] = field(
         default_factory=dict)
     _placements: dict[tuple[frozenset[str], frozenset[str]], Placement] = field(default_factory=dict)
     _plans: dict[Configuration, Plan] = field(default_factory=dict)
@@ -206,7 +207,7 @@ class Planner:
                         wide.readers.setdefault(tensor, [])
         return [*self.groups(wide), *self.groups(wide, wide.readers)]
 
-    def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[str]]:
+    def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[Note]]:
         key = (group.quantized, group.sources, method)
         if key not in self._scales:
             choice = MethodChoice(method, (), self.methods.percentile)
@@ -218,7 +219,7 @@ class Planner:
         if configuration not in self._plans:
             placement = self.placement(configuration)
             scales: list[GroupScale] = []
-            warnings: list[str] = []
+            warnings: list[Note] = []
             chosen = dict(configuration.methods)
             for group in self.groups(placement, configuration.apart):
                 method = next((chosen[t] for t in group.quantized if t in chosen), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from qdqtool.base.files import Guard, not_over
+from qdqtool.base.notes import Note
 from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.insertion.result import largest_json
@@ -150,8 +151,8 @@ class Tuning:
     info: Json
     target: str
     gpu: str | None = None
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    warnings: list[Note] = field(default_factory=list)
     source: str = ""
     output: str = ""
     float_type: str = "fp32"

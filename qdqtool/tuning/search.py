@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import spread
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
@@ -57,7 +58,7 @@ class Search:
     start: Configuration = field(default_factory=Configuration)
     pool: dict[str, Point] = field(default_factory=dict)
     stopped: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     # Before anything is measured --------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class Search:
         room = max(_FEWEST_JUDGED, int(_JUDGING * self.limit / (_JUDGED * max(each, 1e-9))))
         if room < len(judged):
             bench.sets.judged_on = tuple(judged[i] for i in spread(len(judged), room))
-            self.notes.append(f"judged on {room} of {len(judged)} images: more would not have fitted the time limit")
+            self.notes.append(Remark.JUDGED_ON(room=room, images=len(judged)))
         one, left = each * len(bench.sets.judged_on), bench.deadline - time.monotonic()
         self.ends = bench.deadline - _WRITING * self.limit
         self.last_judged = self.ends - 1.5 * one
@@ -239,7 +240,7 @@ class Search:
             self.measure([("other ranges", ranges)])
             one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
             if float(np.nanmean(one - other)) <= 0.0:
-                self.notes.append("other ranges had a smaller output error and not a better metric: not taken")
+                self.notes.append(Remark.RANGES_NOT_TAKEN())
                 return self.start
         return ranges
 
@@ -289,7 +290,7 @@ class Search:
             self.measure([named[-1]])
             good = len(named) - 1 if self._is_good(named[-1][1]) else None
             if good is None and self.keep is not None:
-                self.notes.append("the choices that were tried together do not reach the goal with anything in INT8")
+                self.notes.append(Remark.GOAL_NOT_REACHED())
         while good is not None and good - bad > 1:
             middle = (good + bad) // 2
             self.measure([named[middle]])
@@ -511,7 +512,7 @@ class Search:
                 self.judge_points(others)
             return self.bought(point)
         except OutOfTime:
-            self.notes.append("the time limit left no time to judge all of the front, or what each choice bought")
+            self.notes.append(Remark.NO_TIME_TO_JUDGE())
             return []
         finally:
             self.bench.deadline = None

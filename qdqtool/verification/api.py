@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from qdqtool.base.files import named_as_model, watched
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
 from qdqtool.builders.child import print_once
@@ -107,7 +108,7 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
     return read_build(*files)
 
 
-def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[str]]:
+def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:
     """The target to predict for, and what to report about the choice."""
     if target is not None:
         return target_named(target), []
@@ -115,14 +116,12 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
         return TARGETS["rtx1.7"], []
     version = build.tensorrt or build.version_hint
     if version is None:
-        return TARGETS[DEFAULT_TARGET], [f"the build does not state its version; predicted for {DEFAULT_TARGET}"]
+        return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
     if build.tensorrt is None and version == AS_TODAY:
-        return TARGETS[DEFAULT_TARGET], [
-            f"the build does not state its version, and its spelling is that of {version} and of 10: "
-            f"predicted for {DEFAULT_TARGET} (`target` decides)"]
+        return TARGETS[DEFAULT_TARGET], [Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)]
     chosen = target_of_version(version)
     return chosen, [] if build.tensorrt is not None else [
-        f"the build does not state its version; its spelling is that of {version}, taken as {chosen.name}"]
+        Remark.VERSION_OF_SPELLING(version=version, target=chosen.name)]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
@@ -174,18 +173,17 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
         wrong = {assumption.value: _wrong(best)} | {value: _wrong(result) for value, result in others.items()}
         shown = min(wrong, key=lambda value: wrong[value])
         if len(set(wrong.values())) == 1:
-            best.notes.append(f"{assumption.name}: the build does not show which of {', '.join(wrong)} it is; compared "
-                              f"with {assumption.value}")
+            best.notes.append(
+                Remark.NOT_SHOWN_BY_BUILD(name=assumption.name, values=tuple(wrong), value=assumption.value))
             continue
-        fits = "" if wrong[shown] == (0, 0) else ", the nearest, though it does not fit everywhere"
-        if shown == assumption.value:
-            fits += f", as is assumed for {target.name}"
-        else:
+        fits = wrong[shown] == (0, 0)
+        remark = Remark.SHOWN_AS_ASSUMED if fits else Remark.NEAREST_AS_ASSUMED
+        if shown != assumption.value:
+            remark = Remark.SHOWN_OTHERWISE if fits else Remark.NEAREST_OTHERWISE
             best = others[shown]
             assumed = best.prediction.assumptions if best.prediction else []
-            assumed[:1] = [replace(one, why="shown by the build") for one in assumed[:1]]
-            fits += f"; {assumption.value} is what {target.name} assumes"
-        best.notes.append(f"{assumption.name}: the build shows {shown}{fits}")
+            assumed[:1] = [replace(one, why=Remark.SHOWN_BY_BUILD()) for one in assumed[:1]]
+        best.notes.append(remark(name=assumption.name, value=shown, assumed=assumption.value, target=target.name))
     return best
 
 
@@ -217,7 +215,7 @@ def compare(
     trace = compare_trace(prediction, build, ended, unsure_events)
     copies = compare_trace(prediction, build, ended, unsure_events, MismatchKind.COPY)
     conversions = compare_conversions(prediction, build, ended)
-    notes: list[str] = []
+    notes: list[Note] = []
     mismatches += inconsistent_tensors(model, build)[:MOST]
     found = [trace.mismatches, copies.mismatches]
     if not unsure_convolutions:  # unknown scales decide over conversions and layer names as well
@@ -225,19 +223,19 @@ def compare(
     for listed in found:
         mismatches.extend(listed[:MOST])
         if len(listed) > MOST:
-            notes.append(f"{len(listed) - MOST} more mismatches of kind '{listed[0].kind}'")
+            notes.append(Remark.MORE_MISMATCHES(count=len(listed) - MOST, kind=listed[0].kind))
     notes.extend(flag_notes(build))
     return Verification(build.facts, convolutions, layers.counts, trace.counts, conversions.counts, mismatches,
                         prediction, notes, copies.counts)  # fmt: skip
 
 
-def flag_notes(build: Build) -> list[str]:
+def flag_notes(build: Build) -> list[Note]:
     """What the command line, not the placement, costs."""
     flags = build.precision_flags
     floats = {t.precision for layer in build.layers if layer.is_convolution
               for t in (*layer.inputs[:2], *layer.outputs[:1]) if t.precision.is_float}
     if floats == {Precision.FP32} and flags and not flags & {"fp16", "best", "stronglyTyped", "bf16"}:
-        return ["the float remainder runs in FP32 because --fp16 was not given: a matter of flags, not of placement"]
+        return [Remark.NO_FP16_FLAG()]
     return []
 
 
@@ -283,7 +281,7 @@ def verify_with_builder(
             MismatchKind.BUILD, index.path or "model", {"status": said}, {"status": result.status}, Difference.STATUS,
             (said, says)))
     elif result.status != "built":
-        verification.notes.append(f"predicted and built alike: {result.status}: {result.message}")
+        verification.notes.append(Remark.BUILT_ALIKE(status=result.status, message=result.message))
     return verification
 
 
@@ -312,10 +310,10 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Targ
     if first.conversions != second.conversions:
         result.conversions = replace(result.conversions, predicted=None)
         few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
-        result.notes.append(f"between {few} and {many} conversions predicted, depending on scales")
+        result.notes.append(Remark.CONVERSIONS_BETWEEN(few=few, many=many))
     result.notes[:0] = [*notes, *unknowns]
     if events:
-        result.notes.append(f"{len(events)} pass lines depend on scales being equal and were left out")
+        result.notes.append(Remark.LINES_LEFT_OUT(count=len(events)))
     return result
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from qdqtool.base.files import Guard
+from qdqtool.base.notes import Note
 from qdqtool.base.outputs import Saved
 from qdqtool.base.records import published
 from qdqtool.builders.run import log_names
@@ -59,7 +60,7 @@ class Verification(Saved):
     conversions: ConversionCounts = field(default_factory=ConversionCounts)
     mismatches: list[Mismatch] = field(default_factory=list)
     prediction: Prediction | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     copies: TraceCounts = field(default_factory=TraceCounts)
     times: Json | None = None
     read: Guard | None = field(default=None, compare=False)

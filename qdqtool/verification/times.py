@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
@@ -37,7 +38,7 @@ def compare_times(
         "gpu": chosen.name, "clock_mhz": round(chosen.clock), "predicted_ms": time.total_ms, "low_ms": time.low_ms,
         "high_ms": time.high_ms, "built_ms": measured, "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [note for note in (contradicted(build, chosen), *time.notes) if note],
+        "notes": [*contradicted(build, chosen), *time.notes],
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
@@ -57,14 +58,14 @@ def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     return sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows), f"sum of the profile{less}"
 
 
-def not_compared(build: Build) -> list[str]:
+def not_compared(build: Build) -> list[Note]:
     """Why a build that was timed is compared with no estimate: its GPU is not known."""
     if not is_timed(build):
         return []
     why = "the build does not say on which GPU it ran; name it with `gpu`" if build.device is None else (
         unknown_gpu(build))
     measured, how = measured_time(build)
-    return [f"{measured:.3f} ms measured ({how}), compared with no estimate: {why}"] if why else []
+    return [Remark.NO_ESTIMATE(ms=measured, source=how, why=why)] if why else []
 
 
 def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from qdqtool.base.notes import Remark
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
@@ -119,7 +120,8 @@ def test_a_listing_that_is_cut_off(key: str | None) -> None:
     text = f'{{"{key}": {listed}}}' if key else listed
     build = read(text[: text.index("lost")])
     assert [x.name for x in build.layers] == ["a", "b"]
-    assert build.missing == ["engine listing (cut off: the end of f.json)"] and "cut off or damaged" in build.notes[0]
+    assert build.missing == ["engine listing (cut off: the end of f.json)"] and (
+        build.notes == [Remark.CUT_OFF(file="f.json")])
     with pytest.raises(BuildLogError, match="damaged"):
         read(text[: text.index("a") + 1])
 
@@ -129,7 +131,7 @@ def test_of_whole_documents_in_one_file_the_last_is_read(end: str, names: list[s
     first, last = ({"Layers": [{**LAYER, "Name": n}], "Bindings": [n]} for n in "ab")
     build = read(f"{json.dumps(first)}\n{json.dumps(last)}\n{end}")
     assert ([x.name for x in build.layers], build.bindings) == (names, names)
-    assert any("2 whole JSON documents" in note for note in build.notes)
+    assert Remark.SEVERAL_DOCUMENTS(file="f.json", count=2) in build.notes
     assert bool(build.missing) == missing
 
 

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from qdqtool.base.notes import Remark
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
 from qdqtool.buildlog.types import ParsedNode, ParsedTensor
@@ -40,8 +41,8 @@ def test_a_small_build() -> None:
     assert conv.doc_string == MARK + "strides, pads"
     assert attributes(model.graph.node[2]) == {"axis": 0}
     assert [o.name for o in model.graph.output] == ["out"]
-    assert any("scales of 4 Q and DQ" in line for line in unknown)
-    assert any("Conv strides of 1 node" in line for line in unknown)
+    assert Remark.SCALES_LACK(count=4) in unknown
+    assert Remark.ATTRIBUTE_INFERRED(what="Conv strides", count=1) in unknown
 
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])

@@ -25,6 +25,7 @@ from calibration.dataset import Looks
 from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool.base import budgets, files
+from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, state, told_by, write_pictures
 from tests.tables import cases
@@ -102,7 +103,7 @@ def test_an_interrupted_pass_is_resumed(
     before = set(loaded)
     loaded.clear()
     resumed = collect(conv_net(), pictures, NAMES, cache=file, progress=False)
-    assert resumed.notes == [f"{file}: resumed after {done.statistics.images} images"]
+    assert resumed.notes == [Remark.RESUMED(cache=file, images=done.statistics.images)]
     assert len(loaded) + len(done.done) == 9 and len(before | set(loaded)) == 9
     assert same(resumed, whole)
     assert resumed.warnings == whole.warnings and resumed.skipped == whole.skipped

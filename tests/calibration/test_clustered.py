@@ -11,6 +11,7 @@ import pytest
 from calibration import Focus, Statistics, collect
 from calibration.clustered import ClusterPass, _Pace
 from calibration.pictures import ImageSource
+from qdqtool.base.notes import Remark
 from qdqtool.errors import ClusterError, DataError
 from tests.calibration.nets import conv_net, state, write_pictures
 
@@ -147,12 +148,12 @@ def test_an_interrupted_run_leaves_the_cluster_clean_and_another_goes_on(
     monkeypatch.setattr(ClusterPass, "_portions", portions)
     found = collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS, cluster=client)
     assert len(sent) == 27 - 10  # what had been merged, not more and not less, is not done again
-    assert "resumed after" in found.notes[0]
+    assert found.notes[0].remark is Remark.RESUMED
     same(found, alone[0])
     assert cache.read_bytes() == alone[1]
     # One process goes on where a cluster stopped, and finds it finished.
     again = collect(conv_net(), pictures, NAMES, cache=cache, progress=False, focus=FOCUS)
-    assert "nothing was run" in again.notes[0]
+    assert again.notes[0].remark is Remark.REUSED
 
 
 def test_the_model_travels_once_to_each_worker(

@@ -19,6 +19,7 @@ from calibration.dataset import Dataset, InputSpec, Looks, Sample, Source, fit_a
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
 from qdqtool.base import budgets, files
 from qdqtool.base.files import NO_NAME
+from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import told_by, write_pictures
 from tests.tables import cases
@@ -216,7 +217,7 @@ def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
     assert (data.looks.broken, data.looks.total) == (3, 1)
-    assert data.warnings[0] == "3 of 4 images could not be read and were skipped"
+    assert data.warnings[0] == Remark.BROKEN_IMAGES(broken=3, total=4)
     data.forget()
     assert (data.skipped, data.warnings, data.looks) == ([], [], Looks())
     list(data)

@@ -20,6 +20,7 @@ from calibration.dataset import InputSpec
 from calibration.listing import file_digest
 from calibration.pictures import ImageSource, Preprocess, _Decoding, decode, describe, prepare
 from qdqtool.base import budgets
+from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError
 from tests.calibration.nets import told_by, write_pictures
 from tests.fuzz_inputs.seeds import jpeg_in_scans
@@ -365,7 +366,7 @@ def test_pictures_of_other_formats_are_counted_and_never_decoded(tmp_path: Path)
         open_data(tmp_path, [SPEC])
     write_pictures(tmp_path, 1)
     assert len(open_data(tmp_path, [SPEC])) == 1
-    assert "(2 tiff, 1 heic)" in open_data(tmp_path, [SPEC]).warnings[0]
+    assert open_data(tmp_path, [SPEC]).warnings[0].values["formats"] == ["2 tiff", "1 heic"]
     Image.new("RGB", (16, 16)).save(tmp_path / "really.eps")
     (tmp_path / "really.eps").rename(tmp_path / "claims.jpg")
     with pytest.raises(DataError, match="cannot identify"):
@@ -424,7 +425,7 @@ def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
     assert len(list(data)) == 1
     assert sorted(name for name, _ in data.skipped) == ["empty.png", "huge.png", cut.name, "text.jpg"]
     assert all(reason and "\n" not in reason for _, reason in data.skipped)
-    assert any("4 of 5 images could not be read" in w for w in data.warnings)
+    assert Remark.BROKEN_IMAGES(broken=4, total=5) in data.warnings
     assert len(list(data)) == 1 and len(data.skipped) == 4, "a second pass counts nothing twice"
     assert good.exists()
 

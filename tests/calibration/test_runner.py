@@ -20,6 +20,7 @@ from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.runner import _identity, _model_key, collect
 from calibration.session import input_specs
 from calibration.statistics import TensorStatistics
+from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -54,7 +55,7 @@ def test_statistics_are_those_of_every_value(tmp_path: Path) -> None:
     assert found.images == 9
     assert list(found) == NAMES
     assert_same(found, run_all(model, samples, NAMES))
-    assert found.warnings == ["only 9 calibration images; 100 or more give steadier ranges"]
+    assert found.warnings == [Remark.FEW_IMAGES(images=9, enough=100)]
     write_pictures(tmp_path / "five", 5)
     found = collect(conv_net((4, 3, 16, 16)), tmp_path / "five", ["images"], progress=False)
     assert found.images == 5
@@ -130,7 +131,7 @@ def test_an_error_in_a_worker_reaches_the_caller_and_no_thread_stays() -> None:
 
 
 FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(6)]
-FEW = "only 6 calibration images; 100 or more give steadier ranges"
+FEW = Remark.FEW_IMAGES(images=6, enough=100)
 
 
 def run(cache: Path | None = None, data: Any = None, names: tuple[str, ...] = ("c1", "images"), **options: Any) -> Any:
@@ -156,7 +157,7 @@ def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     cache = tmp_path / "c.npz"
     assert run(cache).notes == [] and load_progress(cache).total == 6
     again = run(cache)
-    assert again.notes == [f"{cache}: reused, 6 images, same model and data; nothing was run"]
+    assert again.notes == [Remark.REUSED(cache=cache, images=6)]
     assert (again.images, again.warnings, list(again)) == (6, [FEW], ["c1", "images"]) and again.fingerprint
     told = f"{cache}: it was made for another model; give another name, or `overwrite_cache` to replace it"
     assert refusal(cache, model=conv_net(seed=1)) == told
@@ -164,15 +165,13 @@ def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     assert refusal(cache, FEEDS[:5]).startswith(told)
     assert refusal(cache, bins=64).startswith(f"{cache}: it has another number of bins; give another name")
     replaced = run(cache, FEEDS[:5], overwrite_cache=True)
-    assert replaced.notes == [f"{cache}: not used, it was made from other data or with other preprocessing; "
-                              "calibrating again"]  # fmt: skip
+    assert replaced.notes == [Remark.NOT_USED(cache=cache, why=runner.Mismatch.DATA)]
     assert load_progress(cache).statistics.images == 5 == replaced.images
     cache = tmp_path / "iterated.npz"
-    anew = f"{cache}: not reused, data from an iterator cannot be recognised again"
+    anew = Remark.NOT_REUSED(cache=cache)
     assert run(cache, iter(FEEDS)).notes == [anew]
     again = run(cache, iter(FEEDS))
-    assert again.notes == [anew, f"{cache}: not used, it was made from other data or with other preprocessing; "
-                                 "calibrating again"]  # fmt: skip
+    assert again.notes == [anew, Remark.NOT_USED(cache=cache, why=runner.Mismatch.DATA)]
     assert refusal(cache, iter(FEEDS), model=conv_net(seed=1)).startswith(f"{cache}: it was made for another model")
     assert refusal(cache).startswith(f"{cache}: it was made from other data"), "a list can be told from it"
     run(tmp_path / "listed.npz")
@@ -183,14 +182,14 @@ def test_what_other_tensors_do_to_a_cache(tmp_path: Path) -> None:
     cache = tmp_path / "c.npz"
     first = run(cache, names=("c1",))
     more = run(cache, names=("r2", "c1", "images"))
-    assert more.notes == [f"{cache}: reused for all but 2 tensors that it does not have"]
+    assert more.notes == [Remark.REUSED_IN_PART(cache=cache, missing=2)]
     assert list(more) == ["r2", "c1", "images"] and more.images == 6 and load_progress(cache).complete
     assert np.array_equal(more["c1"].counter.counts, first["c1"].counter.counts)
     assert list(load_progress(cache).statistics) == ["c1", "r2", "images"]
     cache = tmp_path / "c.npz"
     unfinished(cache)
     found = run(cache, names=("r2", "images", "c2"))
-    assert found.notes == [f"{cache}: not used, it is unfinished and has no 'r2'; calibrating again"]
+    assert found.notes == [Remark.UNFINISHED(cache=cache, tensor="r2")]
     assert found.images == 6 and list(load_progress(cache).statistics) == ["r2", "images", "c2"]
 
 
@@ -204,7 +203,7 @@ def test_an_unfinished_pass_goes_on(tmp_path: Path) -> None:
         found = collect(conv_net(), FEEDS, ["c1", "images"], cache=cache)
         collect(conv_net(), iter(FEEDS), ["c1"])
     assert totals == [4, None]
-    assert found.notes == [f"{cache}: resumed after 2 images"]
+    assert found.notes == [Remark.RESUMED(cache=cache, images=2)]
     assert (found.images, found.warnings) == (6, whole.warnings) and load_progress(cache).total == 6
     for name in whole:
         assert np.array_equal(found[name].counter.counts, whole[name].counter.counts)
@@ -314,8 +313,8 @@ def test_what_is_not_finite(tmp_path: Path) -> None:
     samples = [{"images": f["images"].copy()} for f in FEEDS]
     samples[2]["images"][0, 0, :2, 0] = np.nan
     found = run(data=samples, names=("images",))
-    assert found.warnings == [FEW, "1 of 6 samples hold NaN or infinities",
-                              f"tensor 'images': 2 of {6 * 768} values are NaN or infinite and were left out"]
+    assert found.warnings == [FEW, Remark.NONFINITE_SAMPLES(nonfinite=1, total=6),
+                              Remark.NONFINITE_TENSOR(tensor="images", nonfinite=2, total=6 * 768)]
     only = [{"images": np.full((1, 3, 16, 16), np.nan, np.float32)}]
     told = "tensor 'images' is NaN or infinite for every input; check the weights and the preprocessing"
     assert refusal(data=only, names=("images",)) == f"model: {told}"

@@ -23,6 +23,12 @@ def test_wording(found: dict[str, list[str]], network: str) -> None:
     assert found.get(network) == EXPECTED[network], "if it is meant so: python -m tests.wording"
 
 
+def test_no_finding_names_the_program() -> None:
+    """Its words stand in the Python interface as well; only a model without Q/DQ is sent to another command."""
+    named = {text.partition(":")[0] for texts in EXPECTED.values() for text in texts if "qdqtool" in text}
+    assert named == {"NO-QDQ"}
+
+
 def test_wording_of_what_a_placement_leaves_float() -> None:
     expected = json.loads(DATA.read_text(encoding="utf-8"))["skipped"]
     assert of_skipped() == expected, "if it is meant so: python -m tests.wording"

@@ -12,6 +12,7 @@ import qdqtool
 import qdqtool.errors
 from qdqtool import extract
 from qdqtool.base import budgets
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.extraction.cut import Cutter
 from qdqtool.extraction.moves import ALL, channels, spatial
@@ -48,7 +49,7 @@ def test_a_finding_and_its_names() -> None:
     assert len(result.proto.graph.node) == result.nodes[0] < result.nodes[1] == len(model.graph.node)
     names = {n.name for n in result.proto.graph.node}
     assert "b1.sum" in names and "b0.c0" not in names and "last" not in names
-    assert result.kept.startswith(f"kept {len(names)} of {len(model.graph.node)} nodes: what SKIP-FLOAT at b1.sum")
+    assert [(f.code, f.node) for f in result.shown.findings] == [("SKIP-FLOAT", "b1.sum")]
 
 
 @pytest.mark.parametrize("code", slow_after(2, ["CONCAT-SCALE:2", "BN-UNFOLDED", "OUT-FLOAT", "SKIP-FLOAT:8"]))
@@ -139,7 +140,7 @@ def test_minimize_keeps_finding_fix_and_outcomes() -> None:
                for v in small.proto.graph.input)
     assert sum(numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
     result = qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, limit=3)
-    assert any("stopped after 3 tries" in n for n in result.notes)
+    assert Remark.STOPPED(tries=3) in result.notes
     assert told(result.prediction, "SKIP-FLOAT")
 
 
@@ -188,7 +189,7 @@ def test_doubled_names_and_plugins() -> None:
     model = residual()
     result = qdqtool.extract(model, finding=["SKIP-FLOAT", "OUT-FLOAT"])
     assert {"SKIP-FLOAT", "OUT-FLOAT"} <= {f.code for f in result.prediction.findings}
-    assert "what SKIP-FLOAT at b1.sum, OUT-FLOAT at last depends on" in result.kept
+    assert [(f.code, f.node) for f in result.shown.findings] == [("SKIP-FLOAT", "b1.sum"), ("OUT-FLOAT", "last")]
     one, two = (qdqtool.extract(model, finding=c).nodes[0] for c in ("SKIP-FLOAT", "OUT-FLOAT"))
     assert max(one, two) < result.nodes[0] < len(model.graph.node)
 
@@ -240,7 +241,7 @@ def test_trimming_a_wide_part_ends_within_its_budget(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Cutter, "sketch", lambda self, part: drawn.append(len(part.nodes)) or sketch(self, part))
     found = extract(proto, node="conv7")
     assert sum(drawn) < 500 + 3 * 64
-    assert any("trimming ended" in n for n in found.notes)
+    assert Remark.TRIMMING_ENDED in remarks(found.notes)
     assert {c.name for c in found.shown.convolutions} >= {"conv7"}
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import qdqtool
 from qdqtool.base import budgets
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.base.process import INTERRUPTED, Stopped
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
@@ -35,7 +36,8 @@ def refused() -> onnx.ModelProto:
 @needs_compiler
 def test_builds_that_are_refused_and_healthy_ones() -> None:
     result = qdqtool.extract(refused(), builder="tensorrt-rtx")
-    assert "refused" in result.checked and "zero point" in result.checked.lower()
+    assert result.checked.values["status"] == "refused"
+    assert "zero point" in result.checked.values["message"].lower()  # the compiler's words
     assert [n.op_type for n in result.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear"]
     with pytest.raises(QdqtoolError, match="nothing to extract; give `finding`"):
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
@@ -54,7 +56,7 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     command = script(tmp_path, "import sys\nsys.exit(3 if b'MaxPool' in open(sys.argv[1], 'rb').read() else 0)\n")
     result = qdqtool.extract(model, check=command)
     assert [n.op_type for n in result.proto.graph.node] == ["MaxPool"]
-    assert result.checked.endswith("exit code 3")
+    assert (result.checked.remark, result.checked.values["code"]) == (Remark.CHECKED_COMMAND, 3)
     with pytest.raises(QdqtoolError, match=r"does not say 'never' .* \(exit code 0\)"):
         CommandCheck(residual(1), script(tmp_path, _TWO_FAULTS), "never")
     with pytest.raises(QdqtoolError, match="give that as well"):
@@ -89,10 +91,12 @@ def test_the_same_exit_code_for_another_reason_is_another_fault(g: Graph, tmp_pa
     command = script(tmp_path, _TWO_FAULTS)
     loose = qdqtool.extract(model, check=command, limit=25)
     assert all(n.op_type != "Conv" for n in loose.proto.graph.node)
-    assert any("exit code" in n and "`says`" in n for n in loose.notes)
+    assert Remark.EXIT_CODE_ALONE in remarks(loose.notes)
     held = qdqtool.extract(model, check=command, says="pooling of", limit=60)
     assert {"Conv", "MaxPool"} <= {n.op_type for n in held.proto.graph.node}
-    assert held.checked.endswith("exit code 1, saying 'pooling of'") and not any("exit code" in n for n in held.notes)
+    assert held.checked.remark is Remark.CHECKED_COMMAND_SAYING
+    assert (held.checked.values["code"], held.checked.values["says"]) == (1, "pooling of")
+    assert Remark.EXIT_CODE_ALONE not in remarks(held.notes)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(INTERRUPTED)])
@@ -108,7 +112,7 @@ def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(CommandCheck, "holds", holds)
     result = qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True, keep_interrupted=True)
-    assert result.interrupted and result.as_json()["interrupted"] and "interrupted after" in result.notes[0]
+    assert result.interrupted and result.as_json()["interrupted"] and result.notes[0].remark is Remark.INTERRUPTED
     assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings)
     with pytest.raises(type(stop)):
         qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True)

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qdqtool
+from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.explain.coded import FIXES
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import _WHOLE, STEPS, fix
+from qdqtool.fixing.compare import NotFinite
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
@@ -347,7 +349,7 @@ def test_what_is_accounted_for(g, monkeypatch):
     fixed = fix(proto, "trt8.5", ["W-NONCONST", "ADD-BOTH"])
     assert [(c.code, c.node, c.what) for c in fixed.refused] == [("W-NONCONST", found.node, found.fix)]
     assert fixed.refused[0].why_not and not fixed.applied
-    assert [n for n in fixed.notes if n.startswith("ADD-BOTH ")] and not any("W-NONCONST" in n for n in fixed.notes)
+    assert [n.values["code"] for n in fixed.notes if n.remark is Remark.CODE_NOT_FOUND] == ["ADD-BOTH"]
     # A prediction is most of the work there
     seen = []
 
@@ -362,7 +364,7 @@ def test_what_is_accounted_for(g, monkeypatch):
     assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
     seen.clear()
     endless = fix(FAMILIES["residual"](400), target="trt8.5")
-    assert "is not finite" in endless.refused[0].why_not and not endless.applied
+    assert endless.refused[0].why_not.values["kind"] is NotFinite and not endless.applied
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
@@ -376,7 +378,9 @@ def test_changes_and_inputs_that_are_not_kept(g, tmp_path):
     fixed = fix(proto, "trt8.5", ["SIBLING-SCALE"])
     assert not fixed.applied
     assert [c.code for c in fixed.refused] == ["SIBLING-SCALE"]
-    assert "distance of output 'fine:0' from the float network would grow" in fixed.refused[0].why_not
+    (refused,) = fixed.refused
+    assert (refused.why_not.remark, refused.why_not.values["output"]) == (Remark.DISTANCE_GROWS, "fine:0")
+    assert refused.why_not.values["after"] > refused.why_not.values["before"]
     assert fixed.proto.SerializeToString() == proto.SerializeToString()
     with pytest.raises(DataError, match="no array for the model's input 'x'"):
         fix(residual("float"), inputs={"y": image(1)})
@@ -412,14 +416,14 @@ def test_models_that_cannot_run():
     proto.graph.output.append(onnx.helper.make_tensor_value_info("boxes", 1, None))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
-    assert any("in front of nms" in note for note in fixed.notes)
+    assert Remark.COMPARED_IN_FRONT(nodes=["nms"]) in fixed.notes
     proto = residual("float")
     node = next(n for n in proto.graph.node if n.name == "c0")
     node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     why = fixed.refused[0].why_not
-    assert "cannot be compared with those of the float network" in why and "unheard_of" in why
+    assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in why.values["error"]  # as onnxruntime names it
 
 
 @pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5)])

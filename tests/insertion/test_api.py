@@ -9,6 +9,8 @@ import pytest
 import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
+from calibration.runner import Mismatch
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
@@ -109,8 +111,8 @@ def test_a_cache_is_reused_for_another_target_whatever_was_prepared(targets: tup
     onnx.save(net.model(opset=13), path)
     for target in targets:
         found = qdqtool.insert(path, images(2), target=target, calib_cache=cache, predict=False)
-        assert {"1 two-input", "1 weight"} <= {" ".join(n.split()[:2]) for n in found.notes}
-    assert any("reused" in note for note in found.calibration["notes"])
+        assert {Remark.SUMS_AS_ADDS(count=1), Remark.WEIGHTS_COMPUTED(count=1)} <= set(found.notes)
+    assert Remark.REUSED in remarks(found.calibration["notes"])
     net.initializers[-1].CopyFrom(onnx.numpy_helper.from_array(np.full((16, 16, 1, 1), 0.75, np.float32), "w"))
     onnx.save(net.model(opset=13), path)
     with pytest.raises(QdqtoolError, match="another model; give another name, or `overwrite_cache`"):
@@ -123,14 +125,14 @@ def test_a_cache_is_reused_for_another_method(folder: Path, tmp_path: Path) -> N
     plain = qdqtool.insert(path, folder, method="percentile", predict=False)
     qdqtool.insert(path, folder, calib_cache=cache, predict=False)
     again = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
-    assert "reused" in again.calibration["notes"][0]
+    assert remarks(again.calibration["notes"]) == [Remark.REUSED]
     assert [q.scale for q in again.quantized] == [q.scale for q in plain.quantized]
     # Another model must not take these ranges, not even one that differs in a prepared weight alone.
     other = small()
     other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
     onnx.save(other, path)
     changed = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False)
-    assert "another model" in changed.calibration["notes"][0]
+    assert changed.calibration["notes"] == [Remark.NOT_USED(cache=cache, why=Mismatch.MODEL)]
 
 
 def test_a_tensorrt_table_replaces_calibration(folder: Path, tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.Monk
     monkeypatch.setattr("qdqtool.prediction.predict", failing)
     result = qdqtool.insert(one_layer(), images())
     assert result.prediction is None
-    assert result.warnings == ["not predicted: pass Nonsense failed"]
+    assert result.warnings == [Remark.NOT_PREDICTED(error="pass Nonsense failed")]
     check(result.model)
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.base.notes import Remark
 from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.model.graph import Model
@@ -28,7 +29,7 @@ def test_batch_normalization_is_folded_into_a_convolution(net: Net, bias: bool) 
     net.output(net.op("Relu", "r", net.norm("n", net.conv("c", "x", bias=bias))))
     before = net.model()
     after, notes = prepared(before)
-    assert notes == ["1 BatchNormalization node was folded into the convolution in front"]
+    assert notes == [Remark.NORMS_FOLDED(count=1)]
     assert not nodes_of(after, "BatchNormalization")
     assert len(after.graph.initializer) == 2
     assert {v.name for v in after.graph.value_info} <= {"n.out"}
@@ -126,7 +127,7 @@ def test_sizes_that_are_summed_over_have_to_be_the_same(
     stated = onnx.helper.make_tensor_value_info("r.out", onnx.TensorProto.FLOAT, ["?", "??", last])
     model.graph.value_info.append(stated)
     _, notes = prepared(model)
-    assert notes == ["1 matrix product was written as MatMul instead of Einsum, so that it can be INT8"] * written
+    assert notes == [Remark.PRODUCTS_WRITTEN(count=1)] * written
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -180,7 +181,7 @@ def test_weights_that_others_read_are_copied(net: Net) -> None:
     net.output(*(net.op("Conv", f"c{i}", "x", square) for i in range(3)))
     before = net.model()
     after, notes = prepared(before)
-    assert notes == ["2 weight tensors were copied for nodes that shared one"]
+    assert notes == [Remark.WEIGHTS_COPIED(count=2)]
     assert [n.input[1] for n in after.graph.node] == ["w", "w_copy", "w_copy_1"]
     same(before, after)
     net = Net()
@@ -189,7 +190,7 @@ def test_weights_that_others_read_are_copied(net: Net) -> None:
     net.output(net.norm("na", first), net.norm("nb", second))
     before = net.model()
     after, notes = prepared(before)
-    assert notes[0] == "1 weight tensor was copied for nodes that shared one"
+    assert notes[0] == Remark.WEIGHTS_COPIED(count=1)
     weights = [n.input[1] for n in nodes_of(after, "Conv")]
     assert len(set(weights)) == 2
     same(before, after)
@@ -208,7 +209,7 @@ def deep(length: int) -> onnx.ModelProto:
 def test_so_many_nodes_are_looked_through(length: int, folded: bool) -> None:
     after, notes = prepared(deep(length))
     assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + ["Conv"]
-    assert notes == (["1 weight tensor was computed from constants"] if folded else [])
+    assert notes == ([Remark.WEIGHTS_COMPUTED(count=1)] if folded else [])
 
 
 def computed(op: str, *inputs: tuple[str, object, object], **attributes: object) -> onnx.ModelProto:
@@ -250,7 +251,7 @@ def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.n
     if expected is None:
         assert notes == [] and weight == "k"
     else:
-        assert notes == ["1 weight tensor was computed from constants"]
+        assert notes == [Remark.WEIGHTS_COMPUTED(count=1)]
         np.testing.assert_array_equal(value_of(proto, weight), expected)
 
 
@@ -263,7 +264,7 @@ def test_standardized_weights_become_constants(net: Net) -> None:
         ["std", "mean", "var"], "norm", training_mode=1, epsilon=1e-6))
     net.output(net.op("Conv", "c", "x", net.op("Reshape", "r", "std", net.const("s", [8, 16, 3, 3], np.int64))))
     after, notes = prepared(net.model())
-    assert notes == ["1 weight tensor was computed from constants"]
+    assert notes == [Remark.WEIGHTS_COMPUTED(count=1)]
     assert [n.op_type for n in after.graph.node] == ["Conv"]
     mean, variance = weight.mean((1, 2, 3), keepdims=True), weight.var((1, 2, 3), keepdims=True)
     expected = 0.5 * (weight - mean) / np.sqrt(variance + 1e-6)
@@ -301,7 +302,7 @@ def test_computed_biases_and_parameters_become_constants_and_nothing_else_does(n
     net.output(net.op("Conv", "c2", held("data", (1, 16, 8, 8)), "w/i.out"), added, net.conv("plain", "x"))
     before = net.model()
     after, notes = prepared(before)
-    assert notes == ["7 weight tensors were computed from constants"]
+    assert notes == [Remark.WEIGHTS_COMPUTED(count=7)]
     assert {n.name for n in after.graph.node} == {"c", "r", "n", "k/i", "a", "data/i", "c2", "plain"}
     same(before, after)
 
@@ -316,7 +317,7 @@ def test_opset_is_raised_and_everything_else_kept(net: Net, opset: int) -> None:
     before.graph.node[0].doc_string = "first"
     before.opset_import.add(domain="Paddle", version=1)
     after, notes = prepared(before)
-    assert notes == [f"opset raised from {opset} to 13"]
+    assert notes == [Remark.OPSET_RAISED(before=opset, after=13)]
     assert {(o.domain, o.version) for o in after.opset_import} == {("", 13), ("Paddle", 1)}
     assert after.metadata_props[0].value == "32"
     assert after.doc_string == "kept"
@@ -327,7 +328,7 @@ def test_opset_is_raised_and_everything_else_kept(net: Net, opset: int) -> None:
 
 
 @pytest.mark.parametrize(("have", "want", "ir", "noted"), [
-    (13, 13, 7, []), (14, 13, 8, []), (12, 13, 7, ["opset raised from 12 to 13"]),
+    (13, 13, 7, []), (14, 13, 8, []), (12, 13, 7, [Remark.OPSET_RAISED(before=12, after=13)]),
     (18, 19, 9, ["opset raised from 18 to 19"]), (19, 19, 9, []),
 ])  # fmt: skip
 def test_the_opset_is_raised_where_it_is_lower(net: Net, have: int, want: int, ir: int, noted: list[str]) -> None:
@@ -342,7 +343,7 @@ def test_an_opset_entry_by_its_long_name_is_raised_too(net: Net) -> None:
     net.output(net.conv("c", "x"))
     model = net.model(12)
     model.opset_import[0].domain = "ai.onnx"
-    assert prepare(Model(model)) == ["opset raised from 12 to 13"]
+    assert prepare(Model(model)) == [Remark.OPSET_RAISED(before=12, after=13)]
     assert [(o.domain, o.version) for o in model.opset_import] == [("ai.onnx", 13)]
     del model.opset_import[:]
     with pytest.raises(ModelError, match=r"^model: opset 0 cannot be raised to 13"):
@@ -365,7 +366,7 @@ def test_names_are_kept_or_given(net: Net) -> None:
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     notes = prepare(Model(model))
-    assert notes == ["2 nodes were named after an output: onnxruntime wants names that differ"]
+    assert notes == [Remark.NODES_NAMED(count=2)]
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
@@ -399,7 +400,7 @@ def test_functions_are_inlined(net: Net) -> None:
     model.ir_version = 8
     model = onnx.shape_inference.infer_shapes(model)
     after, notes = prepared(model)
-    assert notes == ["the model's own functions were inlined"]
+    assert notes == [Remark.INLINED()]
     assert [n.op_type for n in after.graph.node] == ["Conv", "Relu"]
     same(model, after)
 

@@ -9,6 +9,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.fixing.api import fix
@@ -399,7 +400,7 @@ def test_an_error_that_fp16_makes_is_a_warning(net: Net, offset: float, warned: 
     net.output(net.conv("b", net.op("Sub", "back", moved, net.const("p", offset - 3)), kernel=1))
     made = insert(net.model(), images(2), target="rtx1.7", method="max", losses=1)
     assert made.losses is not None and made.losses.error < 0.1
-    assert any("high_precision='fp32'" in w for w in made.warnings) == warned
+    assert (Remark.HALF_DIFFERS in remarks(made.warnings)) == warned
 
 
 @pytest.mark.parametrize(("mode", "refused"), [("half_pixel_symmetric", True), ("half_pixel", False)])
@@ -441,4 +442,4 @@ def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(net: Net, fa
             assert not index.is_constant(q.input(0)) or scale.dtype == other.dtype
         assert scale is not None and np.array_equal(scale, np.asarray(said[q.name], scale.dtype))
     assert all(g.scale == {q.scale for q in made.activations if q.group == i}.pop() for i, g in enumerate(made.groups))
-    assert any("raised to what FP16 holds" in n for n in made.notes) is (factor < 1)
+    assert (Remark.SCALES_RAISED in remarks(made.notes)) is (factor < 1)

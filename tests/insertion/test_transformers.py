@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import Part
@@ -93,7 +94,7 @@ def test_networks_without_attention() -> None:
     net = Net()
     net.output(net.conv("c", "x"))
     result = qdqtool.insert(net.model(), images(2), attention="int8", predict=False)
-    assert any("attention='int8'" in note for note in result.notes) and len(result.activations) == 1
+    assert Remark.NO_ATTENTION in remarks(result.notes) and len(result.activations) == 1
     with pytest.raises(QdqtoolError, match="choose one of"):
         qdqtool.insert(net.model(), images(2), attention="int4")
 
@@ -350,7 +351,7 @@ def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch:
 @pytest.mark.parametrize("residual", ["both", "skip", "auto", "none"])
 def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> None:
     notes = quantized(residual=residual).notes
-    assert any(f"residual='{residual}'" in note for note in notes) is (residual in ("both", "skip"))
+    assert (Remark.NO_RESIDUAL(residual=residual) in notes) is (residual in ("both", "skip"))
 
 
 EINSUMS = {"b0.attn.qk": "...id,...dj->...ij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "...j,jk->...k"}

@@ -92,6 +92,7 @@ EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 
 # Where a line goes that is neither a whole file nor the end of one: behind this text.
 BEHIND = {
+    "qdqtool/base/notes.py": "    # Images and ranges\n",
     "qdqtool/trt/targets.py": "    for t in sorted((\n",
     "qdqtool/model/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
     "qdqtool/trt/passes/slice_removal.py": "class SliceRemoval",
@@ -114,6 +115,10 @@ assert known is not None and known.id == "example-lost-tensor" and known.codes =
 from qdqtool.explain.codes import find
 code = find("example_code")
 assert code is not None and code.on("trt8.6").evidence == "documented" and code.on("trt10") is None
+""",
+    "note": """
+from qdqtool.base.notes import Remark
+assert Remark.EXAMPLE(count=2) == "2 tensors were renamed by the example"
 """,
     "way": """
 from qdqtool.explain.ways import way_named
@@ -197,6 +202,8 @@ def _changed(root: Path, only: str = "") -> Path:
             if name.endswith("removal.py"):  # in front of the class, and where the page says
                 new = f"{before}{text}\n\n{mark}{after}".replace("COPY)", "COPY, STRIDED)").replace(
                     "LayerKind.SLICE):", "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)")
+            elif name.endswith("notes.py"):
+                new = f"{before}{mark}    {text}{after}"
             else:
                 new = f"{before}{mark}{text.rstrip()},\n{after}"
         elif name.endswith("meanings.toml"):
@@ -219,7 +226,7 @@ def _changed(root: Path, only: str = "") -> Path:
 def test_every_example_has_a_check() -> None:
     assert len(EXAMPLE.findall(PAGE.read_text("utf-8"))) == len(CHECKS) + 3  # a case has two, a pass three
     sections = {s.split()[-1] for s in re.findall(r"^## (.*?) \(", PAGE.read_text("utf-8"), re.MULTILINE)}
-    assert {"text", "code", "build", "GPU", "target", "operator", "pass"} <= sections
+    assert {"text", "code", "note", "build", "GPU", "target", "operator", "pass"} <= sections
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -9,8 +9,10 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
+from qdqtool.explain.left_float import PLACEMENT, SkippedNode
 from qdqtool.qat.modules import ExportQuantizer, amax_of, observing, quantizers_of, set_amax
 from qdqtool.qat.preparation import backend_named
+from qdqtool.trt.refusals import WeightsNotConstant
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 
@@ -145,7 +147,8 @@ def test_computed_weights_stay_float() -> None:
     model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
     nn.utils.parametrize.register_parametrization(model[2], "weight", Turned())
     plan = qat.plan(model, X)
-    assert plan.convolutions == ["0"] and plan.skipped == [("2", "its weights are computed, not constant")]
+    assert plan.convolutions == ["0"] and plan.skipped == [
+        ("2", SkippedNode(WeightsNotConstant(PLACEMENT, "2")).reason)]
     nn.utils.parametrize.remove_parametrizations(model[2], "weight")
     assert qat.plan(model, X).convolutions == ["0", "2"]
 

@@ -19,7 +19,7 @@ import qdqtool
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import Hidden
+from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode
 from qdqtool.qat import plan
 from qdqtool.qat.modules import observing
 from qdqtool.qat.sites import CallWatcher, Site, resting
@@ -220,7 +220,7 @@ def test_choices_of_sites() -> None:
     found = plan(model, sample, exclude=[r"^layer4\.", "/fc/"])
     assert len(found.convolutions) == 21 - 5 - 1
     assert not any(a.site.module.startswith("layer4") for a in found.activations)
-    assert ("fc", "excluded by `exclude` /fc/") in found.skipped
+    assert ("fc", SkippedNode(Excluded(PLACEMENT, "fc", "exclude", "/fc/")).reason) in found.skipped
     small = nn.Sequential(nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3))
     assert plan(small, ONE).convolutions == ["0", "2"]
     assert plan(small, ONE, include=["^4$"]).convolutions == ["0", "2", "4"]

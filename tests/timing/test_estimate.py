@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model, without_large_weights
 from qdqtool.model.modelfile import load
@@ -117,7 +118,7 @@ def test_small_networks_and_batches():
     assert one.total_ms == pytest.approx(own.total_ms, rel=1e-6)
     _, dynamic = timed(chain(dynamic=True), batch=32)
     assert dynamic.total_ms == pytest.approx(own.total_ms, rel=1e-6)
-    assert any("taken as 32x64x56x56" in n for n in dynamic.notes)
+    assert [n.values["shape"] for n in dynamic.notes if n.remark is Remark.INPUT_TAKEN] == [["32", "64", "56", "56"]]
 
 
 def test_fixes_save_what_there_is():
@@ -152,7 +153,8 @@ def test_what_int8_gains():
     (_, time), (_, plain) = (timed(chain(quantized=quantized), find("P100")) for quantized in (True, False))
     assert time.total_ms == pytest.approx(plain.total_ms)
     assert time.gain is None and plain.gain is None and plain.best is None
-    assert sum("no INT8" in n for n in time.notes) == sum("no INT8" in n for n in plain.notes) == 1
+    assert remarks(time.notes).count(Remark.WITHOUT_QDQ) == remarks(plain.notes).count(Remark.NO_INT8) == 1
+    assert Remark.NO_INT8 not in remarks(time.notes) and Remark.WITHOUT_QDQ not in remarks(plain.notes)
     # Its weights are large, so that settling the shapes leaves them out: they still count as weights
     _, one = timed(chain(quantized=False, dynamic=True))
     _, fixed = timed(chain(quantized=False))
@@ -173,7 +175,7 @@ def test_shapes_that_are_unknown_or_computed():
         value.type.tensor_type.ClearField("shape")
     _, time = timed(proto)
     assert time.float_time is None and time.best is None
-    assert any("export the model with fixed shapes" in n for n in time.notes)
+    assert Remark.MOST_SHAPES_UNKNOWN in remarks(time.notes)
     def width_of(gpu):
         _, time = timed(chain(), gpu)
         return time.high_ms / time.total_ms, time.total_ms / time.low_ms, time.notes
@@ -181,8 +183,10 @@ def test_shapes_that_are_unknown_or_computed():
     known, unknown, few_watts, told = (width_of(g) for g in (
         find("RTX 3060"), find("H100"), find("T4"), chosen("T4", clock=1100.0)))
     assert known[0] == pytest.approx(known[1]) and known[2] == []
-    assert unknown[0] == pytest.approx(unknown[1]) and unknown[0] > 1.1 * known[0] and "wider" in unknown[2][0]
-    assert few_watts[1] == pytest.approx(known[1]) and few_watts[0] > 1.3 * known[0] and "`clock`" in few_watts[2][0]
+    assert unknown[0] == pytest.approx(unknown[1]) and unknown[0] > 1.1 * known[0]
+    assert unknown[2][0].remark is Remark.NOT_MEASURED
+    assert few_watts[1] == pytest.approx(known[1]) and few_watts[0] > 1.3 * known[0]
+    assert few_watts[2][0].remark is Remark.SLOWED
     assert told[0] == pytest.approx(known[0]) and told[2] == []
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.types import Build
 from qdqtool.cli import run
 from qdqtool.errors import QdqtoolError
@@ -61,7 +62,7 @@ def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
 ])  # fmt: skip
 def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
     gpu = gpus.chosen(typed)
-    assert gpu.name == taken and ("it could be" in gpu.note) == bool(others)
+    assert gpu.name == taken and (Remark.TAKEN_AS in remarks(gpu.notes)) == bool(others)
     assert set(gpus.variants(typed, taken, [g.name for g in gpus.gpus()])) == others
 
 
@@ -99,7 +100,7 @@ def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never)
 def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
-    assert "laptop" in gpu.note and "`clock`" in gpu.note
+    assert remarks(gpu.notes) == [Remark.LAPTOP]
     onnx.save(network(), tmp_path / "m.onnx")
     assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
     told = capsys.readouterr()
@@ -108,7 +109,8 @@ def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.Captu
     known = gpus.find("RTX 3060")
     assert (gpu.per_second, gpu.bandwidth, gpu.rates) == (known.per_second, known.bandwidth, known.rates)
     assert gpu.evidence == Evidence.ASSUMED
-    assert "taken as 9.0" in gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").note
+    (note,) = gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").notes
+    assert (note.remark, note.values["nearest"]) == (Remark.RATES_OF_NEAREST, "9.0")
     times = {"5.3": 5.3, "5.3 ms": 5.3, "950us": pytest.approx(0.95), "0.8 s": 800, "profile.json": None}
     assert {text: calibration.measured_time(text) for text in times} == times
 
@@ -122,7 +124,7 @@ def test_bad_descriptions(text):
 def test_clock_and_power():
     assert gpus.chosen("orin nx", clock=600).clock == 600
     low = gpus.chosen("orin nx", power="10W")
-    assert low.clock < gpus.chosen("orin nx", power="MAXN").clock == 918 and "guessed" in low.note
+    assert low.clock < gpus.chosen("orin nx", power="MAXN").clock == 918 and Remark.CLOCK_GUESSED in remarks(low.notes)
     for bad in ({"clock": 0.0}, {"clock": 99999.0}, {"clock": float("nan")}, {"power": "lots"}):
         with pytest.raises(QdqtoolError):
             gpus.chosen("orin nx", **bad)
@@ -195,16 +197,17 @@ def test_the_log_decides(name, facts, board, sms, clock, bandwidth):
 
 
 def test_the_log_names_the_gpu():
-    note = gpu_of_device(of_facts("Orin", ORIN_NX)).note
-    assert "4 SMs where the Jetson Orin NX 8GB has 8" in note and "612 MHz" in note
-    assert gpu_of_device(of_facts("Orin", AGX)).note == ""
+    sms, clock = gpu_of_device(of_facts("Orin", ORIN_NX)).notes
+    assert sms == Remark.SMS_OF_LOG(sms=4, board="Jetson Orin NX 8GB", own=8)
+    assert clock.remark is Remark.CLOCK_OF_LOG and 612 in (round(v) for v in clock.values.values())
+    assert gpu_of_device(of_facts("Orin", AGX)).notes == ()
     facts = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz",
              "Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}  # fmt: skip
     gpu = gpu_of_device(of_facts("NVIDIA Future 9000", facts))
     assert (gpu.name, gpu.sms, gpu.clock, gpu.bandwidth) == ("NVIDIA Future 9000", 40, 1500, 448)
     assert gpu.rates is gpus.rates()["8.6"]
     guessed = gpu_of_device(of_facts("NVIDIA Future 9000", {k: v for k, v in facts.items() if "emory" not in k}))
-    assert "memory" in guessed.note and 300 < guessed.bandwidth < 600
+    assert remarks(guessed.notes) == [Remark.BANDWIDTH_GUESSED] and 300 < guessed.bandwidth < 600
     odd = {"Compute Capability": "8.6", "SMs": "0", "Compute Clock Rate": "9999 GHz", "Memory Bus Width": "1 bits",
            "Device Global Memory": "99999999999 MiB", "Memory Clock Rate": "1 GHz"}  # fmt: skip
     gpu, known = gpu_of_device(of_facts("RTX 3060", odd)), gpus.find("RTX 3060")

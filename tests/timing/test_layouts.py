@@ -101,7 +101,7 @@ def silu_network() -> Model:
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10"])
 def test_silu_behind_an_int8_convolution_that_writes_a_float_is_apart(target):
-    apart = [e.name for e in workload(silu_network(), target).extras if e.name.startswith("PWN behind")]
+    apart = [e.name for e in workload(silu_network(), target).extras if e.behind]
     assert len(apart) == 1 and "sb.m" in apart[0]  # behind `b`, which writes a float, and not behind `a`
 
 

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import qdqtool
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
@@ -160,9 +161,9 @@ def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> N
     predicted = qdqtool.predict(tuning.model, "trt11")
     assert predicted.summary()["int8"] == tuning.chosen.cost.int8
     assert "FLOAT-FP32" not in {f.code for f in predicted.findings}
-    error = next(n for n in tuning.notes if n.startswith("accuracy was measured with FP32"))
+    (error,) = (n for n in tuning.notes if n.remark is Remark.MEASURED_IN_FP32)
     judged = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
-    assert f"and {np.mean(judged):.2%} in FP16" in error
+    assert error.values["after"] == pytest.approx(np.mean(judged), abs=5e-5)
 
 
 def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
@@ -222,7 +223,7 @@ def test_activations_are_smoothed_first(tmp_path: Path) -> None:
     """What is written is the smoothed network, as a state of it is no state of the other."""
     model, data, state = heavy(vit()), samples(vit(), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
-    assert any("`smooth=0.5`" in n for n in tuning.notes)
+    assert any(n.remark is Remark.SMOOTHED and n.values["alpha"] == 0.5 for n in tuning.notes)
     before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))
     assert before["b0.ln1.gamma"] != after["b0.ln1.gamma"]
     with pytest.raises(DataError, match="another setting"):
@@ -271,7 +272,7 @@ def test_fronts_and_goals() -> None:
     assert not tuning.reached
     best = max(p.chosen_on for p in tuning.front)
     assert tuning.chosen.chosen_on == best < 1.0
-    assert tuning.chosen.cost.int8 > 0 and any("do not reach the goal" in note for note in tuning.notes)
+    assert tuning.chosen.cost.int8 > 0 and Remark.GOAL_NOT_REACHED in remarks(tuning.notes)
     # Beside what one would try without a search, also where that costs more than the goal needs
     tuning = tune(keep=0.978, whole_front=True)
     worst = next(p for p in tuning.others if p.name == "4 worst by sensitivity")
@@ -306,10 +307,10 @@ def test_a_budget_takes_the_most_accurate_that_fits() -> None:
 
 def test_budgets_and_fast_models() -> None:
     tuning = tune(budget_ms=1000.0, gpu="RTX 3060", swept_on=1)
-    said = [n for n in tuning.notes if n.startswith("the float model itself")]
+    (said,) = (n for n in tuning.notes if n.remark in (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN))
     model, target = Model(branchy()), target_named("trt8.5")
     alone = estimate(model, qdqtool.predict(branchy()), gpus.chosen("RTX 3060", None, None), target).total_ms
-    assert len(said) == 1 and f"{alone:.4g} ms, which fits" in said[0]
+    assert said.values["ms"] == pytest.approx(alone, rel=5e-4)
     assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized  # none is more accurate
     # With the time of a GPU it is in the front; where nothing else is faster and good enough it is what is written
     tuning = tune(keep=1.0, gpu="RTX 4090", whole_front=True, swept_on=1)
@@ -470,7 +471,8 @@ def test_broken_images_are_left_out_and_told(tmp_path: Path) -> None:
     whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (tmp_path / "03.png").write_bytes(b"no picture")
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
-    assert any("1 of the images" in w and "03.png" in w for w in tuning.warnings)
+    (unread,) = (w for w in tuning.warnings if w.remark is Remark.UNREAD_IMAGES)
+    assert (unread.values["count"], unread.values["file"]) == (1, "03.png")
     assert tuning.chosen.metric != whole.chosen.metric and tuning.chosen.chosen_on == whole.chosen.chosen_on
 
 

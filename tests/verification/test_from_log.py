@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtool.base.notes import Remark
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import Difference
 from qdqtool.buildlog.read import read_build
@@ -143,7 +144,7 @@ def test_refusals_that_were_and_were_not_predicted(model: Path, monkeypatch: pyt
     """There are no layers to compare then: nothing agrees, and nothing is unknown."""
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="no asymmetric quantization"))
     result = api.verify_with_builder(written(model, 3), "tensorrt-rtx")
-    assert result.notes == ["predicted and built alike: refused: no asymmetric quantization"]
+    assert result.notes == [Remark.BUILT_ALIKE(status="refused", message="no asymmetric quantization")]
     counts = result.convolutions
     assert (result.mismatches, counts.agree, counts.unknown, result.build.status) == ([], 0, 0, "refused")
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="because"))

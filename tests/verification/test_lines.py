@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.agreement import (
     ConversionCounts,
     ConvolutionCounts,
@@ -282,8 +283,8 @@ def test_cut_passes_and_lines_too_many() -> None:
         assert {str(m.kind) for m in result.mismatches} == {"trace"}
         assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
         # The rest are counted in a note, kind by kind
-        told = [note for note in result.notes if "more mismatches" in note]
-        assert told == ([f"{extra - 50} more mismatches of kind 'trace'"] if extra > 50 else [])
+        told = [note for note in result.notes if note.remark is Remark.MORE_MISMATCHES]
+        assert told == ([Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else [])
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
@@ -356,7 +357,8 @@ def test_a_log_alone(tmp_path: Path) -> None:
     from_file, from_build = verify_from_log(path), verify_from_log(read_build(path))
     assert from_file.as_json() == from_build.as_json()
     assert from_file.convolutions == ConvolutionCounts(2, 2)
-    assert from_file.mismatches == [] and not any("depend" in note for note in from_file.notes)
+    assert from_file.mismatches == [] and not (
+        {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(from_file.notes)))
     with pytest.raises(BuildLogError, match="a TensorRT-RTX log has no pass lines"):
         verify_from_log(path, target="rtx1.7")
     path.write_text(log_with_parse_section(chain(quantized=False)))
@@ -430,5 +432,5 @@ def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> Non
     assert result.convolutions == ConvolutionCounts(3, 2, 1, ("c0",))
     assert not [m for m in result.mismatches if m.kind == "convolution"]
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
-    assert f"between {few} and {many} conversions predicted, depending on scales" in result.notes
+    assert Remark.CONVERSIONS_BETWEEN(few=few, many=many) in result.notes
     assert result.conversions.predicted is None

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.agreement import BuildFacts, Difference, LayerCounts, Mismatch, MismatchKind, TraceCounts
 from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
@@ -150,12 +151,13 @@ def test_notes_and_nothing_to_compare() -> None:
     at = next(i for i, x in enumerate(lines) if "fusing" in x)
     build = build_of([*lines[:at], *[lines[at]] * 60, *lines[at:]])
     first, second, third = verify(SKIP, build).notes
-    assert "does not state its version" in first and "more mismatches" in second and "silu-add" in third
+    assert first.remark in (Remark.NO_VERSION, Remark.AMBIGUOUS_VERSION, Remark.VERSION_OF_SPELLING)
+    assert second.remark is Remark.MORE_MISMATCHES and third.values["name"] == "silu-add"
     timed = Build(device="Orin", performance={"GPU Compute Time": {"median": 1.0}})
-    assert "is the name of 8 GPUs" in not_compared(timed)[0]
+    assert remarks(not_compared(timed)) == [Remark.NO_ESTIMATE]
     assert not_compared(replace(timed, gpu={"SMs": "16", "Compute Capability": "8.7"})) == []
     assert not_compared(Build(device="Orin")) == []
-    assert "0.250 ms measured" in not_compared(Build(profile_rows=[row("a", 0.25)]))[0]
+    assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
 @pytest.mark.parametrize(("facts", "contradicts"), [
@@ -165,7 +167,7 @@ def test_notes_and_nothing_to_compare() -> None:
 def test_a_log_of_another_device_is_said(facts: dict[str, str], contradicts: bool) -> None:
     timed = Build(device="Orin", gpu=facts, performance={"GPU Compute Time": {"median": 1.0}})
     found = compare_times(MODEL, PREDICTED, timed, TARGET, "RTX 3060")
-    assert found is not None and any("contradicts RTX 3060" in n for n in found["notes"]) is contradicts
+    assert found is not None and (Remark.CONTRADICTED in remarks(found["notes"])) is contradicts
 
 
 OTHER_TARGET = TARGETS["trt8.5"]
@@ -190,19 +192,21 @@ def settled(build: Build) -> Verification:
 
 def test_which_of_two_outcomes_a_build_shows() -> None:
     result = settled(build_of(LINES["apart"]))
-    assert (result.mismatches, result.notes) == ([], ["silu-add: the build shows apart, as is assumed for trt8.5"])
+    assert (result.mismatches, result.notes) == ([], [
+        Remark.SHOWN_AS_ASSUMED(name="silu-add", value="apart", target="trt8.5")])
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
     # The prediction that is handed on is the one that the build shows, and says so
     result = settled(build_of(LINES["fused"]))
-    assert (result.mismatches, result.notes) == ([], ["silu-add: the build shows fused; apart is what trt8.5 assumes"])
+    assert (result.mismatches, result.notes) == ([], [
+        Remark.SHOWN_OTHERWISE(name="silu-add", value="fused", assumed="apart", target="trt8.5")])
     assert result.prediction is not None
     assert result.prediction.convolution("c1").output == Precision.INT8 != OF_SKIP.convolution("c1").output
     (told,) = result.prediction.assumptions
-    assert (told.value, told.why) == ("fused", "shown by the build")
+    assert (told.value, told.why) == ("fused", Remark.SHOWN_BY_BUILD())
     # A log that ends before the passes fits both alike; the default is kept
     result = settled(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
-    assert result.notes == ["silu-add: the build does not show which of apart, fused it is; compared with apart"]
+    assert result.notes == [Remark.NOT_SHOWN_BY_BUILD(name="silu-add", values=["apart", "fused"], value="apart")]
     assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
 
 
@@ -213,7 +217,9 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     changed = [x.replace("Float", "Int8") if i == at else x for i, x in enumerate(LINES[value])]
     result = settled(build_of(changed))
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
-    assert f"silu-add: the build shows {value}, the nearest, though it does not fit everywhere" in result.notes[0]
+    note = result.notes[0]
+    assert note.remark in (Remark.NEAREST_AS_ASSUMED, Remark.NEAREST_OTHERWISE)
+    assert (note.values["name"], note.values["value"]) == ("silu-add", value)
 
 
 @pytest.mark.parametrize(("trace", "layers", "kinds", "wrong"), [

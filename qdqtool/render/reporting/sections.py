@@ -60,7 +60,7 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
                      f"{conversions.predicted} predicted, {conversions.built} built"])
     rows += [[name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"] for name, counts in
              (("pass lines", result.trace), ("slice and copy lines", result.copies)) if counts.built]
-    mismatches, notes = result.mismatches[:MOST_SHOWN], list(result.notes)
+    mismatches, notes = result.mismatches[:MOST_SHOWN], [str(note) for note in result.notes]
     if left := len(result.mismatches) - len(mismatches):
         notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
     found = data.Agreement(

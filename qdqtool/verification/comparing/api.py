@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqtool.base.files import watched
+from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.buildlog.costs import EngineReport, analyze
@@ -107,8 +108,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
         raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {reason}")
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
     if matching.likeness < _ONE_NETWORK:
-        result.notes.append(f"only {matching.likeness:.0%} of the layers have their like in the same surroundings: "
-                            "two versions of a network, or two networks")
+        result.notes.append(Remark.FEW_ALIKE(likeness=matching.likeness))
     left, right = models.nodes_of(first), models.nodes_of(second)
     for whole, nodes in ((result.a, left), (result.b, right)):  # what is quantized to UINT8 does not count
         int8 = [n for n in nodes.values() if n.is_int8]
@@ -222,10 +222,9 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
         raise BuildLogError(f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks")
     alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
     if alone:
-        result.notes.append(f"{' and '.join(alone)}: times of layers without data types; give the layer JSON or the "
-                            "log as well")
+        result.notes.append(Remark.UNTYPED_TIMES(files=alone))
     if one.timed != two.timed:
-        result.notes.append("one build has times of its layers, the other has none: give its profile as well")
+        result.notes.append(Remark.ONE_UNTIMED())
     return result
 
 
@@ -271,7 +270,7 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     result = Comparison(*sides, matched_by=by, notes=notes + said)
     is_float = made_from_float(build) and file.quantized
     if is_float and swapped:
-        result.notes.append(words.FLOAT_BUILD)
+        result.notes.append(Remark.OF_FLOAT_MODEL())
     fallback = None if swapped else Lost.FLOAT_BUILD if is_float else Lost.UNEXPLAINED
     asks, shows = "is predicted to write", "writes"
     reasons = _Reasons(prediction, fallback, (shows, asks) if swapped else (asks, shows))
@@ -291,7 +290,7 @@ def _conversions(prediction: Prediction, built: int | None) -> int | None:
 
 def _nearest(
     model: Model, prediction: Prediction, target: Target, realized: dict[int, NodeSide], built: int | None,
-) -> tuple[Prediction, list[str]]:
+) -> tuple[Prediction, list[Note]]:
     """The prediction under the assumption that the build contradicts least, and what to say of it."""
 
     def wrong(one: Prediction) -> int:
@@ -304,5 +303,5 @@ def _nearest(
         for value in assumption.alternatives:
             other = predict(model, target, assume={assumption.name: value})
             if wrong(other) < wrong(best):
-                best, notes = other, [f"{assumption.name}: compared with {value}, which the build shows"]
+                best, notes = other, [Remark.COMPARED_WITH(name=assumption.name, value=value)]
     return best, notes

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from qdqtool.base import files, packed
 from qdqtool.base.files import Guard, open_input
+from qdqtool.base.notes import Note
 from qdqtool.base.outputs import Saved
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import published
@@ -268,7 +269,7 @@ class Comparison(Saved):
     nodes: list[NodeChange] = field(default_factory=list)
     matched_by: str = "names"
     engines: EngineComparison | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     read: Guard | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

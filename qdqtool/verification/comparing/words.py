@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from qdqtool.base.notes import Remark
 from qdqtool.base.text import counted, layers_counted
 from qdqtool.verification.comparing.result import NO_LISTING, Change, Comparison, Lost, NodeChange, Scales
 
 PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
-FLOAT_BUILD = "the build has no Q/DQ: it was made from a float model"
 _LOST = {
     Lost.PAIRS: "{} Q/DQ are gone",
     Lost.WEIGHTS: "the Q/DQ of {} weights are gone",
     Lost.DATA: "the Q/DQ of {} input are gone",
-    Lost.FLOAT_BUILD: FLOAT_BUILD,
+    Lost.FLOAT_BUILD: Remark.OF_FLOAT_MODEL(),
     Lost.UNEXPLAINED: "predicted INT8; this build does not say why",
 }
 
@@ -149,8 +149,9 @@ def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
             parts.append(_changed("weights' scale", a.weights_scale, b.weights_scale, node.weights_factor))
         elif change == Change.FUSION and a is not None and b is not None:
-            before, after = (f"fused with {', '.join(s.fused)}" if s.fused else "fused with nothing" for s in (a, b))
-            parts.append(f"{before} in A, {after.removeprefix('fused ') if a.fused and b.fused else after} in B")
+            before, after = (", ".join(s.fused) or "nothing" for s in (a, b))
+            again = "" if a.fused and b.fused else "fused "
+            parts.append(f"fused with {before} in A, {again}with {after} in B")
     return "; ".join([*(p.removesuffix(".") for p in parts[:-1]), *parts[-1:]])
 
 

@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.fixing.api import fix
 from qdqtool.model.graph import Model
 from qdqtool.model.layernorm import as_one, layer_norms
@@ -209,7 +210,7 @@ def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) ->
     exact = form in EXACT
     assert ops.count("LayerNormalization") == exact and bool(squares) is not exact
     assert all(index.elem_type(n.output) == TensorProto.FLOAT for n in squares)
-    assert any("normalizations in pieces" in note for note in result.notes)
+    assert {Remark.NORMS_WRITTEN, Remark.NORMS_STAY_FP32} & set(remarks(result.notes))
     assert not any(f.code == "NORM-PIECES" for f in result.findings)
     assert result.prediction is not None and "NORM-PIECES" not in result.prediction.findings_by_code()
     if target == "rtx1.7":
@@ -225,8 +226,8 @@ def test_a_file_in_fp16_gets_what_is_possible(form: str) -> None:
     """A LayerNormalization, or the warning: nothing is said to be FP32 that is not."""
     floats = in_half(normalized(form, 1e-3))
     result = qdqtool.insert(floats, samples(floats), target="trt11", losses=0, predict=False)
-    assert any("as LayerNormalization" in n for n in result.notes) is (form == "Pow")
-    assert not any("in pieces stay FP32" in n for n in result.notes)
+    assert (Remark.NORMS_WRITTEN in remarks(result.notes)) is (form == "Pow")
+    assert Remark.NORMS_STAY_FP32 not in remarks(result.notes)
     assert any(f.code == "NORM-PIECES" for f in result.findings) is (form != "Pow")
     check(result.model)
 
@@ -238,8 +239,9 @@ def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
     floats = normalized(form, 1e-5)
     result = qdqtool.insert(in_half(floats) if target == "trt11" else floats, samples(floats), target=target, losses=0,
                             high_precision="fp32" if target == "trt11" else None, predict=False)
-    (warning,) = [w for w in result.warnings if w.startswith("NORM-PIECES")]
-    assert ("fix --only NORM-PIECES" in warning) is (form in EXACT and target != "trt8.5")
+    (finding,) = {f.code: f for f in result.findings if f.code == "NORM-PIECES"}.values()
+    assert [w.values["code"] for w in result.warnings if w.remark is Remark.OF_FINDING].count("NORM-PIECES") == 1
+    assert finding.automatic is (form in EXACT and target != "trt8.5")
     if target != "trt8.5":
         fixed = fix(result.model, target, ["NORM-PIECES"])
         assert [c.code for c in (fixed.applied if form in EXACT else fixed.refused)] == ["NORM-PIECES"]
@@ -367,7 +369,7 @@ def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
     floats = g.model(g.op("Relu", sum_of_squares(g, x, how), "last"))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
     result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
-    assert any("other sums of squares stay FP32 (square first)" in note for note in result.notes)
+    assert "square" in [n.values["first"] for n in result.notes if n.remark is Remark.SQUARES_STAY_FP32]
     (given,), (found,) = run(floats, data[0]), run(result.model, data[0])
     np.testing.assert_allclose(found, given, rtol=0.02)
     assert norms(result.model, "trt11") == []

@@ -68,11 +68,8 @@ def test_scales_that_differ() -> None:
     result = compare(network(scale=0.1), network(scale=0.25))
     assert (result.count(Change.SCALE), result.count(Change.WEIGHTS_SCALE)) == (10, 0)  # 7 convolutions, 3 Adds
     assert at(result, "b0.a").factor == pytest.approx(2.5)
-    assert "scale 0.1 -> 0.25 (times 2.5)" in at(result, "b0.a").why
-    assert "differ at 10 nodes, all by one factor (times 2.5)" in answer(result)
     rounded = compare(network(scale=0.1), network(scale=0.10005))
-    assert "differ at 10 nodes, by less than 0.1%" in answer(rounded)
-    assert "scale 0.1 -> 0.1001 (+0.05%)" in at(rounded, "b0.a").why
+    assert rounded.count(Change.SCALE) == 10 and at(rounded, "b0.a").factor == pytest.approx(1.0005)
     result = compare(network(), network(spoilt=[2], spoilt_weights="tensor"))
     assert changed(result) == {"b2.a": (Change.WEIGHTS_SCALE,)}
     node = at(result, "b2.a")

@@ -24,7 +24,7 @@ from qdqtool.verification.comparing.result import (
     factor,
     is_model,
 )
-from qdqtool.verification.comparing.words import answer, why
+from qdqtool.verification.comparing.words import why
 from tests.buildlog.evidence import build_file
 from tests.verification.comparing.networks import network, numbered
 
@@ -102,7 +102,7 @@ def test_whatever_differs_between_scales_is_a_difference(a: Scales | None, b: Sc
     found = compare_sides(side(scale=a, weights_scale=a), side(scale=b, weights_scale=b))
     assert found.changes == ((Change.SCALE, Change.WEIGHTS_SCALE) if expected else ())
     found.why = why(found)
-    assert ("scale" in found.why) == expected
+    assert bool(found.why) == expected
     json.dumps(found.as_json(), allow_nan=False)
 
 
@@ -193,7 +193,6 @@ def test_builds_with_more_or_other_layers(files: Path) -> None:
     for pair in (("good.json", "profile.json"), ("profile.json", "good.json")):
         result = qdqtool.compare(*(files / name for name in pair))
         assert (len(result.nodes), result.changed, len(result.unknown)) == (7, [], 7) and not result.ok
-        assert answer(result) == "data types are not known"
 
 
 @pytest.mark.parametrize("floats", [(), ("b0.a",), ("b1.a", "b2.b")])
@@ -243,7 +242,7 @@ def test_listings_that_cannot_be_compared(files: Path) -> None:
     (files / "fewer.json").write_text(json.dumps(table))
     result = qdqtool.compare(files / "model.onnx", files / "fewer.json", target="trt8.5")
     assert (result.unknown, result.summary()["unknown"], result.ok) == (["b0.b"], 1, False)
-    assert "6 of 7 convolutions that the model quantizes run in INT8, 1 unknown" in answer(result)
+    assert sum(n.b.is_int8 for n in result.nodes if n.b is not None) == 6
     other = listing()
     for layer in other["Layers"]:
         layer["Name"] = f"other.{layer['Name']}".replace(" + ", " + other.")
@@ -260,7 +259,6 @@ def test_a_listing_that_is_cut_off_is_told(files: Path, a: str) -> None:
     (files / "cut.json").write_text(text[: int(len(text) * 0.7)])
     result = qdqtool.compare(files / a, files / "cut.json", target="trt8.5")
     assert result.b.missing and not result.ok and result.partial
-    assert answer(result).startswith("B is incomplete")
 
 
 @pytest.mark.parametrize("case", ["centernet-resnet34-qat-trt80/log.txt", "resnet18-a100-qat/graph.json"])
@@ -282,7 +280,7 @@ def test_logs_and_profiles_that_are_incomplete(tmp_path: Path) -> None:
     with open(build_file(case, "log.txt"), "rb") as log:
         (tmp_path / "cut.log").write_bytes(log.read(300_000))
     result = qdqtool.compare(build_file(case, "model.onnx.gz"), tmp_path / "cut.log")
-    assert result.b.missing and result.partial and not result.ok and answer(result).startswith("B is incomplete")
+    assert result.b.missing and result.partial and not result.ok
     assert run(["compare", str(build_file(case, "model.onnx.gz")), str(tmp_path / "cut.log"),
                 "--fail-on", "lost-int8"]) == 2
     files = [build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
