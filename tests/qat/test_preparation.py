@@ -148,7 +148,7 @@ def test_computed_weights_stay_float() -> None:
     nn.utils.parametrize.register_parametrization(model[2], "weight", Turned())
     plan = qat.plan(model, X)
     assert plan.convolutions == ["0"] and plan.skipped == [
-        ("2", SkippedNode(WeightsNotConstant(PLACEMENT, "2")).reason)]
+        ("2", SkippedNode(WeightsNotConstant(PLACEMENT, "2", "2.weight")).reason)]
     nn.utils.parametrize.remove_parametrizations(model[2], "weight")
     assert qat.plan(model, X).convolutions == ["0", "2"]
 
