@@ -178,8 +178,10 @@ def _number(findings: list[Finding], prediction: Prediction, model: Model) -> No
         outcome.findings.clear()
     for number, finding in enumerate(findings):
         finding.id = number
-        named = (n for c in finding.causes for r in (c.refusal, *c.also) for n in r.names())
-        finding.nodes = tuple(n for n in dict.fromkeys((finding.node, *named)) if n in there)
+        named = {finding.node: None}
+        for refusal in (r for c in finding.causes for r in (c.refusal, *c.also)):
+            named.update(dict.fromkeys(refusal.names()))
+        finding.nodes = tuple([n for n in named if n in there])
         if finding.node in by_name and finding.node not in finding.convolutions:
             finding.convolutions.append(finding.node)
         for name in finding.convolutions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 from qdqtool.base.files import Guard
 from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
-from qdqtool.base.records import record
+from qdqtool.base.records import names_in, record
 
 
 @dataclass(slots=True)
@@ -239,6 +239,7 @@ class Refusal:
 
     reason: ClassVar[str] = ""
     quotes: ClassVar[bool] = False
+    nameless: ClassVar[tuple[str, ...]] = ("pass_name", "op")
 
     pass_name: str
     node: str
@@ -249,31 +250,10 @@ class Refusal:
 
     def names(self) -> Iterator[str]:
         """Every name in it, of nodes and of tensors, each once; operators and the pass are none."""
-        if _NAMES not in vars(self):
-            vars(self)[_NAMES] = tuple(_add_names(self, {}, set()))
-        return iter(vars(self)[_NAMES])
+        return iter(names_in(self))
 
 
-def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, None]:
-    """Adds the names in a record or tuple; what several others hold, as ways do their steps, is looked at once."""
-    seen.add(id(value))
-    parts: Iterable[Any] = value
-    if hasattr(value, "_fields"):
-        apart = ("pass_name", "op") if isinstance(value, Refusal) else ("op", "shape")
-        parts = vars(value).get(_NAMES) or [p for name, p in vars(value).items() if name not in apart]
-    for part in parts:
-        kind = type(part)
-        if kind is str:
-            if part:
-                found[part] = None
-        elif kind not in _NAMELESS and id(part) not in seen and (
-                isinstance(part, (tuple, frozenset)) or hasattr(part, "_fields")):
-            _add_names(part, found, seen)
-    return found
-
-
-_EVIDENCE, _NAMELESS = tuple(Evidence), frozenset((int, float, bool, type(None)))
-_NAMES = "_names"  # in a refusal's dictionary, once they are known
+_EVIDENCE = tuple(Evidence)
 
 
 @record

@@ -209,6 +209,33 @@ def wide_split(size: int) -> onnx.ModelProto:
     return net.done(*ends)
 
 
+def split_joined(size: int) -> onnx.ModelProto:
+    """The parts of one Split, put together again and again, each time behind a Q with a scale of its own."""
+    net = Net()
+    first = net.add("Split", net.conv("x"), outputs=8, axis=1)
+    parts = [first, *(f"{first}.{i}" for i in range(1, 8))]
+    return net.done(*[net.pair(net.add("Concat", *parts, axis=1), 0.5 + i) for i in range(size // 3)])
+
+
+def crossed(size: int) -> onnx.ModelProto:
+    """Two Concats that each join the two before them, in both orders."""
+    net = Net()
+    a, b = net.conv("x"), net.conv("x")
+    for _ in range(size // 2):
+        a, b = net.add("Concat", a, b, axis=3), net.add("Concat", b, a, axis=3)
+    return net.done(net.pair(a), net.pair(b, 1.5))
+
+
+def crossed_pairs(size: int) -> onnx.ModelProto:
+    """The same, with pairs of which the scales differ in front of each."""
+    net = Net()
+    a, b = net.conv("x"), net.conv("x")
+    for i in range(size // 8):
+        a, b = (net.add("Concat", net.pair(a, 0.5 + i % 3), b, axis=3),
+                net.add("Concat", net.pair(b, 0.5 + i % 5), a, axis=3))
+    return net.done(net.pair(a), net.pair(b, 1.5))
+
+
 def branches(size: int) -> onnx.ModelProto:
     net = Net()
     last = net.conv("x")
@@ -229,5 +256,6 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "rolling Concat": rolling,
     "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
-    "wide Split": wide_split, "If": branches,
+    "wide Split": wide_split, "wide Split with own scales": split_joined, "crossed Concats": crossed,
+    "crossed Concats with pairs": crossed_pairs, "If": branches,
 }

@@ -112,6 +112,31 @@ def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int) -> 
     assert not list(tmp_path.iterdir())
 
 
+_FORKS = """
+import multiprocessing, signal, sys, time
+from qdqtool.base import process
+process.prepare()
+context = multiprocessing.get_context("fork")
+def manners():
+    time.sleep(0.1)
+    sys.exit(0 if process.adopt() is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
+children = [context.Process(target=manners), context.Process(target=time.sleep, args=(60,))]
+for child in children:
+    child.start()
+children[0].join()
+children[1].terminate()
+children[1].join()
+print([child.exitcode for child in children], signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+def test_what_the_users_code_forks_has_pythons_manners() -> None:
+    """A worker of a pool in a `--metric` is ended by SIGTERM, without a traceback; our process keeps its handlers."""
+    done = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"[0, {-signal.SIGTERM.value}] False\n", "")
+
+
 def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def ends(*_: object) -> None:
         raise EOFError("No data left in file")

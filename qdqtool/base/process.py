@@ -1,6 +1,6 @@
 """Manners of a Unix process: descriptors, signals, what is left in a stream at the end; progress of long work.
 
-Onnx is loaded here only when something asks for it, and threads take tasks from one place.
+Threads take tasks from one place.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import importlib
-import importlib.util
 import io
 import os
 import signal
@@ -20,50 +18,14 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from qdqtool.base.deferred import defer
 from qdqtool.errors import QdqtoolError
 
 if TYPE_CHECKING:
     import tempfile
-
-_NAME = "onnx"
-
-
-class _Deferred(ModuleType):
-    """Stands for the package until something is asked for that is no message class and no module of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__version__":
-            raise AttributeError(name)
-        value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
-        if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:
-            value = importlib.import_module(f"onnx.{name}")
-        if value is None:
-            self._load()
-            return getattr(self, name)
-        setattr(self, name, value)
-        return value
-
-    def _load(self) -> None:
-        self.__class__ = ModuleType  # type: ignore[assignment]  # an ordinary module from here on, also for what its own files import
-        try:
-            assert self.__spec__ is not None and self.__spec__.loader is not None
-            self.__spec__.loader.exec_module(self)
-        except BaseException:
-            sys.modules.pop(_NAME, None)  # as a failed import does
-            raise
-
-
-def defer() -> None:
-    """Puts a stand-in in the place of onnx, unless it is loaded, or not installed."""
-    spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
-    if spec is not None:
-        module = importlib.util.module_from_spec(spec)
-        module.__class__ = _Deferred
-        sys.modules[_NAME] = module
-
 
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
@@ -127,6 +89,7 @@ def prepare() -> None:
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
             signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
     sys.unraisablehook = _lost
+    _leave_forked()
     _hold_while_loading()
     for descriptor in range(3):
         try:
@@ -216,6 +179,27 @@ def _handler(code: int) -> signal._HANDLER:
 def interrupt_loading(module: str) -> None:
     """Lets signals end the loading of a module of the user's, and of its package: it may take as long as it likes."""
     _interruptible.add(module.partition(".")[0])
+
+
+@functools.cache
+def _leave_forked() -> None:
+    """Gives what the user's code forks (workers of a pool) Python's own manners: none of this process is its to end."""
+
+    def leave() -> None:
+        global _own, _others
+        if not _own:
+            return
+        _own, _others = False, None
+        _loading.clear()
+        atexit.unregister(end_started)
+        sys.unraisablehook = sys.__unraisablehook__
+        for name in (*_CODES, "SIGALRM"):
+            number = getattr(signal, name, None)
+            if number is not None and getattr(signal.getsignal(number), "__module__", "") == __name__:
+                signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=leave)
 
 
 @functools.cache

@@ -5,10 +5,13 @@ A hundred small classes are loaded with every command; Python's own decorator co
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass_transform(frozen_default=True)
@@ -32,6 +35,70 @@ def record(kind: type[T]) -> type[T]:
         if name not in vars(kind):
             setattr(kind, name, value)
     return kind
+
+
+class Shared(tuple[T, ...]):
+    """A tuple that many records hold: what is worked out of it is kept with it."""
+
+    def once(self, work: Callable[[Sequence[T]], R]) -> R:
+        """The result of a function of these items; not to be changed."""
+        kept: dict[Any, Any] = self.__dict__
+        if work not in kept:
+            kept[work] = work(tuple(self))
+        found: R = kept[work]
+        return found
+
+    def __reduce__(self) -> tuple[type[Shared[T]], tuple[tuple[T, ...]]]:
+        return type(self), (tuple(self),)
+
+
+def once(work: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
+    """A function of a sequence, worked out once for each :class:`Shared` one."""
+    return functools.wraps(work)(lambda items: items.once(work) if type(items) is Shared else work(items))
+
+
+def names_in(item: Any) -> tuple[str, ...]:
+    """Every text in a record, each once, in the records and tuples that it holds too, but for the fields ``nameless``
+    of its class (``op`` and ``shape``); worked out once."""
+    kept = vars(item)
+    if _NAMES not in kept:
+        kept[_NAMES] = tuple(_add_names(item, {}, set()))
+    found: tuple[str, ...] = kept[_NAMES]
+    return found
+
+
+def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, None]:
+    """Adds the names in a record or tuple; what several others hold, as ways do their steps, is looked at once."""
+    seen.add(id(value))
+    if type(value) is Shared:
+        found.update(value.once(_names_of))
+        return found
+    if hasattr(value, "_fields"):
+        known = vars(value).get(_NAMES)
+        if known:
+            found.update(dict.fromkeys(known))
+            return found
+        apart = getattr(value, "nameless", ("op", "shape"))
+        parts = [p for name, p in vars(value).items() if name not in apart]
+    else:
+        parts = [p for p, known in zip(value, map(seen.__contains__, map(id, value)), strict=True) if not known]
+    for part in parts:
+        kind = type(part)
+        if kind is str:
+            if part:
+                found[part] = None
+        elif kind not in _NAMELESS and id(part) not in seen and (hasattr(part, "_fields") or kind in _SEVERAL):
+            _add_names(part, found, seen)
+    return found
+
+
+def _names_of(parts: Sequence[Any]) -> dict[str, None]:
+    return _add_names(parts, {}, set())
+
+
+_NAMELESS = frozenset((int, float, bool, type(None)))
+_SEVERAL = frozenset((tuple, Shared, frozenset))
+_NAMES = "_names"  # in a record's dictionary, once they are known
 
 
 def contents(item: Any) -> tuple[Any, ...]:

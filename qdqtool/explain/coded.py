@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qdqtool.base.records import once
 from qdqtool.explain.messages import floats_of, quantizers_of
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
 from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays, Step
@@ -24,6 +25,7 @@ def crossed(steps: Sequence[Step]) -> Step | None:
     return next(joins, None) or next(cuts, None) or (steps[0] if steps else None)
 
 
+@once
 def crossed_by(readers: Sequence[Reader]) -> Step | None:
     """The same for the Qs that read one tensor."""
     return crossed([s for q in quantizers_of(readers) for s in q.path])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from qdqtool.base.records import replaced
+from qdqtool.base.records import once, replaced
 from qdqtool.model.operators import SUMS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size, Step
@@ -148,13 +148,15 @@ def unified(scales: Sequence[Scale]) -> str:
     return f"Give them one scale, {number(largest)}{cost}."
 
 
+@once
 def floats_of(readers: Sequence[Reader]) -> list[Reader]:
     """Those that are no Q."""
-    return [r for r in readers if r.kind != ReaderKind.Q]
+    return [r for r in readers if r.kind is not ReaderKind.Q]
 
 
+@once
 def quantizers_of(readers: Sequence[Reader]) -> list[Reader]:
-    return [r for r in readers if r.kind == ReaderKind.Q]
+    return [r for r in readers if r.kind is ReaderKind.Q]
 
 
 def known_scale(quantizers: Sequence[Reader]) -> Reader | None:

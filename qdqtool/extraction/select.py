@@ -33,7 +33,8 @@ class Shown:
 
     def missing(self, prediction: Prediction) -> list[str]:
         """What a prediction does not show, in words; empty when it shows everything."""
-        there = {key(f) for f in prediction.findings}
+        wanted = {(f.code, f.node) for f in self.findings}  # words of others are not looked at
+        there = {key(f) for f in prediction.findings if (f.code, f.node) in wanted}
         lines = [f"{f.code} at {f.node or 'the network'}" for f in self.findings if key(f) not in there]
         by_name = {c.name: c for c in prediction.convolutions}
         for conv in self.convolutions:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from qdqtool.base import budgets, files, packed
 from qdqtool.base.files import open_input, read_all, same_file
 from qdqtool.base.outputs import atomic_write, together
-from qdqtool.base.text import reason_of
+from qdqtool.base.text import middle, reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
@@ -140,8 +140,22 @@ def load(source: ModelSource | Model) -> Model:
     Raises:
         ModelError: The file is missing, is not an ONNX model, or its graph is damaged.
     """
-    if isinstance(source, Model):
-        return source
+    return source if isinstance(source, Model) else _with_short_names(_load(source))
+
+
+def _with_short_names(model: Model) -> Model:
+    """What is said of a model, and every copy of it, repeats its names."""
+    names = {*model.producers, *model.consumers, *model.initializers, *(n.name for n in model.nodes)}
+    longest = max(names, key=len, default="")
+    what = model.path or "model in memory"
+    if len(longest) > budgets.NAME:
+        raise ModelError(f"{what}: the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
+                         f"{budgets.NAME}")
+    budgets.require(sum(map(len, names)), budgets.NAMES, f"{what}: the names of its nodes and tensors take", ModelError)
+    return model
+
+
+def _load(source: ModelSource) -> Model:
     if isinstance(source, onnx.ModelProto):
         _check(source, "model in memory")
         return Model(source)
@@ -305,7 +319,9 @@ def require_weights(model: Model) -> None:
 
 def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
     location = external.location_of(tensor)
-    return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is missing")
+    path = os.path.join(model.base_dir, location)
+    state = "a directory" if location and os.path.isdir(path) else "no file" if os.path.exists(path) else "missing"
+    return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is {state}")
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:

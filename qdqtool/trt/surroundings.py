@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from qdqtool.base.records import Shared
 from qdqtool.model.heads import is_dfl
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
@@ -19,7 +20,7 @@ from qdqtool.types import Precision, Refusal
 _LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
 _BEHIND = 100  # layers looked at behind one
 _READERS = 100  # of one tensor that are listed; a network has a dozen
-_PATHS = 1500  # steps on the ways to those tensors together; there are 1176 in that block
+_PATHS = 1200  # steps on the ways to those tensors together; there are 1176 in that block
 _STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
 _FEW = 4
 _RETYPING = frozenset(name for name, known in OPERATORS.items() if known.kind == LayerKind.IDENTITY)
@@ -80,7 +81,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                         queue.append((output, (*path, step_of(layer, part))))
             else:
                 found.append(_reader(layer, current, path))
-    return tuple(found[:_READERS])
+    return Shared(found[:_READERS])
 
 
 def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
@@ -142,13 +143,12 @@ def _feeds_weighted(layer: Layer) -> bool:
 def _leads_to_weights(layer: Layer) -> bool:
     queue, seen = [layer], {layer.id}
     for current in queue:
-        for reader in current.readers:
-            if reader.id in seen:
-                continue
+        for reader in [r for tensor in current.outputs for r in tensor.consumers if r.id not in seen]:
             if reader.kind in WEIGHTED and not _is_dfl(reader):
                 return True
-            seen.add(reader.id)
-            queue.append(reader)
+            if reader.id not in seen:
+                seen.add(reader.id)
+                queue.append(reader)
         if len(seen) > _BEHIND:
             return True
     return False

@@ -282,7 +282,7 @@ def test_suffixes_exceptions_and_late_imports() -> None:
 
 _BEHAVES = """
 import sys
-from qdqtool.base.process import defer
+from qdqtool.base.deferred import defer
 defer()
 import onnx
 made = onnx.ModelProto(ir_version=8)
@@ -299,7 +299,7 @@ assert sys.modules["onnx"] is onnx
 """
 _FAILS = """
 import sys
-from qdqtool.base.process import defer
+from qdqtool.base.deferred import defer
 defer()
 import onnx
 sys.modules["onnx.serialization"] = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from qdqtool.base.process import INTERRUPTED
 from tests.growth import FAMILIES
 
-_START = "import sys; from qdqtool import cli; print('begun', file=sys.__stdout__, flush=True); cli.main()"
+_START = "import sys; from qdqtool.__main__ import main; print('begun', file=sys.__stdout__, flush=True); main()"
 COMMANDS = {
     "predict": ("predict", "MODEL", "--format", "json"), "fix": ("fix", "MODEL", "-o", "OUT"),
     "extract": ("extract", "MODEL", "--node", "n2", "-o", "OUT"), "report": ("report", "MODEL", "-o", "OUT"),

@@ -81,7 +81,7 @@ def _model(data: bytes, rng: random.Random) -> bytes:
         return _bytes(data, rng)
     node = nodes[rng.randrange(len(nodes))]
     names = [t for n in nodes for t in (*n.input, *n.output) if isinstance(t, str)] or ["x"]
-    kind = rng.randrange(17)
+    kind = rng.randrange(10 + len(_DAMAGE))
     if kind >= 10:
         _DAMAGE[kind - 10](model, node, rng)
     elif kind == 0 and node.input:
@@ -193,7 +193,26 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
                             for i in range(times))
 
 
-_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute, _calls)
+def _einsum(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """A result with a dimension for each letter of a text."""
+    source = next((t for t in node.output), "x")
+    left, right = rng.choice(("abcd", "...", "a")), "a" * rng.choice((4, 64, 65, 1 << 20))
+    model.graph.node.append(helper.make_node("Einsum", [source], ["letters"], equation=f"{left}->{right}"))
+    model.graph.output.append(helper.make_tensor_value_info("letters", TensorProto.FLOAT, None))
+
+
+def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """A tensor whose name no exporter writes, wherever it is written and read."""
+    for old in list(node.output[:1]):
+        new = rng.choice("t\u00e9_") * rng.choice((60_000, 1 << 16, (1 << 16) + 1, 1 << 20))
+        for other in model.graph.node:
+            for names in (other.input, other.output):
+                names[:] = [new if t == old else t for t in names]
+        for value in model.graph.output:
+            value.name = new if value.name == old else value.name
+
+
+_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute, _calls, _einsum, _long_name)
 # `pipe` and `loop` lie beside the list; devices and what the kernel makes up are no files either.
 _SPECIAL = (b"pipe", b"loop", b".", b"..", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"/proc/self/fd/0",
             b"pipe\nloop")

@@ -129,6 +129,14 @@ def test_what_is_bounded():
     assert first is not None and second is not None and first is not second and (first == second).all()
 
 
+def test_an_einsum_has_a_dimension_for_each_letter():
+    def einsum(equation):
+        return _model([_node("Einsum", "x", "y", equation=equation)], [_value("x", [2, 3], TensorProto.FLOAT)])
+
+    assert grows(einsum("ab->" + "a" * 100)) and grows(einsum("a" * 100))
+    assert not grows(einsum("ab->ba"))
+
+
 def test_names_of_dimensions_and_types_are_not_copied():
     def types(name):
         proto = _model([_node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(2000)] + [

@@ -11,6 +11,7 @@ from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper
 
 from qdqtool import cli
+from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model import external, modelfile
 from qdqtool.model.modelfile import load, load_full, save
@@ -35,6 +36,36 @@ def test_sources_and_graphsurgeon_graphs(tmp_path: Path) -> None:
     gs = pytest.importorskip("onnx_graphsurgeon")
     graph = gs.import_onnx(onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes())))
     assert [n.op for n in load(graph).nodes if n.op == "Conv"] == ["Conv"] * 20
+
+
+def test_names_that_no_exporter_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is repeated in everything said of the model: 302 MB of names took 4 GB."""
+    def named(*names: str) -> onnx.ModelProto:
+        nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]
+        ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+        start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+        return helper.make_model(helper.make_graph(nodes, "g", [start], ends))
+
+    load(named("y" * budgets.NAME))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(named("y" * (budgets.NAME + 1)).SerializeToString())
+    with pytest.raises(ModelError, match=r"m\.onnx: the name 'y+.+y+' has 65537 characters; the limit is 65536$"):
+        load(path)
+    monkeypatch.setattr(budgets, "NAMES", 2001)
+    load(named("y" * 1000, "z" * 1000))
+    with pytest.raises(ModelError, match="the names of its nodes and tensors take"):
+        load(named("y" * 1000, "z" * 1001))
+
+
+def test_a_directory_in_the_place_of_weights(tmp_path: Path) -> None:
+    proto = conv_net()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=".")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=f"weight file '.' of tensor '{tensor.name}' is a directory"):
+        load_full(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(*cases("model/modelfile-external-weights-that-are-not"))

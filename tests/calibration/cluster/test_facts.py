@@ -14,7 +14,7 @@ from qdqtool.model import sessions
 
 def test_the_probe() -> None:
     here = facts.facts()
-    program = ("import json; from qdqtool.base import process; process.defer();"
+    program = ("import json; from qdqtool.base import deferred; deferred.defer();"
                "from calibration.cluster.worker import facts; print(json.dumps([facts(), facts(3)]))")
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     for there in json.loads(out):

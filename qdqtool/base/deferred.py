@@ -1,0 +1,45 @@
+"""Onnx is loaded only when something asks for it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+_NAME = "onnx"
+
+
+class _Deferred(ModuleType):
+    """Stands for the package until something is asked for that is no message class and no module of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
+        if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:
+            value = importlib.import_module(f"onnx.{name}")
+        if value is None:
+            self._load()
+            return getattr(self, name)
+        setattr(self, name, value)
+        return value
+
+    def _load(self) -> None:
+        self.__class__ = ModuleType  # type: ignore[assignment]  # an ordinary module from here on, also for what its own files import
+        try:
+            assert self.__spec__ is not None and self.__spec__.loader is not None
+            self.__spec__.loader.exec_module(self)
+        except BaseException:
+            sys.modules.pop(_NAME, None)  # as a failed import does
+            raise
+
+
+def defer() -> None:
+    """Puts a stand-in in the place of onnx, unless it is loaded, or not installed."""
+    spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
+    if spec is not None:
+        module = importlib.util.module_from_spec(spec)
+        module.__class__ = _Deferred
+        sys.modules[_NAME] = module
