@@ -249,7 +249,9 @@ def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram
     focus = stats.focus
     if focus is None or not focus.count:
         return [(histogram(stats), 1.0 / stats.count)]
-    return [(histogram(stats), (1.0 - FOCUS_WEIGHT) / stats.count), (histogram(focus), FOCUS_WEIGHT / focus.count)]
+    everywhere = histogram(stats)
+    looked_at = everywhere if focus.counter is stats.counter else histogram(focus)
+    return [(everywhere, (1.0 - FOCUS_WEIGHT) / stats.count), (looked_at, FOCUS_WEIGHT / focus.count)]
 
 
 @typed
@@ -338,9 +340,11 @@ def _clipped(parts: list[tuple[Histogram, float]], amax: float, power: float) ->
 
 def _total(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> Floats:
     """The error summed over weighted histograms."""
-    total = np.zeros(len(ranges))
+    total, errors, of = np.zeros(len(ranges)), np.empty(0), None
     for histogram, weight in parts:
-        total += weight * _errors(histogram, ranges, INT8_LEVELS, power)
+        if histogram is not of:  # it is the same where the network looks at everything
+            errors, of = _errors(histogram, ranges, INT8_LEVELS, power), histogram
+        total += weight * errors
     return total
 
 

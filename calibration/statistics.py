@@ -122,10 +122,12 @@ class MagnitudeCounter:
         Args:
             values: float32.
             scratch: Buffers to work in, see :func:`scratch_buffer`.
-            also: A counter of the same ``bits`` that is to get them as well, with the work done once.
+            also: A counter of the same ``bits`` that is to get them as well, with the work done once; maybe this one.
             every: Every which of them is looked at, and counts for so many.
             extremes: The smallest and the largest of them, which are counted then in the place of two others.
         """
+        if also is self:
+            also = None
         if also is not None and also.top != self.top:
             also.add(values, scratch, None, every, extremes)
             also = None
@@ -149,7 +151,7 @@ class MagnitudeCounter:
                 chunk = patterns[start : start + _CHUNK]
                 work, bins = buffers.patterns[: len(chunk)], buffers.bins[: len(chunk)]
                 np.bitwise_and(chunk, _ABS_MASK, out=work)
-                np.clip(work, lowest, _ABS_MASK, out=work)  # maximum() with one number is three times as slow
+                work.clip(lowest, _ABS_MASK, out=work)  # maximum() with one number is three times as slow
                 np.subtract(work, lowest, out=work)
                 np.right_shift(work, shift, out=work)
                 bins[:] = work
@@ -405,10 +407,18 @@ class TensorStatistics:
         """
         parts = [self]
         if looked_at:
-            self.focus = self.focus or TensorStatistics(self.bins)
+            if self.focus is None:
+                self.focus = TensorStatistics(self.bins)
+                if not self.count:
+                    self.focus.counter = self.counter  # of both, as long as all values are looked at
             parts.append(self.focus)
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
-            values = np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+        else:
+            self._part_counters()
+        values = array
+        if array.dtype != np.float32 or not array.flags.c_contiguous:
+            with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
+                values = np.ascontiguousarray(array, dtype=np.float32)
+        values = values.reshape(-1)
         if not values.size:
             return
         low, high = float(values.min()), float(values.max())
@@ -432,8 +442,14 @@ class TensorStatistics:
         """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
         if self.focus is None:
             self.focus = TensorStatistics(self.bins)
+        self._part_counters()
         for part in parts:
             self.focus.add(part, scratch)
+
+    def _part_counters(self) -> None:
+        """Gives ``focus`` a counter of its own, where it shares one with all values."""
+        if self.focus is not None and self.focus.counter is self.counter:
+            self.focus.counter = self.counter.merged(MagnitudeCounter(self.counter.bits))
 
     @typed
     def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
@@ -470,6 +486,8 @@ class TensorStatistics:
         result.focus = self.focus or other.focus
         if self.focus is not None and other.focus is not None:
             result.focus = self.focus.merge(other.focus)
+            if self.focus.counter is self.counter and other.focus.counter is other.counter:
+                result.focus.counter = result.counter
         result.spots = self.spots + other.spots
         result.channels = _joined(self.channels, other.channels)
         return result

@@ -262,7 +262,10 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
         proto = model.constant_proto(node.output) if node.op == "Constant" else None
         if proto is not None and proto.data_type in _STORED:
             stored.add(node.output)
-    if not stored:
+    reading = {n.index for t in stored for n in model.readers(t)
+               if not (is_qdq(n) or n.op == "Shape" or n.op in INTEGER_OPERATORS)
+               and n.domain in DOMAINS[:2] and onnx.defs.has(n.op)}
+    if not reading:
         return
     needed = set(model.outputs)
     found: list[tuple[Node, str]] = []
@@ -271,9 +274,7 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
             continue
         needed.update(node.inputs)
         needed.update(node.captured)
-        if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
-            continue
-        if not stored.isdisjoint(node.inputs) and node.domain in DOMAINS[:2] and onnx.defs.has(node.op):
+        if node.index in reading:
             found.extend((node, t) for t in dict.fromkeys(node.inputs) if t in stored)
     yield from reversed(found)
 

@@ -99,6 +99,30 @@ def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[
     assert fresh.focus is not None and fresh.focus.count == 1
 
 
+@pytest.mark.parametrize("partly", [[0.5], []])
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_is_looked_at_in_part_parts_the_counts(partly: list[float], merged: bool) -> None:
+    """As long as everything is looked at one counter does for both; it counts nothing for the other from then on."""
+    every, some = np.array([0.25, -9.0], np.float32), np.array([0.5, 40.0], np.float32)
+    stats = TensorStatistics(64)
+    stats.add(every, looked_at=True)
+    if merged:
+        other = TensorStatistics(64)
+        other.add(every, looked_at=True)
+        stats = stats.merge(other)
+    assert stats.focus is not None and stats.focus.counter is stats.counter
+    copied = stats.copy()
+    stats.add(some)
+    stats.add_focus([np.array(partly, np.float32)])
+    stats.add(every, looked_at=True)
+    again = [0.25, -9.0] * (3 if merged else 2)
+    assert state(stats.focus) == state(of(*again, *partly))
+    stats.focus = None
+    assert state(stats) == state(of(*again, *some))
+    alone = of(*again[2:])
+    assert state(copied) == (*state(alone)[:-1], state(alone)), "a copy does not count on"
+
+
 @hypothesis.given(st.integers(1, 400), st.integers(1, 60), st.booleans())
 def test_every_so_manieth_value_stands_for_so_many(size: int, every: int, looked_at: bool) -> None:
     values = np.random.default_rng(size).normal(0.1, 1, size).astype(np.float32)

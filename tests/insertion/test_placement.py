@@ -10,7 +10,7 @@ from qdqtool.base.records import contents
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import left_float as left
 from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
-from qdqtool.insertion.rewrite import written_bare
+from qdqtool.insertion.rewrite import Trials, written_bare
 from qdqtool.insertion.structure import convolution_behind, longest_path, weight_scale_axis
 from qdqtool.model.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
@@ -35,7 +35,7 @@ def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
 def placed(net: Net, rules: Rules | None = None) -> Placement:
     """What is placed, once the simulator has said which tensors a convolution writes itself into an Add."""
     model, rules = net.index(), rules or Rules(head="none")
-    return place(model, replace(rules, bare=written_bare(model, rules, target_named("trt8.5"), True)))
+    return place(model, replace(rules, bare=written_bare(Trials(model, rules, target_named("trt8.5"), True))))
 
 
 def test_convolutions_and_chains_of_residuals(net: Net) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_
 from qdqtool.insertion.scales import scale_groups
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.outcome import simulate
+from qdqtool.trt.outcome import settled, simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
@@ -288,23 +289,27 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     return found
 
 
+def after_activation(model: Model, bare: Collection[str] = (), target: Target = TRT85) -> str:
+    return rewriting.after_activation(rewriting.Trials(model, Rules(), target, True), frozenset(bare))
+
+
 def test_what_both_inputs_are_worth() -> None:
     model = bottleneck("silu")
     both, skip = outcomes(model, "both"), outcomes(model, "skip")
     assert both[False] == both[True]
     assert skip[False] < both[False]
-    assert rewriting.after_activation(model, Rules(), TRT85, True) == "both"
+    assert after_activation(model) == "both"
     # By hand: of three the last writes float; without it the Add stays float, and with it all that is written
     model = bottleneck("silu")
 
     def worth(**rules: Any) -> tuple[int, int, int]:
         placement = place(model, Rules(**rules))
         proto = rewriting.sketch(model, placement, scale_groups(model, placement.readers)).proto
-        return rewriting._worth(Model(proto), TRT85)
+        return rewriting._worth(settled(Model(proto), TRT85))
 
     assert worth(residual="both") == (3, 2, -1)
     assert worth(residual="both", exclude=["^next$"]) == (2, 0, -2)
-    assert rewriting.after_activation(bottleneck("silu"), Rules(), TARGETS["rtx1.7"], True) == "none"
+    assert after_activation(bottleneck("silu"), target=TARGETS["rtx1.7"]) == "none"
 
 
 def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
@@ -312,7 +317,7 @@ def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
     prepare(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rewriting.OPTIONS}
-    assert rewriting.after_activation(model, Rules(), TRT85, True) == max(rewriting.OPTIONS, key=lambda o: worst[o])
+    assert after_activation(model) == max(rewriting.OPTIONS, key=lambda o: worst[o])
 
 
 @pytest.mark.parametrize(("worths", "option", "asked"), [
@@ -333,12 +338,12 @@ def test_the_skip_has_to_be_better_in_both_outcomes(
             raise QdqtoolError("no pass can take this")
         return worths[len(fused) - 1]
 
-    monkeypatch.setattr(rewriting, "_worth", worth)
-    assert rewriting.after_activation(bottleneck("silu"), Rules(), TRT85, True) == option
+    monkeypatch.setattr(rewriting, "settled", worth)
+    monkeypatch.setattr(rewriting, "_worth", lambda found: found)
+    assert after_activation(bottleneck("silu")) == option
     assert fused == [False, False, True][:asked]
     fused.clear()
-    bare = Rules(bare={"c.out"})
-    assert rewriting.after_activation(bottleneck(""), bare, TRT85, True) == "both" and not fused
+    assert after_activation(bottleneck(""), {"c.out"}) == "both" and not fused
 
 
 def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
