@@ -94,6 +94,9 @@ class Search:
         """Fills the pool; a time limit ends it early."""
         try:
             self._everything_int8()
+            value = self.bench.value(self.recipe(self.start), self.bench.sets.chosen_on)
+            self.say(f"everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command with a "
+                     "`time_limit` takes the best that was measured")
             self._float_model()
             if self._is_enough() and not self.whole_front:
                 return
@@ -157,7 +160,7 @@ class Search:
             recipes = [self.recipe(self.with_choice(c)) for c in tried]
             if not self.bench.sweep([self.recipe(self.start), *recipes], what, until, images):
                 return None
-            gains = {c: self._gain(c) for c in tried}
+            gains = {c: self._gain(c, images) for c in tried}
             if not all(map(math.isnan, gains.values())):  # else none of these images can be read
                 better = sorted((c for c in tried if gains[c] > least), key=lambda c: -gains[c])
                 tried = better[: math.ceil(BETTER * len(tried))]
@@ -341,9 +344,12 @@ class Search:
         gains = [(judged, self._gain(judged.candidate)) for judged in self.swept()]
         return sorted((g for g in gains if not math.isnan(g[1])), key=lambda x: -x[1])
 
-    def _gain(self, candidate: Candidate) -> float:
-        """By how much a choice made the squared error smaller, on the samples that it was measured on; NaN for none."""
-        gain = self._squared(self.start) - self._squared(self.with_choice(candidate))
+    def _gain(self, candidate: Candidate, images: Sequence[int] | None = None) -> float:
+        """By how much a choice made the squared error smaller, on the samples that it was measured on alone, or on
+        ``images``; NaN for none."""
+        before, after = (self.bench.swept(self.recipe(c), images) ** 2
+                         for c in (self.start, self.with_choice(candidate)))  # fmt: skip
+        gain = before - after
         gain = gain[~np.isnan(gain)]
         return float(gain.mean()) if len(gain) else math.nan
 
