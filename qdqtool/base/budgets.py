@@ -70,6 +70,8 @@ EFFORT = 1000.0  # the most by which `--effort` raises these
 
 # Tuning.
 TUNING_REFERENCES = 256 * MB  # what the float model does on samples, kept for the next run
+TUNING_HELD = 256 * MB  # what parts of a network made of a sample, held by each worker for other candidates
+TUNING_SESSIONS = 1024 * MB  # onnxruntime's, kept open for the next candidate that has the same part
 TUNING_STATE = 256 * MB  # a file of what was measured
 TUNING_SAMPLES = 4096  # in one set
 

@@ -1,10 +1,11 @@
 """Measuring placements on samples: a pure function of a job and a task, for threads here and workers elsewhere.
 
 The network is run in *parts*, each from one node that can have weights in INT8 to the next. A part has one session for
-each way to quantize what its nodes read, however many candidates do so. Candidates that agree from the inputs to a cut
-share what lies in front of it: they are gone through as the branches of a tree, a sample at a time. Kernels are
-onnxruntime's, Q/DQ computed in float, on one thread each; parts are the same whatever else is measured, so that a
-candidate gives the same bits in any company and on any number of workers.
+each way to quantize what its nodes read, however many candidates do so. What a part computes depends on how it and
+those in front of it are quantized, and is computed once for all candidates that agree in that: what a change does not
+reach, such as another branch of the head, is not run again. Kernels are onnxruntime's, Q/DQ computed in float, on one
+thread each; parts are the same whatever else is measured, so that a candidate gives the same bits in any company and on
+any number of workers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import functools
 import itertools
 import math
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ from qdqtool.base.process import Crew
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
 from qdqtool.model.external import array_of, has_data
-from qdqtool.model.graph import Model, without_large_weights
+from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.sessions import SharedWeights, cores
 from qdqtool.tuning import metrics
@@ -68,7 +69,8 @@ class Cuts:
         return max((self._made[t] for t in tensors), default=-1) + 1
 
     def parts(self, more: int) -> list[Part]:
-        """The parts from cut to cut: in front of each node with weights, and one ``more``.
+        """The parts from cut to cut: in front of each node with weights, and one ``more``; branches that lie side by
+        side between two cuts are parts of their own.
 
         A cut through a tensor of unknown type is left out: it could not be fed.
         """
@@ -76,29 +78,55 @@ class Cuts:
         ends = {p for p, node in enumerate(model.ordered) if node.op in WEIGHTED} | {more}
         ends = {p for p in ends if p and all(model.elem_type(t) for t in self.crossing(p))}
         bounds = [0, *sorted(ends - {len(model.ordered)}), len(model.ordered)]
-        return [
-            Part(frozenset(n.index for n in model.ordered[a:b]), b,
-                 tuple(t for t in self.crossing(a) if t not in model.inputs),
-                 tuple(t for t in self.crossing(b) if self._made[t] >= a), self.crossing(b))
-            for a, b in itertools.pairwise(bounds)
-        ]  # fmt: skip
+        found: list[Part] = []
+        maker: dict[str, int] = {}  # number of the part that makes a tensor
+        for a, b in itertools.pairwise(bounds):
+            behind = set(self.crossing(b))
+            for nodes in self._branches(a, b):
+                made = [t for n in nodes for t in n.outputs if t in behind]
+                given = dict.fromkeys(t for n in nodes for t in (*n.inputs, *n.captured) if self._made.get(t, b) < a)
+                after = dict.fromkeys(maker[t] for t in given if t in maker)
+                if made:
+                    maker.update(dict.fromkeys(made, len(found)))
+                    found.append(Part(len(found), frozenset(n.index for n in nodes), tuple(given), tuple(made),
+                                      tuple(after)))  # fmt: skip
+        return found
+
+    def _branches(self, a: int, b: int) -> list[list[Node]]:
+        """The nodes between two cuts, those together that read what another one of them makes."""
+        together: list[list[Node]] = []
+        for node in self.model.ordered[a:b]:
+            read = {t for t in (*node.inputs, *node.captured) if self._made.get(t, -1) >= a}
+            joined = [nodes for nodes in together if any(not read.isdisjoint(n.outputs) for n in nodes)]
+            together = [nodes for nodes in together if all(nodes is not j for j in joined)]
+            together.append([*itertools.chain.from_iterable(joined), node])
+        return together
 
 
 @dataclass(frozen=True)
 class Part:
-    """What lies between two cuts."""
+    """What lies between two cuts, or one of several branches there."""
 
+    number: int
     nodes: frozenset[int]  # indices
-    end: int  # position of the cut behind it
-    given: tuple[str, ...]  # tensors that cross the cut in front of it, the network's inputs apart
+    given: tuple[str, ...]  # tensors that it reads and other parts make, or that are the network's inputs
     made: tuple[str, ...]  # tensors that it makes and that cross the cut behind it
-    left: tuple[str, ...]  # all that cross the cut behind it
+    after: tuple[int, ...]  # numbers of the parts that make what it reads
 
     def of(self, recipe: Recipe) -> Recipe:
         """The pairs that nodes of the part read."""
         pairs = ((p, tuple(r for r in p.readers if r[0] in self.nodes)) for p in recipe.pairs)
         return Recipe(tuple(replace(p, readers=readers) for p, readers in pairs if readers),
                       tuple(w for w in recipe.weights if w[0] in self.nodes))  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A part run in one way; there is one object for all candidates that agree in it and in all in front of it."""
+
+    part: Part
+    recipe: Recipe  # the pairs that its nodes read
+    after: tuple[Step, ...]  # what makes that which it reads
 
 
 # Jobs and tasks ------------------------------------------------------------------------------------------------------
@@ -241,6 +269,63 @@ class References:
                 self._left -= reference.nbytes
 
 
+class Held:
+    """What steps made of a sample, until it is read for the last time; ``read`` has the turns in which it is read.
+
+    Where there is no room for all of it, that goes which is read last: it will be computed again.
+    """
+
+    def __init__(self, read: Mapping[Step, Sequence[int]]) -> None:
+        self.made: dict[Step, _Arrays] = {}
+        self._read = read
+        self._left = budgets.TUNING_HELD
+
+    def add(self, step: Step, made: _Arrays) -> None:
+        self.made[step] = made
+        self._left -= _bytes(made)
+
+    def leave(self, now: int, sources: Iterable[Step]) -> None:
+        """Ends a turn that read what some steps made."""
+        for source in set(sources):
+            if self._read[source][-1] <= now:
+                self._drop(source)
+        while self._left < 0 and self.made:
+            self._drop(max(self.made, key=lambda s: next((t for t in self._read[s] if t > now), math.inf)))
+
+    def _drop(self, step: Step) -> None:
+        self._left += _bytes(self.made.pop(step))
+
+
+_SESSION = 128 << 10  # bytes of a session without weights
+
+
+class Sessions:
+    """Open sessions, those used last as far as there is room for their weights."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, str], tuple[Fetcher, int]] = {}  # with bytes, that used last at the end
+        self._left = budgets.TUNING_SESSIONS
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def get(self, key: tuple[int, str], make: Callable[[], tuple[Fetcher, int]]) -> Fetcher:
+        """The session of that key; one that is not open is made, with the bytes that it takes."""
+        with self._lock:
+            if key in self._open:
+                found = self._open.pop(key)
+            else:
+                found = make()
+                self._left -= found[1]
+            self._open[key] = found
+            while self._left < 0 and len(self._open) > 1:
+                self._left += self._open.pop(next(iter(self._open)))[1]
+            return found[0]
+
+
 class Network:
     """A network that can be run in parts, with any recipe."""
 
@@ -256,34 +341,35 @@ class Network:
             else:
                 tensor.CopyFrom(own)
         self.model = Model(slim, types=whole, constants=whole)
-        wanted = tuple(dict.fromkeys((*job.compared, *job.metric.tensors)))
-        cuts = Cuts(self.model, wanted)
-        self.compared_at = cuts.behind(job.compared)  # the cut behind which the error can be measured
-        self.parts = cuts.parts(self.compared_at)
+        self._all = tuple(dict.fromkeys((*job.compared, *job.metric.tensors)))
+        cuts = Cuts(self.model, self._all)
+        self.parts = cuts.parts(cuts.behind(job.compared))
+        self._maker = {t: part.number for part in self.parts for t in part.made}
         self.focus = Focus(job.scores) if job.scores else None  # where it looks, if that is known
         self.references = References()
-        constants = ((t, self.model.constant(t)) for t in wanted if t in self.model.initializers)
+        constants = ((t, self.model.constant(t)) for t in self._all if t in self.model.initializers)
         self._constants = {t: value for t, value in constants if value is not None}  # outputs that nothing computes
-        self._known: dict[str, list[Recipe]] = {}
-        self._sessions: dict[tuple[int, str], Fetcher] = {}
-        self._opening = threading.Lock()
+        self._known: dict[str, list[Step]] = {}
+        self._steps: dict[tuple[int, str, tuple[Step, ...]], Step] = {}
+        self.sessions = Sessions()
 
     def rows(
         self, number: int, sample: _Arrays, candidates: Sequence[Recipe], whole: bool
     ) -> Iterator[tuple[str, Row]]:
         """Every candidate on one sample: its error and, for ``whole``, what the metric sees."""
         sample = {**sample, **self._constants}
-        others = [r for r in candidates if r.pairs or r.weights]
+        plain = [r for r in candidates if _plain(r)]
         reference = self.references.known(number)
-        if reference is None or len(others) < len(candidates):
-            ((_, tensors),) = self._through(sample, [Recipe((), ())], math.inf)
+        if reference is None or plain:
+            ((_, tensors),) = self._through(sample, plain[:1] or [Recipe((), ())], self._all)
             if reference is None:
                 reference = self._referring(tensors)
                 self.references.add(number, reference)
-            for recipe in set(candidates).difference(others):
+            for recipe in plain:
                 yield recipe.key, self._row(number, reference, tensors, whole)
             del tensors
-        for recipe, tensors in self._through(sample, others, math.inf if whole else self.compared_at) if others else ():
+        others = [r for r in candidates if not _plain(r)]
+        for recipe, tensors in self._through(sample, others, self._all if whole else self.job.compared):
             yield recipe.key, self._row(number, reference, tensors, whole)
 
     def _referring(self, tensors: _Arrays) -> Reference:
@@ -300,47 +386,71 @@ class Network:
         return Row(error, metric.look(reference.kept, outputs, self.job.images.name(number)))
 
     def _through(
-        self, state: _Arrays, candidates: Sequence[Recipe], end: float, first: int = 0
+        self, sample: _Arrays, candidates: Sequence[Recipe], wanted: Sequence[str]
     ) -> Iterator[tuple[Recipe, _Arrays]]:
-        """What crosses the cut at ``end`` with each candidate; in front of part ``first`` they all agree.
+        """The tensors that are wanted, with each candidate.
 
-        Of the branches behind a cut the one with most candidates comes last and needs what crosses the cut no longer
-        than until it is past it, so that few cuts are held at a time.
+        Candidates that agree in the front of the network follow each other, those that differ from most come first:
+        what most share is let go of on the way.
         """
-        here = list(candidates)
-        for number in range(first, len(self.parts)):
-            if number and self.parts[number - 1].end >= end:
-                break
-            branches: dict[str, list[Recipe]] = defaultdict(list)
-            for recipe in here:
-                branches[self._divided(recipe)[number].key].append(recipe)
-            *others, here = sorted(branches.values(), key=len)
-            for other in others:
-                yield from self._through(self._run(number, other[0], state), other, end, number + 1)
-            state = self._run(number, here[0], state)
-        for recipe in here:
-            yield recipe, state
+        makers = [self._maker[t] for t in dict.fromkeys(wanted) if t in self._maker]
+        numbers = self._in_front(makers)
+        lines = {r: self._line(r) for r in candidates}
+        shared = Counter(lines[r][n] for r in lines for n in numbers)
+        first = {step: k for k, step in enumerate(shared)}
+        order = sorted(lines, key=lambda r: [(shared[lines[r][n]], first[lines[r][n]]) for n in numbers])
+        turns: dict[Step | Recipe, Sequence[Step]] = {}  # each with what it reads
+        for recipe in order:
+            turns |= {lines[recipe][n]: lines[recipe][n].after for n in numbers}  # a step comes once
+            turns[recipe] = [lines[recipe][n] for n in makers]
+        read: dict[Step, list[int]] = defaultdict(list)  # the turns in which something reads what a step made
+        for now, sources in enumerate(turns.values()):
+            for source in sources:
+                read[source].append(now)
+        held = Held(read)
+        for now, (turn, sources) in enumerate(turns.items()):
+            if isinstance(turn, Step):
+                self._take(turn, sample, held)
+            else:
+                yield turn, self._given(sources, sample, held)
+            held.leave(now, sources)
 
-    def _run(self, number: int, recipe: Recipe, state: _Arrays) -> _Arrays:
-        """Takes a sample through a part."""
-        part = self.parts[number]
-        made = self._session(number, recipe).run(state) if part.made else {}
-        return {t: made[t] if t in made else state[t] for t in part.left}
+    def _take(self, step: Step, sample: _Arrays, held: Held) -> None:
+        """Runs a step."""
+        held.add(step, self._session(step).run(self._given(step.after, sample, held)))
 
-    def _divided(self, recipe: Recipe) -> list[Recipe]:
-        """What each part has of a recipe."""
+    def _given(self, sources: Iterable[Step], sample: _Arrays, held: Held) -> _Arrays:
+        """The sample and what some steps make of it; what there was no room for is computed again."""
+        found = dict(sample)
+        for source in sources:
+            if source not in held.made:
+                self._take(source, sample, held)
+            found |= held.made[source]
+        return found
+
+    def _in_front(self, parts: Iterable[int]) -> list[int]:
+        """Numbers of some parts and of all that they need, in order."""
+        found = set(parts)
+        for part in reversed(self.parts):
+            if part.number in found:
+                found.update(part.after)
+        return sorted(found)
+
+    def _line(self, recipe: Recipe) -> list[Step]:
+        """What each part does with a recipe."""
         if recipe.key not in self._known:
-            self._known[recipe.key] = [part.of(recipe) for part in self.parts]
+            line: list[Step] = []
+            for part in self.parts:
+                here, after = part.of(recipe), tuple(line[n] for n in part.after)
+                line.append(self._steps.setdefault((part.number, here.key, after), Step(part, here, after)))
+            self._known[recipe.key] = line
         return self._known[recipe.key]
 
-    def _session(self, number: int, recipe: Recipe) -> Fetcher:
-        here = self._divided(recipe)[number]
-        with self._opening:
-            if (number, here.key) not in self._sessions:
-                self._sessions[number, here.key] = self._open(self.parts[number], here)
-            return self._sessions[number, here.key]
+    def _session(self, step: Step) -> Fetcher:
+        return self.sessions.get((step.part.number, step.recipe.key), lambda: self._open(step.part, step.recipe))
 
-    def _open(self, part: Part, recipe: Recipe) -> Fetcher:
+    def _open(self, part: Part, recipe: Recipe) -> tuple[Fetcher, int]:
+        """A session, and about the bytes that it takes: those of its weights, which it lays out anew, and of any."""
         for _, tensor, axis in recipe.weights:
             name = rounded_name(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
@@ -352,7 +462,13 @@ class Network:
         proto = partial_model(quantized, part.made, given)
         values = self.weights.used_by(proto)
         source = proto.SerializeToString()
-        return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True))
+        size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
+        return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)), size
+
+
+def _plain(recipe: Recipe) -> bool:
+    """Whether it leaves the network float."""
+    return not recipe.pairs and not recipe.weights
 
 
 # Tasks on the threads of this process, or on the workers of a cluster (calibration.cluster): the same rows ------------

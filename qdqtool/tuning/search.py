@@ -17,7 +17,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning import sites as choices
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change, share_behind
-from qdqtool.tuning.measurements import Measurements, OutOfTime
+from qdqtool.tuning.measurements import SWEEP, Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judged, Site
 
@@ -95,12 +95,21 @@ class Search:
         """Fills the pool; a time limit ends it early."""
         try:
             self._everything_int8()
+            value = self.bench.value(self.recipe(self.start), self.bench.sets.chosen_on)
+            self.say(f"everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command with a "
+                     "`time_limit` takes the best that was measured")
             self._float_model()
             if self._is_enough() and not self.whole_front:
                 return
             if self.bench.deadline is not None:
                 self.measure([*self._heads(), *self._worst(self._by_own_error, "by their own error")])
-            self._combinations(self._ranges() if self._sweep() else self.start)
+            before = -1
+            while self.bench.runs > before:  # combinations may leave time for choices that there was none for
+                before = self.bench.runs
+                all_swept = self._sweep()
+                self._combinations(self._ranges() if all_swept else self.start)
+                if all_swept:
+                    break
         except OutOfTime:
             self.stopped = "time limit"
 
@@ -122,25 +131,41 @@ class Search:
         return self._reaches(self.start, self.bench.sets.judged_on)
 
     def _sweep(self) -> bool:
-        """The error of each choice alone, on a few samples first; the better half of them then on twice as many, and
-        so on to all.
-
-        Where time is limited, of those choices that it is enough for.
+        """The error of each choice alone; where time is limited, of those choices that it is enough for.
 
         Returns:
-            False where the time for it was over first: a third of it is left for combinations.
+            False where the time for it was over before all were measured.
         """
-        start = self.recipe(self.start)
-        until = None if self.bench.deadline is None else self.bench.deadline - self.limit / 3
-        steps = list(self.ever_more())
-        tried = self.swept() if until is None else self._promising(until, len(steps[0]))
-        for images in steps:
-            recipes = [self.recipe(self.with_choice(j.candidate)) for j in tried]
-            if not self.bench.sweep([start, *recipes], "Sensitivity", until, images):
-                return False
-            better = [j for j, _ in self._gained() if j in tried]
-            tried = better[: math.ceil(BETTER * len(tried))]
-        return True
+        images = next(self.ever_more())
+        tried = self.swept() if self._until is None else self._promising(self._until, images)
+        measured = self._halved([j.candidate for j in tried], "Sensitivity", -math.inf)
+        return measured is not None and len(tried) == len(self.swept())
+
+    @property
+    def _until(self) -> float | None:
+        """When single choices have to be measured where time is limited: a third of it is left for combinations, or
+        two of what is left."""
+        end = self.bench.deadline
+        return None if end is None else end - min(self.limit / 3, 2 / 3 * (end - time.monotonic()))
+
+    def _halved(self, tried: Sequence[Candidate], what: str, least: float) -> list[Candidate] | None:
+        """Measures each choice alone on a few samples; the better half of them, as far as they gain more than
+        ``least``, then on twice as many, and so on to all.
+
+        Returns:
+            Those that were measured on all samples; None where the time for it was over first.
+        """
+        until, measured = self._until, list(tried)
+        for images in self.ever_more():
+            measured = list(tried)
+            recipes = [self.recipe(self.with_choice(c)) for c in tried]
+            if not self.bench.sweep([self.recipe(self.start), *recipes], what, until, images):
+                return None
+            gains = {c: self._gain(c, images) for c in tried}
+            if not all(map(math.isnan, gains.values())):  # else none of these images can be read
+                better = sorted((c for c in tried if gains[c] > least), key=lambda c: -gains[c])
+                tried = better[: math.ceil(BETTER * len(tried))]
+        return measured
 
     def ever_more(self) -> Iterator[list[int]]:
         """The samples for single sites: a few, those and as many again, and so on to all."""
@@ -152,8 +177,8 @@ class Search:
             yield list(taken)
             count *= 2
 
-    def _promising(self, until: float, images: int) -> list[Judged]:
-        """The choices that so many images can be run with until then, the largest error inside what they read first.
+    def _promising(self, until: float, images: Sequence[int]) -> list[Judged]:
+        """The choices that these images can be run with until then, the largest error inside what they read first.
 
         A sweep goes through the network from its front: one that ends early would know nothing of what lies behind.
         """
@@ -161,8 +186,13 @@ class Search:
         ranked = sorted(self.swept(), key=lambda j: min((rank[n] for n in j.candidate.site.nodes if n in rank),
                                                         default=len(rank)))
         left = until - time.monotonic()
-        needed = itertools.accumulate(self.each * images * self.share(j) for j in ranked)
+        needed = itertools.accumulate(self.each * self.share(j) * self._unknown(j, images) for j in ranked)
         return [j for j, seconds in zip(ranked, needed, strict=True) if seconds <= left]
+
+    def _unknown(self, judged: Judged, images: Sequence[int]) -> int:
+        """How many of these images a choice has not been measured on."""
+        known = self.bench.store.known(SWEEP, self.recipe(self.with_choice(judged.candidate)).key)
+        return sum(n not in known for n in images)
 
     def share(self, judged: Judged) -> float:
         """The part of a run's multiplications that a sweep has to do again for a choice."""
@@ -216,13 +246,7 @@ class Search:
         price = self.planner.cost(self.start).value
         self.scales = [c for c in choices.other_scales(self.planner, worst[:_LOOKED_AT]) if not c.configuration.apart
                        or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
-        tried = self.scales
-        for images in self.ever_more():
-            if not self.bench.sweep([self.recipe(self.with_choice(c)) for c in tried], "Other ranges", None, images):
-                raise OutOfTime
-            gains = [before - self._squared(self.with_choice(c)) for c in tried]
-            gains = [g[~np.isnan(g)] for g in gains]
-            tried = [c for c, gain in zip(tried, gains, strict=True) if not len(gain) or gain.mean() > 0.0]
+        tried = self._halved(self.scales, "Other ranges", 0.0) or []
         better: list[tuple[float, Candidate]] = []
         for candidate in tried:
             gain = before - self._squared(self.with_choice(candidate))
@@ -318,13 +342,17 @@ class Search:
     def _gained(self) -> list[tuple[Judged, float]]:
         """By how much each choice made the squared error smaller, on the samples that it was measured on; most first.
         """
-        before, found = self._squared(self.start), []
-        for judged in self.swept():
-            after = self._squared(self.with_choice(judged.candidate))
-            both = ~np.isnan(before) & ~np.isnan(after)  # a limited sweep has not measured all on the same
-            if both.any():
-                found.append((judged, float(before[both].mean() - after[both].mean())))
-        return sorted(found, key=lambda x: -x[1])
+        gains = [(judged, self._gain(judged.candidate)) for judged in self.swept()]
+        return sorted((g for g in gains if not math.isnan(g[1])), key=lambda x: -x[1])
+
+    def _gain(self, candidate: Candidate, images: Sequence[int] | None = None) -> float:
+        """By how much a choice made the squared error smaller, on the samples that it was measured on alone, or on
+        ``images``; NaN for none."""
+        before, after = (self.bench.swept(self.recipe(c), images) ** 2
+                         for c in (self.start, self.with_choice(candidate)))  # fmt: skip
+        gain = before - after
+        gain = gain[~np.isnan(gain)]
+        return float(gain.mean()) if len(gain) else math.nan
 
     def obvious(self) -> list[tuple[str, Configuration]]:
         """What one would try without a search: the head float, and the worst convolutions."""
@@ -362,7 +390,11 @@ class Search:
         return [single[n] for n in dict.fromkeys(names) if n in single and not single[n].floats <= self.start.floats]
 
     def _take_back(self) -> None:
-        """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good."""
+        """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good.
+
+        Each is taken back alone first, all of these in one go: they share what lies in front of them. What cannot go
+        alone is not tried with others.
+        """
         if self.keep is None:
             return
         level = self._level(self.bench.sets.chosen_on)
@@ -372,13 +404,14 @@ class Search:
         parts = self.parts(here)
         price = self.planner.cost(here).value
         saved = [(price - self.planner.cost(self.without(here, s)).value, s) for s in parts]
-        for saving, site in sorted(saved, key=lambda x: -x[0])[:_REMOVED]:
+        dear = [s for saving, s in sorted(saved, key=lambda x: -x[0])[:_REMOVED] if saving > 0.0]
+        self.measure([("fewer choices", self.without(here, s)) for s in dear])
+        for site in [s for s in dear if self._is_good(self.without(here, s))]:
             less = self.without(here, site)
-            if saving <= 0.0 or self.planner.cost(less).value >= self.planner.cost(here).value:
-                continue
-            self.measure([("fewer choices", less)])
-            if self._is_good(less):
-                here = less
+            if self.planner.cost(less).value < self.planner.cost(here).value:
+                self.measure([("fewer choices", less)])
+                if self._is_good(less):
+                    here = less
 
     def _fit_in(self) -> None:
         """Takes choices back from placements that are better than all that fit the budget, until they fit.

@@ -95,7 +95,9 @@ def test_sites_and_cuts() -> None:
     assert cuts.behind(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
     parts = cuts.parts(names.index("cat") + 1)
     ends = ["a0/Mul", "a1/Mul", "add", "a3/Mul", "cat", "a5/Mul", "c6"]  # behind cat are one cut and c5's, the same
-    assert [names[p.end - 1] for p in parts] == ends
+    position = {n.index: i for i, n in enumerate(model.ordered)}
+    assert [names[max(position[i] for i in p.nodes)] for p in parts] == ends
+    assert [p.after for p in parts] == [(), (0,), (1, 0), (2,), (2, 3), (4,), (5,)]
     proto = branchy()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
     model = Model(proto)
@@ -154,7 +156,7 @@ def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object)
         piece = partial_model(part.of(recipe).build(model)[0], part.made, given)
         feeds = {i.name: state[i.name] for i in piece.graph.input}
         made = dict(zip(part.made, run(piece, feeds), strict=True))
-        state = {t: made.get(t, state.get(t)) for t in part.left}
+        state = {**state, **made}
     (wanted,) = run(quantized.proto, data[0])
     assert np.allclose(state[model.outputs[0]], wanted, rtol=1e-4, atol=1e-6)
     divided = [part.of(recipe) for part in parts]

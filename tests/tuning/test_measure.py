@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
+from calibration.session import Fetcher
 from qdqtool.base import budgets
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
@@ -145,6 +146,40 @@ def test_the_float_network_runs_once_for_each_sample(
         found.append([run_task(one, task) for task in tasks])
         assert len(asked) == runs
     assert found[0] == found[1]
+
+
+def test_what_a_change_does_not_reach_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(16, 16)
+    x = net.silu("a0", net.conv("c0", "x"))
+    one, other = (net.conv(f"e{n}", net.silu(f"a{n}", net.conv(f"c{n}", x)), 16, 8) for n in (1, 2))
+    net.output(one)
+    proto = net.model()
+    proto.graph.output.append(onnx.helper.make_tensor_value_info(other, 1, None))
+    planner = planner_of(proto, DATA)
+    recipes = tuple(planner.plan(Configuration(floats=frozenset(f))).recipe for f in ((), ("c1",), ("c2",), ("c0",)))
+    alone = {r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes}
+    runs: list[Any] = []
+    real = Fetcher.run
+    monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or real(self, sample))
+    for room in (budgets.TUNING_HELD, 0):
+        monkeypatch.setattr(budgets, "TUNING_HELD", room)
+        runs.clear()
+        assert run_task(job_of(planner, DATA), Task("t", (0,), recipes)).rows == alone
+        # All five parts in float, INT8 and with c0 float; c1 and c2 each with what is behind it.
+        assert (len(runs) == 3 * 5 + 2 + 2) if room else (len(runs) > 19)
+
+
+def test_open_sessions_have_a_bound(job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task("t", (0, 1), tuple(recipes))
+    wanted = run_task(job, task)
+    room, most = 300_000, []  # two of these sessions take 128 KiB each beside their weights of up to 18 KB
+    monkeypatch.setattr(budgets, "TUNING_SESSIONS", room)
+    again = with_metric(job, job.metric)
+    sessions = again.network.sessions
+    real = sessions.get
+    monkeypatch.setattr(sessions, "get", lambda *a: (real(*a), most.append(sessions.count))[0])
+    assert run_task(again, task) == wanted
+    assert max(most) == 2 < job.network.sessions.count
 
 
 def test_metrics_of_outputs() -> None:
