@@ -26,6 +26,8 @@ for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads th
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+SOURCES = ("test_structure.py", "test_files.py", "test_producers.py")  # they read the same trees
+
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
@@ -114,6 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):  # what a file's tests share is made once, libraries of training as well
         for item in items:
             group = "training" if item.path.parent.name == "qat" else str(item.path)
+            group = "sources" if item.path.name in SOURCES else group
             item.add_marker(pytest.mark.xdist_group("cluster" if "client" in item.fixturenames else group))
 
 

@@ -1,6 +1,14 @@
 """Python's source as a tree."""
 
 import ast
+import functools
+from pathlib import Path
+
+
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a source, which several files of tests look at."""
+    return walked(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def walked(tree: ast.AST) -> list[ast.AST]:

@@ -26,7 +26,7 @@ from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.errors import ModelError, QdqtoolError
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
 from tests.growth import Net
-from tests.sources import walked
+from tests.sources import nodes_of
 from tests.tables import cases
 from tests.verification.comparing.networks import network
 
@@ -335,7 +335,7 @@ def test_every_file_is_read_through_the_guard() -> None:
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
-            for node in walked(ast.parse(path.read_text("utf-8"))):
+            for node in nodes_of(path):
                 if isinstance(node, ast.Call):
                     function = node.func
                     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

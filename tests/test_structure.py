@@ -17,7 +17,7 @@ import onnx.defs
 import pytest
 
 from qdqtool.cli import cli
-from tests.sources import walked
+from tests.sources import nodes_of
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -70,11 +70,6 @@ def sources() -> dict[str, Path]:
             parts = path.relative_to(HOME).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
-
-
-@functools.cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return walked(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def imported(nodes: Iterable[ast.AST], modules: Iterable[str]) -> Iterator[str]:
