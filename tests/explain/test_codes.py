@@ -20,8 +20,9 @@ from qdqtool.render.log_text import line_text
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import Evidence, Severity
 from tests.explain.test_causes import residual
+from tests.slow import slow_after
 from tests.tables import cases
-from tests.trt.evidence import QUICK_FIRST
+from tests.trt.evidence import CASES, LARGE
 
 
 @pytest.mark.parametrize("entry", codes.CODES.values(), ids=lambda c: c.code)
@@ -68,7 +69,7 @@ def load(case):
     return onnx.ModelProto.FromString(gzip.decompress((DATA / case / "model.onnx.gz").read_bytes()))
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
+@pytest.mark.parametrize("case", slow_after(3, sorted(CASES, key=LARGE.__contains__)))
 def test_everything_is_explained(case):
     prediction = predict(load(case), "trt8.5")
     for conv in prediction.convolutions:

@@ -88,6 +88,7 @@ def test_sections_read_one_by_one_are_what_the_whole_file_says(name: str) -> Non
 
 HOME = Path(qdqtool.__file__).parent
 PAGE = HOME.parent / "docs" / "contributing.md"
+DATA = str(HOME.parent / "tests")
 EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 
 # Where a line goes that is neither a whole file nor the end of one: behind this text.
@@ -100,7 +101,7 @@ BEHIND = {
 RUN = """
 import pytest
 def run(*files):
-    networks = "everything_is_explained or engines_of_resnet or well_placed"  # which take their time, and no entry
+    networks = "everything_is_explained or engines_and or well_placed or every_case"  # which take their time
     chosen = f"not (test_example or every_example or {networks})"
     assert pytest.main([*files, "-n", "0", "-p", "no:hypothesispytest", "-k", chosen]) == 0  # which reads all sources
 """
@@ -160,28 +161,21 @@ assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("Wha
 """,
     "case": f"""
 from qdqtool.trt.pipeline import cases
-assert {{"SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"}} <= cases().keys()
+from qdqtool.model.modelfile import load
+from tests.trt.test_cases import model_of, rested_on
+for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"):
+    assert case in cases() and case in rested_on(load(model_of(case)), "trt8.5"), case
 {RUN}
 run("tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py")  # and of the example's pass and operator
 """,
 }
 
 
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package and its tests with every example in it."""
-    return _changed(tmp_path_factory.mktemp("contributing"))
-
-
-@pytest.fixture(scope="module")
-def with_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with the example of a target alone."""
-    return _changed(tmp_path_factory.mktemp("target"), "qdqtool/trt/targets.py")
-
-
-def _changed(root: Path, only: str = "") -> Path:
-    for name in ("qdqtool", "calibration", "tests"):
-        shutil.copytree(HOME.parent / name, root / name)  # and what is compiled of it
+def _changed(root: Path, only: str) -> Path:
+    """A copy of the package and its tests with every example in it, or ``only`` that of one file."""
+    for name in ("qdqtool", "calibration", "tests"):  # and what is compiled of it
+        shutil.copytree(HOME.parent / name, root / name, ignore=lambda folder, _: ["data"] if folder == DATA else [])
+    (root / "tests" / "data").symlink_to(Path(DATA) / "data")
     shutil.copy(HOME.parent / "pyproject.toml", root)
     for name, text in EXAMPLE.findall(PAGE.read_text("utf-8")):
         if only not in ("", name):
@@ -222,12 +216,14 @@ def test_every_example_has_a_check() -> None:
     assert {"text", "code", "build", "GPU", "target", "operator", "pass"} <= sections
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_example(check: str, request: pytest.FixtureRequest) -> None:
-    changed = request.getfixturevalue("with_target" if check == "target" else "changed")
+@pytest.mark.parametrize("only", ["", "qdqtool/trt/targets.py"])
+def test_examples(only: str, tmp_path: Path) -> None:
+    """Each, in one process; that of a target alone, as it changes what the others may expect."""
+    changed = _changed(tmp_path, only)
     paths = os.pathsep.join([str(changed), str(HOME.parent)])
+    code = "".join(check for name, check in CHECKS.items() if (name == "target") is bool(only))
     done = subprocess.run(
-        [sys.executable, "-c", CHECKS[check]], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
         capture_output=True, text=True, timeout=120,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"

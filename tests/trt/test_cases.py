@@ -15,7 +15,7 @@ from qdqtool.trt import importer, pipeline
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
 from tests.trt.evidence import CASES, truth
-from tests.trt.evidence import model as published
+from tests.trt.evidence import graph as published
 
 Build = Callable[[Graph], str | list[str]]
 
