@@ -69,7 +69,7 @@ def load(case):
     return onnx.ModelProto.FromString(gzip.decompress((DATA / case / "model.onnx.gz").read_bytes()))
 
 
-@pytest.mark.parametrize("case", slow_after(3, DIFFERENT))
+@pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
 def test_everything_is_explained(case):
     prediction = predict(load(case), "trt8.5")
     for conv in prediction.convolutions:

@@ -129,7 +129,7 @@ def models() -> Iterator[onnx.ModelProto]:
     yield from map(model_of, OF_CASES)
 
 
-@pytest.mark.parametrize("target", slow_after(2, ["trt8.5", "trt11", "trt10"]))
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt11", "trt10"]))
 def test_the_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> None:
     seen = set()
     for model in models():

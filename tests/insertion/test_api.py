@@ -65,7 +65,7 @@ def test_yolov8_end_to_end(folder: Path) -> None:
     assert inserted.prediction.conversion_nodes == ["/model.0/conv/_input_quantizer/QuantizeLinear"]
 
 
-@pytest.mark.parametrize("target", slow_after(2, ["trt8.0", "trt11", "trt8.4", "trt8.6", "trt10", "rtx1.7"]))
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.4", "trt8.0", "trt11", "trt8.6", "trt10", "rtx1.7"]))
 def test_every_target_runs_all_but_the_head_in_int8(target: str) -> None:
     result = qdqtool.insert(detector(), images(1, 3, SIZE, "images"), target=target, method="max")
     assert result.prediction is not None

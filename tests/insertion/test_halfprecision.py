@@ -159,7 +159,7 @@ def test_the_tail_stays_float(net: Net) -> None:
 
 def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
     model = detector()
-    data = images(3, 3, 64, "images")
+    data = images(2, 3, 64, "images")
     single = insert(model, data, target="trt11", method="max", predict=False)
     half = insert(model, data, target="trt11", method="max", predict=False, high_precision="fp16")
     check(half.model)

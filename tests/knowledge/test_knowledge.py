@@ -100,11 +100,16 @@ BEHIND = {
 
 RUN = """
 import pytest
-def run(*files):
+def run(files):
     networks = "everything_is_explained or engines_and or well_placed or every_case"  # which take their time
     chosen = f"not (test_example or every_example or {networks})"
     assert pytest.main([*files, "-n", "0", "-p", "no:hypothesispytest", "-k", chosen]) == 0  # which reads all sources
 """
+# Of whose entries the tests hold with one more: all examples but that of a target, and that of a target.
+HELD = {
+    "": ["tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py"],
+    "qdqtool/trt/targets.py": ["tests/trt/test_targets.py", "tests/explain/test_codes.py", "tests/knowledge"],
+}
 CHECKS = {
     "error": """
 from qdqtool.explain.errors import lookup
@@ -124,7 +129,7 @@ assert way_named("example").name == "example-runtime" and way_named("example").f
 from qdqtool.timing.gpus import find
 assert find("example nine thousand").name == "Example 9000" and find("Example 9000").has_int8
 """,
-    "target": f"""
+    "target": """
 from qdqtool import predict
 from tests.trt.builder import Graph
 g = Graph()
@@ -137,8 +142,6 @@ for target, evidence in (("trt8.6", "documented"), ("trt9.9", "assumed")):
     zero.raw_data = bytes([3])
     findings = predict(faulty, target).findings
     assert ("ZP-NONZERO", evidence) in [(f.code, str(f.evidence)) for f in findings], findings
-{RUN}
-run("tests/trt/test_targets.py", "tests/explain/test_codes.py", "tests/knowledge")
 """,
     "operator": """
 import numpy as np
@@ -159,14 +162,12 @@ prediction = predict(g.model(g.resize(g.input(1, 8, 8, 8), "up")))
 assert [(e.pass_name, e.case) for e in prediction.trace if e.subject == "up"] == [("ExamplePass", "ExamplePass/lonely")]
 assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("What a line of it means")
 """,
-    "case": f"""
+    "case": """
 from qdqtool.trt.pipeline import cases
 from qdqtool.model.modelfile import load
 from tests.trt.test_cases import model_of, rested_on
 for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"):
     assert case in cases() and case in rested_on(load(model_of(case)), "trt8.5"), case
-{RUN}
-run("tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py")  # and of the example's pass and operator
 """,
 }
 
@@ -216,12 +217,19 @@ def test_every_example_has_a_check() -> None:
     assert {"text", "code", "build", "GPU", "target", "operator", "pass"} <= sections
 
 
-@pytest.mark.parametrize("only", ["", "qdqtool/trt/targets.py"])
-def test_examples(only: str, tmp_path: Path) -> None:
-    """Each, in one process; that of a target alone, as it changes what the others may expect."""
-    changed = _changed(tmp_path, only)
+def test_examples(tmp_path: Path) -> None:
+    """All of them in one process."""
+    succeeds(_changed(tmp_path, ""), "".join(CHECKS.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", HELD)
+def test_what_is_held_of_every_entry_is_held_of_the_examples(only: str, tmp_path: Path) -> None:
+    succeeds(_changed(tmp_path, only), f"{RUN}\nrun({HELD[only]})")
+
+
+def succeeds(changed: Path, code: str) -> None:
     paths = os.pathsep.join([str(changed), str(HOME.parent)])
-    code = "".join(check for name, check in CHECKS.items() if (name == "target") is bool(only))
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
         capture_output=True, text=True, timeout=120,

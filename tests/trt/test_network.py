@@ -231,7 +231,7 @@ def damage(model: onnx.ModelProto, dice: random.Random) -> None:
 @pytest.mark.parametrize("seed", slow_after(1, range(4)))
 def test_no_other_exception(seed: int) -> None:
     dice, answered, refused = random.Random(seed), 0, 0
-    for _ in range(60):
+    for _ in range(40):
         model = whole()
         for _ in range(dice.randint(1, 4)):
             damage(model, dice)

@@ -71,7 +71,7 @@ def test_the_record_is_whole_and_says_what_the_compiler_says() -> None:
             assert errors and all(f.node and f.fix for f in errors), question
 
 
-@pytest.mark.parametrize("seed", slow_after(50, SEEDS))
+@pytest.mark.parametrize("seed", slow_after(40, SEEDS))
 def test_network(seed: int) -> None:
     check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
 
