@@ -21,8 +21,9 @@ from qdqtool.render.log_text import line_text
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import Evidence, Severity
 from tests.explain.test_causes import residual
+from tests.slow import slow_after
 from tests.tables import cases
-from tests.trt.evidence import QUICK_FIRST
+from tests.trt.evidence import DIFFERENT
 
 
 @pytest.mark.parametrize("entry", codes.CODES.values(), ids=lambda c: c.code)
@@ -69,7 +70,7 @@ def load(case):
     return onnx.ModelProto.FromString(gzip.decompress((DATA / case / "model.onnx.gz").read_bytes()))
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
+@pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
 def test_everything_is_explained(case):
     prediction = predict(load(case), "trt8.5")
     for conv in prediction.convolutions:

@@ -1,5 +1,6 @@
 """Small float graphs for the tests of insertion."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.commands import demo_run
 from qdqtool.model.graph import Model
 
 Array = npt.NDArray[Any]
@@ -86,6 +88,22 @@ class Net:
 
     def index(self) -> Model:
         return Model(self.model())
+
+
+@functools.cache
+def detector(classes: int = 2) -> onnx.ModelProto:
+    """The kinds of nodes of a YOLOv8 and its whole head, in half of its convolutions; ``images`` [1, 3, 64, 64].
+
+    27 of its 31 convolutions become INT8: not the last ones of the boxes and the DFL. Nobody changes it.
+    """
+    net = demo_run._Net(0, "silu")
+    x = net.conv("/model.1", net.conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)
+    p3 = net.c2f("/model.4", net.conv("/model.3", x, 16, 16, 3, 2), 16, 32, 1, True)
+    p4 = net.conv("/model.5", p3, 32, 16, 3, 2)
+    p5 = net.sppf("/model.9", net.conv("/model.7", p4, 16, 32, 3, 2), 32)
+    n4 = net.conv("/model.12", net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4]), 48, 16)
+    demo_run._detect(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
+    return net.finish(64, classes)
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:

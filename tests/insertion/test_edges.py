@@ -13,7 +13,6 @@ from onnx import TensorProto
 import qdqtool
 from calibration import Preprocess
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.api import insert
@@ -25,7 +24,18 @@ from qdqtool.insertion.scales import choose_scale
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head
 from tests.calibration.nets import told_by
-from tests.insertion.nets import Net, check, copied, images, in_half, nodes_of, run, value_of, with_constant_nodes
+from tests.insertion.nets import (
+    Net,
+    check,
+    copied,
+    detector,
+    images,
+    in_half,
+    nodes_of,
+    run,
+    value_of,
+    with_constant_nodes,
+)
 from tests.insertion.test_api import one_layer
 from tests.insertion.test_prepare import prepared, same
 from tests.slow import slow_after
@@ -223,11 +233,11 @@ def test_inputs_of_integers() -> None:
 @pytest.mark.parametrize("kind", slow_after(1, ["int8", "uint8"]))
 def test_the_prediction_stays(kind: str) -> None:
     data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
-    plain = qdqtool.insert(yolov8n(64, classes=2), data).prediction
-    changed = qdqtool.insert(yolov8n(64, classes=2), data, input_type=kind).prediction
+    plain = qdqtool.insert(detector(), data).prediction
+    changed = qdqtool.insert(detector(), data, input_type=kind).prediction
     assert plain is not None and changed is not None
     before, after = plain.summary(), changed.summary()
-    assert after["int8"] == before["int8"] == 60
+    assert after["int8"] == before["int8"] == 27
     assert after["conversions"] == before["conversions"] - (kind == "int8")
 
 

@@ -3,13 +3,12 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half
 from qdqtool.model.graph import Model
 from qdqtool.model.half import form_of
-from tests.insertion.nets import Net, check, copied, images, in_half, nodes_of, run, value_of
+from tests.insertion.nets import Net, check, copied, detector, images, in_half, nodes_of, run, value_of
 
 
 def small_net(opset: int = 19) -> onnx.ModelProto:
@@ -159,8 +158,8 @@ def test_the_tail_stays_float(net: Net) -> None:
 
 
 def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
-    model = yolov8n(64, classes=4)
-    data = images(3, 3, 64, "images")
+    model = detector()
+    data = images(2, 3, 64, "images")
     single = insert(model, data, target="trt11", method="max", predict=False)
     half = insert(model, data, target="trt11", method="max", predict=False, high_precision="fp16")
     check(half.model)

@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import ModelError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import (
@@ -31,7 +30,7 @@ from qdqtool.insertion.losses import (
 from qdqtool.model.graph import Model
 from qdqtool.render.insertion_text import render
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction, QuantizedTensor
-from tests.insertion.nets import Net, check, copied, images, run
+from tests.insertion.nets import Net, check, copied, detector, images, run
 
 
 def chain() -> Net:
@@ -231,7 +230,7 @@ def test_the_error_counts_where_the_network_looks_alone() -> None:
 
 
 def test_outputs_and_maps_that_are_compared() -> None:
-    model = Model(yolov8n(64, classes=2))
+    model = Model(detector())
     assert len(compared_tensors(model)) == 6  # box and class outputs of three levels, in front of the DFL
     made = Net()
     flat = made.op("Flatten", "flat", made.op("Relu", "r", made.conv("c", "x")))
@@ -286,7 +285,7 @@ def test_the_price_is_the_difference_of_two_predictions(
 def test_price_in_the_engine_and_text() -> None:
     rng = np.random.default_rng(0)
     data = [{"images": rng.random((1, 3, 64, 64), np.float32)} for _ in range(2)]
-    made = qdqtool.insert(yolov8n(64, classes=2), data, losses=1)
+    made = qdqtool.insert(detector(), data, losses=1)
     assert made.losses is not None and 0 < len(made.losses.tensors) <= 5 and made.losses.tried == 8
     assert made.prediction is not None
     before = made.prediction.summary()
@@ -304,7 +303,7 @@ def test_price_in_the_engine_and_text() -> None:
     made.losses.tensors[0] = replace(made.losses.tensors[0], gain=0.4)
     (line,) = [line for line in render(made, 80).splitlines() if "--exclude" in line]
     (pattern,) = shlex.split(line.partition("--exclude ")[2])
-    again = qdqtool.insert(yolov8n(64, classes=2), data, exclude=[pattern], predict=False)
+    again = qdqtool.insert(detector(), data, exclude=[pattern], predict=False)
     assert made.losses.tensors[0].tensor not in [a.tensor for a in again.activations]
 
 

@@ -81,7 +81,7 @@ def test_products_that_an_einsum_computes_become_matmuls(
 def test_what_is_written_for_random_einsums_is_exact() -> None:
     """With sizes of 1 that an Einsum repeats, and sizes that are known, have a name of their own, or share one."""
     rng, found = np.random.default_rng(0), {True: 0, False: 0}
-    for _ in range(300):
+    for _ in range(120):
         counts = rng.integers((0, 1, 1, 1), (3, 3, 3, 3))  # axes of both and the result, summed, of the left, the right
         letters = iter("abcdefgh")
         batch, summed, rows, columns = (["".join(next(letters) for _ in range(n))][0] for n in counts)
@@ -106,7 +106,7 @@ def test_what_is_written_for_random_einsums_is_exact() -> None:
         written = not nodes_of(model, "Einsum")
         found[written] += 1
         np.testing.assert_allclose(run(model, feeds)[0], expected, rtol=1e-4, atol=1e-5)
-    assert min(found.values()) > 60
+    assert min(found.values()) > 24
 
 
 @pytest.mark.parametrize(("left", "right", "written"), [

@@ -7,7 +7,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rewrite as rewriting
 from qdqtool.insertion.placement import Placement, Rules, class_outputs, place
@@ -19,7 +18,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.outcome import settled, simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Precision, QuantizedTensor
-from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
+from tests.insertion.nets import Net, check, copied, detector, images, nodes_of, run, value_of
 
 
 def inserted(
@@ -313,7 +312,7 @@ def test_what_both_inputs_are_worth() -> None:
 
 
 def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
-    proto = yolov8n(64, classes=2)
+    proto = copied(detector())
     prepare(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rewriting.OPTIONS}
@@ -362,7 +361,7 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
 
 
 def test_class_scores() -> None:
-    model = Model(yolov8n(64, classes=3))
+    model = Model(detector(classes=3))
     found = class_outputs(model)
     assert len(found) == 3
     assert [model.shape(t) for t in found] == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]

@@ -88,6 +88,7 @@ def test_sections_read_one_by_one_are_what_the_whole_file_says(name: str) -> Non
 
 HOME = Path(qdqtool.__file__).parent
 PAGE = HOME.parent / "docs" / "contributing.md"
+DATA = str(HOME.parent / "tests")
 EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 
 # Where a line goes that is neither a whole file nor the end of one: behind this text.
@@ -100,11 +101,16 @@ BEHIND = {
 
 RUN = """
 import pytest
-def run(*files):
-    networks = "everything_is_explained or engines_of_resnet or well_placed"  # which take their time, and no entry
+def run(files):
+    networks = "everything_is_explained or engines_and or well_placed or every_case"  # which take their time
     chosen = f"not (test_example or every_example or {networks})"
     assert pytest.main([*files, "-n", "0", "-p", "no:hypothesispytest", "-k", chosen]) == 0  # which reads all sources
 """
+# Of whose entries the tests hold with one more: all examples but that of a target, and that of a target.
+HELD = {
+    "": ["tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py"],
+    "qdqtool/trt/targets.py": ["tests/trt/test_targets.py", "tests/explain/test_codes.py", "tests/knowledge"],
+}
 CHECKS = {
     "error": """
 from qdqtool.explain.errors import lookup
@@ -128,7 +134,7 @@ assert way_named("example").name == "example-runtime" and way_named("example").f
 from qdqtool.timing.gpus import find
 assert find("example nine thousand").name == "Example 9000" and find("Example 9000").has_int8
 """,
-    "target": f"""
+    "target": """
 from qdqtool import predict
 from tests.trt.builder import Graph
 g = Graph()
@@ -141,8 +147,6 @@ for target, evidence in (("trt8.6", "documented"), ("trt9.9", "assumed")):
     zero.raw_data = bytes([3])
     findings = predict(faulty, target).findings
     assert ("ZP-NONZERO", evidence) in [(f.code, str(f.evidence)) for f in findings], findings
-{RUN}
-run("tests/trt/test_targets.py", "tests/explain/test_codes.py", "tests/knowledge")
 """,
     "operator": """
 import numpy as np
@@ -163,30 +167,21 @@ prediction = predict(g.model(g.resize(g.input(1, 8, 8, 8), "up")))
 assert [(e.pass_name, e.case) for e in prediction.trace if e.subject == "up"] == [("ExamplePass", "ExamplePass/lonely")]
 assert explain_line("Running: ExamplePass on up").rules[0].means.startswith("What a line of it means")
 """,
-    "case": f"""
+    "case": """
 from qdqtool.trt.pipeline import cases
-assert {{"SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"}} <= cases().keys()
-{RUN}
-run("tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py")  # and of the example's pass and operator
+from qdqtool.model.modelfile import load
+from tests.trt.test_cases import model_of, rested_on
+for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-example-move"):
+    assert case in cases() and case in rested_on(load(model_of(case)), "trt8.5"), case
 """,
 }
 
 
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package and its tests with every example in it."""
-    return _changed(tmp_path_factory.mktemp("contributing"))
-
-
-@pytest.fixture(scope="module")
-def with_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with the example of a target alone."""
-    return _changed(tmp_path_factory.mktemp("target"), "qdqtool/trt/targets.py")
-
-
-def _changed(root: Path, only: str = "") -> Path:
-    for name in ("qdqtool", "calibration", "tests"):
-        shutil.copytree(HOME.parent / name, root / name)  # and what is compiled of it
+def _changed(root: Path, only: str) -> Path:
+    """A copy of the package and its tests with every example in it, or ``only`` that of one file."""
+    for name in ("qdqtool", "calibration", "tests"):  # and what is compiled of it
+        shutil.copytree(HOME.parent / name, root / name, ignore=lambda folder, _: ["data"] if folder == DATA else [])
+    (root / "tests" / "data").symlink_to(Path(DATA) / "data")
     shutil.copy(HOME.parent / "pyproject.toml", root)
     for name, text in EXAMPLE.findall(PAGE.read_text("utf-8")):
         if only not in ("", name):
@@ -229,12 +224,21 @@ def test_every_example_has_a_check() -> None:
     assert {"text", "code", "note", "build", "GPU", "target", "operator", "pass"} <= sections
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_example(check: str, request: pytest.FixtureRequest) -> None:
-    changed = request.getfixturevalue("with_target" if check == "target" else "changed")
+def test_examples(tmp_path: Path) -> None:
+    """All of them in one process."""
+    succeeds(_changed(tmp_path, ""), "".join(CHECKS.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", HELD)
+def test_what_is_held_of_every_entry_is_held_of_the_examples(only: str, tmp_path: Path) -> None:
+    succeeds(_changed(tmp_path, only), f"{RUN}\nrun({HELD[only]})")
+
+
+def succeeds(changed: Path, code: str) -> None:
     paths = os.pathsep.join([str(changed), str(HOME.parent)])
     done = subprocess.run(
-        [sys.executable, "-c", CHECKS[check]], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
         capture_output=True, text=True, timeout=120,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"

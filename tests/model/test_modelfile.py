@@ -21,7 +21,7 @@ from tests.model.test_message import OTHERWISE
 from tests.tables import cases
 from tests.trt.evidence import HOME
 
-CASE = HOME / "resnet18-a100-qat" / "model.onnx.gz"
+CASE = HOME / "mobilenetv2-titanrtx-qat-residual" / "model.onnx.gz"
 
 
 def test_sources_and_graphsurgeon_graphs(tmp_path: Path) -> None:
@@ -29,13 +29,13 @@ def test_sources_and_graphsurgeon_graphs(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(data)
     names = [n.name for n in load(CASE).nodes]
-    assert len(names) == 258
+    assert len(names) == 759
     for source in (data, str(path), onnx.ModelProto.FromString(data)):
         assert [n.name for n in load(source).nodes] == names
     assert load(path).sha256 == load(data).sha256
     gs = pytest.importorskip("onnx_graphsurgeon")
     graph = gs.import_onnx(onnx.ModelProto.FromString(gzip.decompress(CASE.read_bytes())))
-    assert [n.op for n in load(graph).nodes if n.op == "Conv"] == ["Conv"] * 20
+    assert [n.op for n in load(graph).nodes if n.op == "Conv"] == ["Conv"] * 52
 
 
 def test_names_that_no_exporter_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

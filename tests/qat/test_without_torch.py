@@ -23,11 +23,7 @@ assert not {"torch", "pytorch_quantization", "modelopt"} & set(sys.modules)
 """
 
 
-def test_qdqtool_is_imported_without_torch() -> None:
-    subprocess.run([sys.executable, "-c", _IMPORTS], check=True)
-
-
-def test_training_without_torch_says_what_to_install() -> None:
+def test_qdqtool_is_imported_without_torch_and_training_says_what_to_install() -> None:
     code = _IMPORTS + """
 from qdqtool.errors import QdqtoolError
 try:

@@ -33,6 +33,7 @@ from tests.trt.evidence import HOME, prediction
 from tests.trt.evidence import model as published
 from tests.verification.synthetic import log_of
 
+pytestmark = pytest.mark.usefixtures("published_once")
 CASE = "resnet18-qat-rtx2000-trt8510"
 MODEL = HOME / CASE / "model.onnx.gz"
 

@@ -27,7 +27,7 @@ from qdqtool.verification.lines import Verification, agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.trt.builder import Graph
-from tests.trt.evidence import model as published
+from tests.trt.evidence import graph as published
 from tests.verification.synthetic import log_of
 from tests.verification.transcribed import layers_of, outcomes
 

@@ -44,6 +44,7 @@ from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 from tests.verification.test_api import layer
 
+pytestmark = pytest.mark.usefixtures("published_once")
 INT8, FP16, FP32, FLOAT, INT32 = Precision.INT8, Precision.FP16, Precision.FP32, Precision.FLOAT, Precision.INT32
 QDQ = [Event("QDQToCopy", trace.RUNNING, name) for name in ("q0", "q1", "q2")]
 COPIES = [Event("", trace.ELIMINATING_CONCAT, "cat"), Event("", trace.RETARGETING, "a", "b")]

@@ -12,7 +12,6 @@ from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.cli import run
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.explain.lint import weight_scales
 from qdqtool.explain.lint.activation_scales import one_factor
 from qdqtool.explain.report import Report
@@ -20,6 +19,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.prediction import check_activations
 from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales, WeightScales, WeightScalesCause
+from tests.insertion.nets import detector
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -253,7 +253,7 @@ Array = npt.NDArray[np.float64]
 @pytest.fixture(scope="module")
 def placed() -> onnx.ModelProto:
     data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
-    return qdqtool.insert(yolov8n(size=64), data, method="max", target="trt8.5", predict=False).model
+    return qdqtool.insert(detector(), data, method="max", target="trt8.5", predict=False).model
 
 
 def named(proto: onnx.ModelProto) -> WeightScales | None:
@@ -342,7 +342,7 @@ def test_one_layer_amid_the_drift_of_training(placed: onnx.ModelProto, seed: int
 @pytest.mark.parametrize("per_channel", slow_after(1, [True, False]))
 def test_onnxruntime_is_not_reported(per_channel: bool, tmp_path: Path) -> None:
     quantization = pytest.importorskip("onnxruntime.quantization")
-    onnx.save(yolov8n(size=64), tmp_path / "float.onnx")
+    onnx.save(detector(), tmp_path / "float.onnx")
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

@@ -14,7 +14,7 @@ from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
 from tests.trt.rtx.experiments_scales import HALVES, OLD, SCALES
 
 TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
-SEEDS = range(300)
+SEEDS = range(150)
 
 
 def models() -> dict[str, onnx.ModelProto]:

@@ -2,20 +2,28 @@
 
 import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
+from qdqtool.explain import codes
 from qdqtool.prediction import predict
 from qdqtool.trt.rtx.operands import CompilerFault, Fault
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.types import Severity
+from qdqtool.types import Prediction, Severity
+from tests.explain.graphs import GRAPHS as OF_REFUSALS
+from tests.explain.test_producers import of_shape_1
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.slow import slow_after
+from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, models
+from tests.trt.test_cases import GRAPHS as OF_CASES
+from tests.trt.test_cases import model_of
 
 
 @functools.cache
@@ -29,16 +37,20 @@ def all_models() -> dict[str, onnx.ModelProto]:
     return models()
 
 
-def check(model: onnx.ModelProto, was: dict[str, Any]) -> None:
-    prediction = predict(model, "rtx1.7")
+@functools.cache
+def predicted(question: str) -> Prediction:
+    return predict(all_models()[question], "rtx1.7")
+
+
+def check(prediction: Prediction, was: dict[str, Any]) -> None:
     assert status_of(prediction) == was["status"], prediction.refusals
     if was["status"] != "built":
         return
     types = was.get("types", {})
-    predicted = {c.name: str(c.precision) for c in prediction.convolutions}
-    assert {n: predicted.get(n, p) for n, p in types.items()} == types
+    answers = {c.name: str(c.precision) for c in prediction.convolutions}
+    assert {n: answers.get(n, p) for n, p in types.items()} == types
     # A MatMul of two floats that no quantizer touches is not listed.
-    assert set(types) - set(predicted) <= {n for n, p in types.items() if p not in ("INT8", "FP8")}
+    assert set(types) - set(answers) <= {n for n, p in types.items() if p not in ("INT8", "FP8")}
     for conv in prediction.convolutions:
         told = [prediction.findings[i] for i in conv.findings]
         assert conv.is_int8 or told, f"{conv.name} is float without a reason"
@@ -47,7 +59,7 @@ def check(model: onnx.ModelProto, was: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("question", sorted(table()["experiments"]))
 def test_experiment(question: str) -> None:
-    check(all_models()[question], table()["experiments"][question])
+    check(predicted(question), table()["experiments"][question])
 
 
 def test_the_record_is_whole_and_says_what_the_compiler_says() -> None:
@@ -55,21 +67,45 @@ def test_the_record_is_whole_and_says_what_the_compiler_says() -> None:
     assert set(table()["networks"]) == {str(s) for s in SEEDS}
     for question, was in table()["experiments"].items():
         if was["status"] != "built":
-            errors = [f for f in predict(all_models()[question], "rtx1.7").findings if f.severity == Severity.ERROR]
+            errors = [f for f in predicted(question).findings if f.severity == Severity.ERROR]
             assert errors and all(f.node and f.fix for f in errors), question
 
 
-@pytest.mark.parametrize("seed", slow_after(150, SEEDS))
+@pytest.mark.parametrize("seed", slow_after(40, SEEDS))
 def test_network(seed: int) -> None:
-    check(network(seed), table()["networks"][str(seed)])
+    check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
 
 
 def test_records_hold_names_and_numbers_alone() -> None:
     """Their words are made last."""
-    faults = [r for m in all_models().values() for r in predict(m, "rtx1.7", advice=False).refusals
-              if isinstance(r, CompilerFault)]
+    faults = [r for m in all_models() for r in predicted(m).refusals if isinstance(r, CompilerFault)]
     assert any(r.fault == Fault.OPERATOR for r in faults)
     assert not [r for r in faults if any(" " in str(v) for v in r.values)]
+
+
+def integers() -> onnx.ModelProto:
+    g = Graph()
+    g.const("zero", np.uint8(0))
+    return g.model(g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq"))
+
+
+def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
+    yield from ((model, predicted(question)) for question, model in all_models().items())
+    others = (integers(), of_shape_1("Conv", "Softmax"), *(make() for make in OF_REFUSALS.values()),
+              *map(model_of, OF_CASES))
+    yield from ((model, predict(model, "rtx1.7")) for model in others)
+
+
+def test_what_holds_on_rtx_is_told_and_once_for_a_pair() -> None:
+    told: set[str] = set()
+    for model, prediction in on_rtx():
+        made = {n.output[0]: n for n in model.graph.node if n.op_type == "QuantizeLinear"}
+        q_of = {n.name: made[n.input[0]].name for n in model.graph.node
+                if n.op_type == "DequantizeLinear" and n.input[0] in made}
+        places = [(f.code, q_of.get(f.node, f.node)) for f in prediction.findings]
+        assert len(places) == len(set(places)), places
+        told |= {f.code for f in prediction.findings if f.severity == Severity.ERROR}
+    assert told == {c.code for c in codes.CODES.values() if c.on("rtx1.7") and c.severity_on("rtx1.7") == "error"}
 
 
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
