@@ -37,11 +37,12 @@ from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
+from qdqtool.tuning.expected import expected
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
-from qdqtool.tuning.search import Search, expected
+from qdqtool.tuning.search import Search
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 

@@ -22,7 +22,7 @@ from qdqtool.options import Request
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
-from qdqtool.tuning import api, measurements
+from qdqtool.tuning import api, expected, measurements
 from qdqtool.tuning import search as search_module
 from qdqtool.tuning.configuration import Configuration
 from qdqtool.tuning.measure import Job, Mapper, Result, Task, local
@@ -367,7 +367,7 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     """Each run on a sample takes a second of a clock of its own, everything else none."""
     now = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
-    for module in (api, measurements, search_module):
+    for module in (api, expected, measurements, search_module):
         monkeypatch.setattr(module, "time", clock)
     sweeps: list[float] = []
     together = [0.0]  # seconds that combinations took

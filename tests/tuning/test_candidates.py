@@ -8,8 +8,8 @@ from calibration.session import partial_model
 from qdqtool.model.graph import Model
 from qdqtool.tuning import sites
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
+from qdqtool.tuning.expected import sentence
 from qdqtool.tuning.measure import Cuts
-from qdqtool.tuning.search import sentence
 from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
 from tests.insertion.nets import images, run
 from tests.tables import cases
