@@ -414,7 +414,7 @@ class TensorStatistics:
             parts.append(self.focus)
         else:
             self._part_counters()
-        values = array
+        values = np.asarray(array)  # a masked one as well
         if array.dtype != np.float32 or not array.flags.c_contiguous:
             with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
                 values = np.ascontiguousarray(array, dtype=np.float32)
@@ -483,7 +483,8 @@ class TensorStatistics:
         result.minimum = min(self.minimum, other.minimum)
         result.maximum = max(self.maximum, other.maximum)
         result.counter = self.counter.merged(other.counter)
-        result.focus = self.focus or other.focus
+        one = self.focus or other.focus
+        result.focus = None if one is None else one.copy()
         if self.focus is not None and other.focus is not None:
             result.focus = self.focus.merge(other.focus)
             if self.focus.counter is self.counter and other.focus.counter is other.counter:
@@ -494,9 +495,7 @@ class TensorStatistics:
 
     def copy(self) -> TensorStatistics:
         """The same statistics, to be kept while these go on counting."""
-        result = self.merge(TensorStatistics(self.bins))
-        result.focus = None if self.focus is None else self.focus.copy()
-        return result
+        return self.merge(TensorStatistics(self.bins))
 
     @staticmethod
     @typed

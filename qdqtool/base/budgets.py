@@ -43,7 +43,7 @@ CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 # Graphs.
 Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
 NAME = 1 << 16  # characters of a name of a node or tensor; exporters join a dozen of some dozens
-NAMES = 32 * MB  # characters of all of them together, each once; 50,000 nodes with names of 150 have half of that
+NAMES = 128 * MB  # characters of all of them, each once; 100,000 nodes with names of 170 have a quarter of that
 RANK = 64  # dimensions of a tensor; numpy's own limit
 SHAPE_ENTRIES = 1 << 16  # entries of vectors at a node through which shapes may be computed
 SHAPE_ENTRIES_ALL = 1 << 22  # of all these nodes

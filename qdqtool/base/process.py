@@ -190,7 +190,8 @@ def _leave_forked() -> None:
         if not _own:
             return
         _own, _others = False, None
-        _loading.clear()
+        _asked.clear()
+        gc.enable()
         atexit.unregister(end_started)
         sys.unraisablehook = sys.__unraisablehook__
         for name in (*_CODES, "SIGALRM"):

@@ -96,7 +96,7 @@ def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
                          gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
     if add is not None:
         return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
-    first = floats_of(r.readers)[0]
+    first = (floats_of(r.readers) or r.readers)[0]  # the float one may be farther than was looked
     node = first.node if first.kind != ReaderKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
 

@@ -208,7 +208,7 @@ def output_of(node: onnx.NodeProto, inputs: list[Extent]) -> Extent:
     # Of the others no rank is more than one above those of the inputs together, but where dimensions are attributes.
     high = sum(e.high for e in inputs) + 1 + sum(len(a.ints) for a in node.attribute)
     if node.op_type == "Einsum":  # its result has a dimension for each letter behind the arrow
-        high += sum(len(a.s.rpartition(b"->")[2]) for a in node.attribute)
+        high += sum(_MANY if a.ref_attr_name else len(a.s.rpartition(b"->")[2]) for a in node.attribute)
     return ANY._replace(high=min(high, _MANY))
 
 

@@ -59,6 +59,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     left, room = _STEPS, _PATHS
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
+    beyond: list[Reader] = []  # an operator behind which nobody looked is called a reader only where no other is known
     for current, path in queue:
         if len(found) >= _READERS:
             break
@@ -71,8 +72,11 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                     steps = passed.last(max(_FEW, min(left, STEPS)))
                     left -= len(steps)
                     found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
-            elif (through and layer.passage is not None and len(visited) <= _LIMIT and room > len(path)
+            elif (through and layer.passage is not None
                   and (layer.data is current or layer.kind == LayerKind.CONCATENATION)):
+                if len(visited) > _LIMIT or room <= len(path):
+                    beyond = beyond or [_reader(layer, current, path)]
+                    continue
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
                     if id(output) not in visited:
@@ -81,7 +85,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                         queue.append((output, (*path, step_of(layer, part))))
             else:
                 found.append(_reader(layer, current, path))
-    return Shared(found[:_READERS])
+    return Shared(found[:_READERS] or beyond)
 
 
 def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:

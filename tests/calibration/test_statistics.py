@@ -121,6 +121,15 @@ def test_what_is_looked_at_in_part_parts_the_counts(partly: list[float], merged:
     assert state(stats) == state(of(*again, *some))
     alone = of(*again[2:])
     assert state(copied) == (*state(alone)[:-1], state(alone)), "a copy does not count on"
+    for both in (copied.merge(TensorStatistics(64)), TensorStatistics(64).merge(copied)):
+        both.add(every, looked_at=True)
+        assert state(copied) == (*state(alone)[:-1], state(alone)), "nor does what was merged with nothing"
+
+
+def test_masked_values_count() -> None:
+    stats = TensorStatistics(64)
+    stats.add(np.ma.masked_array(np.array([1.0, 2.0], np.float32), mask=[True, False]))
+    assert state(stats) == state(of(1.0, 2.0))
 
 
 @hypothesis.given(st.integers(1, 400), st.integers(1, 60), st.booleans())

@@ -135,6 +135,12 @@ def test_an_einsum_has_a_dimension_for_each_letter():
 
     assert grows(einsum("ab->" + "a" * 100)) and grows(einsum("a" * 100))
     assert not grows(einsum("ab->ba"))
+    node = _node("Einsum", "a", "b")
+    node.attribute.add(name="equation", ref_attr_name="equation", type=onnx.AttributeProto.STRING)
+    function = helper.make_function("own", "f", ["a"], ["b"], [node], [helper.make_opsetid("", 18)], ["equation"])
+    call = _node("f", "x", "y", domain="own", equation="ab->" + "a" * 1000)
+    inner = infer(_model([call], [_value("x", [2, 3], TensorProto.FLOAT)], functions=[function]))
+    assert not inner or len(inner["y"].tensor_type.shape.dim if "y" in inner else ()) < 100
 
 
 def test_names_of_dimensions_and_types_are_not_copied():

@@ -67,6 +67,18 @@ def test_readers_and_windows(g: Graph) -> None:
     assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
 
 
+@pytest.mark.parametrize("count", [20, 60, 120])
+def test_what_a_q_could_pass_is_no_reader_because_nobody_looked_behind_it(g: Graph, count: int) -> None:
+    """Each Concat takes the one before, and a Q reads each: none of them reads float, however many there are."""
+    last = g.op("Exp", g.input(1, 8, 4, 4), "e")
+    outputs = []
+    for i in range(count):
+        last = g.concat([last, g.input(1, 8, 4, 4, name=f"x{i}")], f"cat{i}")
+        outputs.append(g.op("Neg", g.pair(last, f"p{i}"), f"n{i}"))
+    found = readers_of(layer(network_of(g, *outputs), "e").out)
+    assert len(found) > 15 and {r.kind for r in found} == {ReaderKind.Q}
+
+
 @pytest.mark.parametrize(
     ("behind", "feeds"),
     [("quantized", True), ("float", True), ("nothing", False), ("dfl", False), ("wide dfl", True), ("no softmax", True),
