@@ -138,9 +138,10 @@ def test_an_einsum_has_a_dimension_for_each_letter():
     node = _node("Einsum", "a", "b")
     node.attribute.add(name="equation", ref_attr_name="equation", type=onnx.AttributeProto.STRING)
     function = helper.make_function("own", "f", ["a"], ["b"], [node], [helper.make_opsetid("", 18)], ["equation"])
-    call = _node("f", "x", "y", domain="own", equation="ab->" + "a" * 1000)
-    inner = infer(_model([call], [_value("x", [2, 3], TensorProto.FLOAT)], functions=[function]))
-    assert not inner or len(inner["y"].tensor_type.shape.dim if "y" in inner else ()) < 100
+    call = _node("f", "x", "y", domain="own", equation="a->" + "a" * 1000)
+    proto = _model([call], [_value("x", [2], TensorProto.FLOAT)], functions=[function])
+    proto.graph.output[0].ClearField("type")
+    assert len(infer(proto)["y"].tensor_type.shape.dim) < 100
 
 
 def test_names_of_dimensions_and_types_are_not_copied():
