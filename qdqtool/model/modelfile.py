@@ -167,7 +167,7 @@ def _load(source: ModelSource) -> Model:
                 made = onnx_graphsurgeon.export_onnx(source)
             except Exception as error:  # it raises whatever its parts raise
                 raise ModelError(f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}") from error
-        return load(made)
+        return _load(made)
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     if not isinstance(source, (str, os.PathLike)):
