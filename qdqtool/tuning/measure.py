@@ -94,13 +94,19 @@ class Cuts:
 
     def _branches(self, a: int, b: int) -> list[list[Node]]:
         """The nodes between two cuts, those together that read what another one of them makes."""
-        together: list[list[Node]] = []
+        together: dict[str, list[Node]] = {}  # by the tensors that they make
         for node in self.model.ordered[a:b]:
-            read = {t for t in (*node.inputs, *node.captured) if self._made.get(t, -1) >= a}
-            joined = [nodes for nodes in together if any(not read.isdisjoint(n.outputs) for n in nodes)]
-            together = [nodes for nodes in together if all(nodes is not j for j in joined)]
-            together.append([*itertools.chain.from_iterable(joined), node])
-        return together
+            read = {id(together[t]): together[t] for t in (*node.inputs, *node.captured) if t in together}
+            *few, nodes = sorted(read.values(), key=len) or [[]]
+            for others in few:
+                nodes += others
+                together.update(dict.fromkeys((t for n in others for t in n.outputs if t), nodes))
+            nodes.append(node)
+            together.update(dict.fromkeys(filter(None, node.outputs), nodes))
+        place = {node.index: p for p, node in enumerate(self.model.ordered[a:b])}
+        groups = {id(nodes): nodes for nodes in together.values()}.values()
+        ordered = [sorted(nodes, key=lambda n: place[n.index]) for nodes in groups]
+        return sorted(ordered, key=lambda nodes: place[nodes[-1].index])
 
 
 @dataclass(frozen=True)
