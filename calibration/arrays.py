@@ -19,7 +19,6 @@ from calibration.listing import BLOCK, block_starts, file_digest, files_under
 from calibration.pictures import (
     IMAGE_SUFFIXES,
     OTHER_PICTURES,
-    YOLO_PREPROCESS,
     ImageSource,
     decode,
     describe,
@@ -31,7 +30,7 @@ from calibration.pictures import (
 from qdqtool.base import budgets
 from qdqtool.base.files import NO_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
-from qdqtool.base.options import Preprocess
+from qdqtool.base.options import Preprocess, Samples, takes
 from qdqtool.base.packed import Archive, Header, read_values
 from qdqtool.base.parameters import shown, typed
 from qdqtool.base.text import reason_of
@@ -307,17 +306,10 @@ class MemorySource(Source):
 
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
 
-DEFAULT_MAX_IMAGES = 512
 
-
+@takes(samples=Samples)
 @typed
-def open_data(
-    source: object,
-    inputs: Sequence[InputSpec],
-    preprocess: Preprocess = YOLO_PREPROCESS,
-    max_images: int = DEFAULT_MAX_IMAGES,
-    size: tuple[int, int] | None = None,
-) -> Dataset:
+def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> Dataset:
     """Opens calibration data for a model.
 
     Args:
@@ -326,15 +318,14 @@ def open_data(
             stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
             iterable of ``{input name: array}``; or a Dataset, returned as it is.
         inputs: The model's inputs.
-        preprocess: For pictures only; arrays are taken as they are.
-        max_images: At most so many samples are used, evenly spread over the set.
-        size: Height and width in pixels where the model leaves them open.
+        {options}
 
     Raises:
         DataError: There is nothing usable, or it does not fit the inputs.
     """
     if isinstance(source, Dataset):
         return source
+    preprocess, max_images, size = samples.preprocess, samples.max_images, samples.size
     if max_images < 1:
         raise DataError(f"the number of calibration images is {max_images}; it must be at least 1")
     if not inputs:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
+from qdqtool.base.options import Ranges
 from qdqtool.base.parameters import typed
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
-DEFAULT_PERCENTILE = 99.99
 INT8_LEVELS = 127
 FOCUS_WEIGHT = 0.9  # of the error where the network looks, against that of all values
 # Shares of a tensor that lie where the network looks, and the powers of the error there; see focus_power.
@@ -49,13 +49,13 @@ class Range(NamedTuple):
 
 
 @typed
-def amax_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> float:
+def amax_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> float:
     """The range that a method chooses; see :func:`range_of`."""
     return range_of(stats, method, percentile).amax
 
 
 @typed
-def range_of(stats: TensorStatistics, method: str, percentile: float = DEFAULT_PERCENTILE) -> Range:
+def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> Range:
     """The range that a method chooses, and how.
 
     Args:

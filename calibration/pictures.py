@@ -28,7 +28,7 @@ from calibration.dataset import Array, FilesSource, InputSpec, printable
 from calibration.listing import UNREADABLE, Folder
 from qdqtool.base import budgets
 from qdqtool.base.files import note_read, unreadable
-from qdqtool.base.options import Preprocess
+from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 
@@ -48,7 +48,7 @@ _ORIENTATION = 0x0112  # EXIF's tag
 _TURNED = range(2, 9)  # its values that are not upright
 _Picture = npt.NDArray[np.uint8] | Image.Image
 
-YOLO_PREPROCESS = Preprocess()
+YOLO_PREPROCESS = Samples.preprocess
 
 
 def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.NDArray[np.uint8]:

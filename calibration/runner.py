@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import warnings
 from collections.abc import Sequence, Set
@@ -12,13 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibration.arrays import DEFAULT_MAX_IMAGES, open_data
+from calibration.arrays import open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.counting import Tally, ThreadPass
 from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
 from calibration.listing import file_digest
-from calibration.pictures import YOLO_PREPROCESS
 from calibration.session import (
     check_tensors,
     external_folder,
@@ -31,9 +29,10 @@ from calibration.session import (
 from calibration.statistics import DEFAULT_BINS
 from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Preprocess
+from qdqtool.base.options import Collected, Workers, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
+from qdqtool.base.records import replaced
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
@@ -47,22 +46,19 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 5.0
 
+
+@takes(collected=Collected, where=Workers)
 @typed
 def collect(
     model: ModelSource | Model,
     data: object,
     tensors: Sequence[str],
     *,
-    cache: str | os.PathLike[str] | None = None,
-    overwrite_cache: bool = False,
     bins: int = DEFAULT_BINS,
     progress: bool = True,
-    preprocess: Preprocess = YOLO_PREPROCESS,
-    max_images: int = DEFAULT_MAX_IMAGES,
-    size: tuple[int, int] | None = None,
     focus: Focus | None = None,
-    cluster: object = None,
-    mixed_cpus: bool = False,
+    collected: Collected,
+    where: Workers,
 ) -> Statistics:
     """Collects statistics of tensors over calibration data, in one pass.
 
@@ -73,37 +69,30 @@ def collect(
         model: A path, serialized bytes, a ModelProto or a Model.
         data: What :func:`calibration.arrays.open_data` takes, or a Dataset.
         tensors: Names of activations or graph inputs.
-        cache: A file that keeps the statistics: saved every few seconds and at the end, resumed after an interruption,
-            and reused when model, data and tensors are the same. ``notes`` of the result says what was done.
-        overwrite_cache: Whether a cache of another model or of other data is replaced instead of refused.
         bins: Resolution of the histograms, a power of two; see :class:`calibration.statistics.TensorStatistics`.
         progress: Draw a progress bar when stderr is a terminal.
-        preprocess: How pictures become inputs.
-        max_images: At most so many samples, evenly spread.
-        size: Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.
         focus: Which tensors show where the network looks; the wanted tensors that are maps then get ``focus``
             statistics over these positions as well.
-        cluster: Who counts: a Dask scheduler's address, ``local:N`` for N processes of this machine, or a
-            ``distributed.Client``; None for threads of this process. The statistics are the same, bit for bit.
-        mixed_cpus: Whether workers may take part whose processors compute other last bits.
+        {options}
 
     Raises:
         ModelError: The model cannot be run, has no such tensor, or a loop of which one run would not end.
         DataError: The data or the cache cannot be used, or a tensor is never finite.
         ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
-    if cluster is not None:
+    if where.cluster is not None:
         from calibration.cluster.mapping import check_where
 
-        check_where(cluster)
+        check_where(where.cluster)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
     check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
-    dataset = open_data(data, input_specs(loaded), preprocess, max_images, size or metadata_size(loaded))
+    samples = replaced(collected, size=collected.size or metadata_size(loaded))
+    dataset = open_data(data, input_specs(loaded), samples=samples)
     dataset.forget()
-    job = _Job(loaded, dataset, names, bins, None if cache is None else Path(cache), focus, overwrite_cache, cluster,
-               mixed_cpus)  # fmt: skip
+    cache = None if collected.cache is None else Path(collected.cache)
+    job = _Job(loaded, dataset, names, bins, cache, focus, collected.overwrite_cache, where.cluster, where.mixed_cpus)
     return _checked(job.run(progress), names, loaded)
 
 

@@ -79,7 +79,6 @@ def insert(
     model: ModelSource | Model,
     data: object = None,
     *,
-    predict: bool = True,
     progress: bool = False,
     method: str = 'focus',
     method_for: Sequence[tuple[str, str]] = (),
@@ -105,6 +104,7 @@ def insert(
     mixed_cpus: bool = False,
     calib_table: str | os.PathLike[str] | None = None,
     losses: int | None = 0,
+    predict: bool = True,
 ) -> Insertion: ...
 def predict(
     model: ModelSource | Model,

@@ -1,6 +1,6 @@
 """The options of the commands and of the functions that they call: a class for each concern.
 
-See :mod:`qdqtool.base.options` for what is made of the fields. How pictures become inputs is stated there.
+See :mod:`qdqtool.base.options` for what is made of the fields. What calibration takes is stated there.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqtool.base.options import choices_of, concern, option
+from qdqtool.base.budgets import USER_SECONDS
+from qdqtool.base.options import Ranges, as_in, concern, option
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
 _TARGETS = "a TensorRT version such as 8.5, 10.3 or 11, or rtx1.7"
 BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
+_BUILDERS = "``tensorrt-rtx``, ``trtexec`` or ``tensorrt``"
+DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
 
 
 # Where it will run -------------------------------------------------------------------------------------------------
@@ -102,51 +105,14 @@ class Way:
         name="for", metavar="WAY")
 
 
+@concern
+class Looking:
+    """How much data is looked at for what scales of activations clip and waste."""
+
+    max_images: int = as_in(Ranges, "max_images", 64)
+
+
 # Quantizing --------------------------------------------------------------------------------------------------------
-
-
-@concern
-class Ranges:
-    """How the range of an activation is chosen."""
-
-    method: str = option(
-        "focus", "``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.",
-        "How an activation's range is chosen; focus is mse where objects are.",
-        choices=("focus", "mse", "percentile", "entropy", "max"))
-    method_for: Sequence[tuple[str, str]] = option(
-        (), "Pairs of a regular expression on tensor names and the method for those tensors.",
-        "Another method for some tensors.", metavar="REGEX=METHOD", kind="pair")
-    percentile: float = option(
-        99.99, "For ``percentile``, in percent of the absolute values.", "For the method percentile.")
-    max_images: int = option(
-        512, "Use at most so many samples, spread evenly.", "Spread over the whole set.", least=1)
-
-
-@concern
-class Workers:
-    """Who runs the network."""
-
-    cluster: object = option(
-        None, "Who calibrates and measures: the address of a Dask scheduler, ``local:N`` or a ``distributed.Client``, "
-        "see :func:`calibration.collect`; None for this process. The result is the same.",
-        "Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.",
-        metavar="ADDRESS")
-    mixed_cpus: bool = option(
-        False, "Whether to permit workers whose results may differ in the last bits.",
-        "Permit workers whose results may differ in the last bits.")
-
-
-@concern
-class Kept:
-    """Where the statistics are kept."""
-
-    calib_cache: str | os.PathLike[str] | None = option(
-        None, "File to keep statistics in, so that another run needs no inference.",
-        "Keep statistics there; resume and reuse them.", metavar="FILE", kind="path")
-    overwrite_cache: bool = option(
-        False, "Whether a cache made for another model or from other data is replaced instead of refused.",
-        "Replace a cache of another model or of other images.")
-
 
 # Part of the outputs' standard deviation: where INT8 moves them by less, detections hardly suffer (docs/accuracy.md).
 LITTLE = 0.1
@@ -235,23 +201,81 @@ class Output(Remainder):
 
 
 @concern
+class Checking:
+    """What is done with the Q/DQ model."""
+
+    predict: bool = option(
+        True, "Whether to predict what TensorRT makes of the result.", "Do not predict what TensorRT makes of it.",
+        name="no-predict", off=True)
+
+
+@concern
 class Trained(On):
     """Which quantizers a network gets for training."""
 
     backend: str = option(
         "pytorch-quantization", "``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.",
         choices=("pytorch-quantization", "modelopt"))
-    head: str = option(Placing.head, "As for :func:`qdqtool.insert`.", choices=choices_of(Placing, "head"))
-    residual: str = option(Placing.residual, "As for :func:`qdqtool.insert`.", choices=choices_of(Placing, "residual"))
-    unify: bool = option(
-        Placing.unify, "Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one quantizer.")
-    exclude: Sequence[str] = option(
-        (), "Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX graph, that stay float; "
-        "each has to match one. An Add belongs to the module in whose ``forward`` it is written.")
-    include: Sequence[str] = option((), "The same for modules to quantize although a rule leaves them float.")
+    head: str = as_in(Placing, "head", doc="As for :func:`qdqtool.insert`.")
+    residual: str = as_in(Placing, "residual", doc="As for :func:`qdqtool.insert`.")
+    unify: bool = as_in(
+        Placing, "unify",
+        doc="Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one quantizer.")
+    exclude: Sequence[str] = as_in(
+        Placing, "exclude", doc="Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX "
+        "graph, that stay float; each has to match one. An Add belongs to the module in whose ``forward`` it is "
+        "written.")
+    include: Sequence[str] = as_in(
+        Placing, "include", doc="The same for modules to quantize although a rule leaves them float.")
     merge: bool = option(
         True, "Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7 and v9) are merged "
         "first, by the network's own method; training then goes on with the one convolution. A plan does it on a copy.")
+
+
+@concern
+class Fitted:
+    """How the ranges of a network's quantizers are chosen before training."""
+
+    method: str = as_in(
+        Ranges, "method", "mse", doc="``max``, ``percentile``, ``mse`` or ``entropy``, as in "
+        ":func:`calibration.amax_of`.", choices=())
+
+
+# build ------------------------------------------------------------------------------------------------------------
+
+
+@concern
+class Building:
+    """Who builds a model, how, and what is kept of it."""
+
+    builder: str = option(
+        BUILDERS[0], f"{_BUILDERS}.", "tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.",
+        kind="builder")
+    output: str | os.PathLike[str] | None = option(
+        None, "Folder for ``build.log`` and the engine; made when missing. None keeps nothing on disk.",
+        "Folder for build.log, layers.json and the engine.", metavar="DIR", kind="path")
+    sm: Sequence[int] | None = option(
+        None, f"Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only; default {DEFAULT_SM[0]}).",
+        "Compute capability to build for (tensorrt-rtx), such as 86; may be repeated.", metavar="CC",
+        kind="capabilities")
+    timeout: float = option(  # classic TensorRT times tactics for minutes on a Jetson
+        1800.0, "Seconds after which the build is stopped.", "Seconds until the build is stopped.")
+    keep_engine: bool = option(
+        False, "Whether to write ``engine.plan`` into ``output``.", "Keep the engine (engine.plan).", name="engine")
+    shapes: Mapping[str, Sequence[Sequence[int]]] | None = option(
+        None, "Input name to its minimum, preferred and maximum shape, for inputs with run-time dimensions.",
+        "Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.",
+        metavar="INPUT:MIN,OPT,MAX", kind="shapes")
+
+
+@concern
+class Here:
+    """Who builds the model that is verified, and for which GPU."""
+
+    builder: str | None = as_in(Building, "builder", None, brief="Build MODEL here, then compare.")
+    sm: str | None = as_in(
+        Building, "sm", doc="The compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.",
+        brief="Compute capability to build for (tensorrt-rtx), such as 86.", kind="")
 
 
 # fix ---------------------------------------------------------------------------------------------------------------
@@ -297,6 +321,10 @@ class Selection:
         metavar="TENSOR")
 
 
+TRIES = 2000  # predictions
+BUILDS = 400  # builds or runs of the user's command
+
+
 @concern
 class Shrinking:
     """What the part is to keep, and what of it may go."""
@@ -305,7 +333,7 @@ class Shrinking:
         False, "Shrink further: fewer nodes, channels, pixels, and plain weights.",
         "Shrink further: nodes, channels, pixels, weights.")
     builder: str | None = option(
-        None, "``tensorrt-rtx``, ``trtexec`` or ``tensorrt``: stay with what builds, fails or differs as the whole; "
+        None, f"{_BUILDERS}: stay with what builds, fails or differs as the whole; "
         "alone, or a check alone, it searches the whole model for what the build depends on, as ``minimize`` does.",
         "Build here; the small model has to fail or differ as the whole does.", choices=BUILDERS)
     check: str | None = option(
@@ -317,11 +345,11 @@ class Shrinking:
         "cannot distinguish one error from another.",
         "What COMMAND prints of the whole, and has to print of the small model.", metavar="TEXT")
     check_timeout: float | None = option(
-        None, "Seconds that one run of the command may take; 600 by default.",
-        "What one run of COMMAND may take. [default: 600]", metavar="SECONDS", kind="float")
+        None, f"Seconds that one run of the command may take; {USER_SECONDS:g} by default.",
+        f"What one run of COMMAND may take. [default: {USER_SECONDS:g}]", metavar="SECONDS", kind="float")
     limit: int | None = option(
-        None, "The most models to try when shrinking (default 2000; 400 with a builder or a command).",
-        "The most models to try (default 2000, 400 with builds).", kind="int", least=1)
+        None, f"The most models to try when shrinking (default {TRIES}; {BUILDS} with a builder or a command).",
+        f"The most models to try (default {TRIES}, {BUILDS} with builds).", kind="int", least=1)
     private: bool = option(
         False, "Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.",
         "Replace names, weights, scales and metadata.")
@@ -348,6 +376,9 @@ class Beside:
 # tune --------------------------------------------------------------------------------------------------------------
 
 
+KEEP = 0.97
+
+
 @concern
 class Aim:
     """What a tuning is to reach, and on what."""
@@ -358,8 +389,8 @@ class Aim:
         "Images like those of the deployment: one half to choose on, the other to judge on. [default: two quarters of "
         "--calib]", name="eval", metavar="IMAGES", kind="path")
     keep: float | None = option(
-        None, "Part of the float model's metric that has to be kept, above 0 to 1; 0.97 without a budget.",
-        "Part of the float model's metric to keep. [default: 0.97]", metavar="PART", kind="float")
+        None, f"Part of the float model's metric that has to be kept, above 0 to 1; {KEEP} without a budget.",
+        f"Part of the float model's metric to keep. [default: {KEEP}]", metavar="PART", kind="float")
     budget_ms: float | None = option(
         None, "Milliseconds that it may take on ``gpu``; the most accurate placement that fits is taken.",
         "The other way round: the most accurate placement that takes no longer on --gpu.", metavar="MS", kind="float")
@@ -383,8 +414,8 @@ class Effort:
         None, "Seconds after which the best that was found is taken.",
         "Take the best that was found after so long: 600, 10m, 1.5h.", metavar="TIME", kind="seconds")
     check_timeout: float | None = option(
-        None, "Seconds that one call of ``metric`` may take; 600 by default.",
-        "What one call of --metric may take. [default: 600]", metavar="SECONDS", kind="float")
+        None, f"Seconds that one call of ``metric`` may take; {USER_SECONDS:g} by default.",
+        f"What one call of --metric may take. [default: {USER_SECONDS:g}]", metavar="SECONDS", kind="float")
     whole_front: bool = option(
         False, "Whether to measure the front even where everything INT8 is accurate enough.",
         "Measure the whole front even where everything INT8 is accurate enough.", name="front")
@@ -399,3 +430,17 @@ class Effort:
     workers: int | None = option(
         None, "Threads that measure; by default one for each core. The result does not depend on it.",
         "Threads; the result is the same.", kind="int", least=1, most=64)
+
+
+# demo --------------------------------------------------------------------------------------------------------------
+
+
+@concern
+class Loop:
+    """What the demo makes, and where."""
+
+    output: str = option(
+        "qdqtool-demo", brief="Folder to write to; it is made when it is missing.", metavar="DIR", kind="path")
+    size: int = option(320, brief="Side of the network's input in pixels.")
+    images: int = option(100, brief="Images to calibrate with.", least=1)
+    activation: str = option("silu", choices=("silu", "relu"))

@@ -11,7 +11,7 @@ from qdqtool.base.process import collector_paused
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import is_dq, is_q
-from qdqtool.options import Assumed, On, Way
+from qdqtool.options import Assumed, Looking, On, Way
 from qdqtool.trt.outcome import assumed_target, settled, simulate
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
@@ -61,9 +61,9 @@ def predict(
     return prediction
 
 
-@takes(images=Images)
+@takes(images=Images, looking=Looking)
 def check_activations(
-    model: ModelSource | Model, prediction: Prediction, data: object, *, images: Images, max_images: int = 64,
+    model: ModelSource | Model, prediction: Prediction, data: object, *, images: Images, looking: Looking,
     progress: bool = False,
 ) -> None:
     """Runs a Q/DQ model on data and adds a finding where scales of activations do not fit it.
@@ -75,7 +75,6 @@ def check_activations(
         prediction: Its prediction, to which the finding is added.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays.
         {options}
-        max_images: Use at most so many samples, spread evenly.
         progress: Whether to draw progress on stderr (only when that is a terminal).
 
     Raises:
@@ -95,7 +94,7 @@ def check_activations(
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
     statistics = collect(float_model(index.copy(), weights=True).proto, data, list(dict.fromkeys(sources.values())),
-                         preprocess=images.preprocess or Preprocess(), size=images.size, max_images=max_images,
+                         preprocess=images.preprocess or Preprocess(), size=images.size, max_images=looking.max_images,
                          progress=progress)
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}

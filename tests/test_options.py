@@ -1,42 +1,61 @@
 """The options of the commands, the parameters of the functions and their documentation are the fields' own."""
 
+import ast
+import functools
 import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 import pytest
 
+import calibration
 import qdqtool
-from qdqtool import options
-from qdqtool.base.options import Images, choices_of, options_of, takes
-from qdqtool.cli import cli
+from qdqtool import builders, options
+from qdqtool.base import options as of_calibration
+from qdqtool.base.options import as_in, choices_of, concern, option_of, options_of, takes
+from qdqtool.cli import COMMANDS, cli
+from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import extract
 from qdqtool.fixing.api import fix
+from qdqtool.verification.api import verify_from_log, verify_with_builder
+from tests.sources import nodes_of
+from tests.test_structure import sources
 
 GROUPS = {
-    "insert": (qdqtool.insert, "Ranges Images Kept On Placing Output Workers Measuring"),
+    "insert": (qdqtool.insert, "Ranges Images Kept On Placing Output Workers Measuring Checking"),
     "tune": (qdqtool.tune, "Aim Powered On Ranges Images Placing Remainder Workers Effort"),
     "predict": (qdqtool.predict, "On Assumed Way"), "verify": (qdqtool.verify, "OnBuilds Machine"),
     "compare": (qdqtool.compare, "OnBuilds Gpu"), "fix": (fix, "On Fixes"),
     "report": (qdqtool.report, "Beside OnBuilds Machine Assumed"), "extract": (extract, "Selection On Shrinking"),
+    "build": (builders.build, "Building"),
 }
-BY_PLACE = {("predict", "On"), ("fix", "On"), ("fix", "Fixes")}
+# What no command is called after.
+FUNCTIONS = {
+    calibration.collect: "Collected Workers", calibration.open_data: "Samples",
+    verify_with_builder: "Here OnBuilds", verify_from_log: "OnBuilds",
+}
+BY_PLACE = {("predict", "On"), ("fix", "On"), ("fix", "Fixes"), ("build", "Building"), ("open_data", "Samples"),
+            ("verify_with_builder", "Here"), ("verify_with_builder", "OnBuilds")}
+
+
+def group_named(word: str) -> type:
+    found: type = getattr(options if hasattr(options, word) else of_calibration, word)
+    return found
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_field_is_a_parameter_an_option_and_documented(name: str) -> None:
     function, groups = GROUPS[name]
-    parameters = inspect.signature(function).parameters
+    fields_are_parameters(name, function, groups)
     command = cli.get_command(click.Context(cli), name)
     assert command is not None and "{options}" not in (function.__doc__ or "")
     made_options = {p.name: p for p in command.params}
     for word in groups.split():
-        group = Images if word == "Images" else getattr(options, word)
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if (name, word) in BY_PLACE else inspect.Parameter.KEYWORD_ONLY
+        group = group_named(word)
         for entry in options_of(group):
             known = entry.metadata
-            assert parameters[entry.name].default == entry.default and parameters[entry.name].kind is kind
-            assert f"\n        {entry.name}: " in (function.__doc__ or "") and known["doc"]
             if known["brief"]:
                 made = made_options[entry.name]
                 assert isinstance(made, click.Option) and made.help
@@ -45,8 +64,25 @@ def test_every_field_is_a_parameter_an_option_and_documented(name: str) -> None:
                     assert tuple(made.type.choices) == choices_of(group, entry.name) and made.default == entry.default
 
 
-@takes(placing=options.Placing, ranges=options.Ranges)
-def example(first: int, *, placing: options.Placing, ranges: options.Ranges, last: str = "") -> tuple[object, ...]:
+def fields_are_parameters(name: str, function: Any, groups: str) -> None:
+    parameters = inspect.signature(function).parameters
+    for word in groups.split():
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if (name, word) in BY_PLACE else inspect.Parameter.KEYWORD_ONLY
+        for entry in options_of(group_named(word)):
+            assert parameters[entry.name].default == entry.default and parameters[entry.name].kind is kind
+            text = " ".join(entry.metadata["doc"].split())
+            assert text and f" {entry.name}: {text}" in " ".join((function.__doc__ or "").split())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_every_field_is_a_documented_parameter(function: Any) -> None:
+    fields_are_parameters(function.__name__, function, FUNCTIONS[function])
+
+
+@takes(placing=options.Placing, ranges=of_calibration.Ranges)
+def example(
+    first: int, *, placing: options.Placing, ranges: of_calibration.Ranges, last: str = ""
+) -> tuple[object, ...]:
     """An example.
 
     Args:
@@ -75,3 +111,135 @@ def test_keywords_become_fields() -> None:
 @takes(on=options.On, placing=options.Placing)
 def by_place(first: int, on: options.On, *rest: int, placing: options.Placing) -> tuple[object, ...]:
     return first, on.target, rest, placing.head
+
+
+@concern
+class Inherited(options.Placing):
+    """An example."""
+
+    head: str = as_in(options.Placing, "head", "float", doc="Which.")
+    weights: str = as_in(options.Placing, "weights")
+
+
+def test_an_option_of_another_concern() -> None:
+    assert [o.name for o in options_of(Inherited)] == [o.name for o in options_of(options.Placing)]
+    assert (Inherited().head, options.Placing().head, Inherited().weights) == ("float", "box", "float")
+    was, now = option_of(options.Placing, "head").metadata, option_of(Inherited, "head").metadata
+    assert now == {**was, "doc": "Which."} and was["doc"] != "Which."
+    with pytest.raises(QdqtoolError, match="choose one of box, float, none"):
+        Inherited(head="all")
+    with pytest.raises(QdqtoolError, match="`exclude=3`: is int; give a list"):  # by the module that states it
+        Inherited(exclude=3)
+
+
+def test_fields_in_another_order_and_without_a_text() -> None:
+    @click.command("example")
+    @inputs.made_of("one", Inherited, "weights", "head", head="As told.")
+    @inputs.made_of("two", inputs.Shown, "everything", everything="All of it.")
+    def command(one: Inherited, two: inputs.Shown) -> int:
+        return len(one.head) + len(one.weights) if two.everything else 0
+
+    told = {p.name: p.help for p in command.params if isinstance(p, click.Option)}
+    assert list(told.items()) == [("weights", option_of(options.Placing, "weights").metadata["brief"]),
+                                  ("head", "As told."), ("everything", "All of it.")]  # fmt: skip
+    assert command.main(["--all", "--head", "none"], standalone_mode=False) == len("none") + len("float")
+
+
+# Stated once ------------------------------------------------------------------------------------------------------
+
+# Where click's options are made of fields. The arguments of a command stand there: they have no help and no default.
+MAKER = "qdqtool.commands.inputs"
+TEXTS = (ast.Constant, ast.JoinedStr)
+
+
+def made_by_hand(module: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """What is made of click's own options beside :data:`MAKER`, and there with a text or a default written out."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "click":
+            yield from (f"{module}:{node.lineno}" for a in node.names if a.name.lower() in ("option", "argument"))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            kind = ast.unparse(node.func).lower()
+            written = [k for k in node.keywords if k.arg in ("help", "default") and isinstance(k.value, TEXTS)]
+            if (kind == "click.option" and module != MAKER) or (kind in ("click.option", "click.argument") and written):
+                yield f"{module}:{node.lineno}"
+
+
+def test_click_options_are_made_of_fields() -> None:
+    assert [w for module, path in sources().items() for w in made_by_hand(module, nodes_of(path))] == []
+    source = """
+from click import option, Choice
+click.option("--a")
+click.argument("m", type=click.Path())
+click.argument("n", default=1)
+click.version_option("1", help="x")
+"""
+    assert list(made_by_hand("a", ast.walk(ast.parse(source)))) == ["a:2", "a:3", "a:5"]
+    written = 'click.option(*names, help="text")\nclick.option(*names, help=brief, default=shown)'
+    assert list(made_by_hand(MAKER, ast.walk(ast.parse(written)))) == [f"{MAKER}:1"]
+
+
+@functools.cache
+def concerns() -> set[type]:
+    """Every class with options."""
+    context = click.Context(cli)
+    commands = [cli.get_command(context, name) for name in COMMANDS]
+    homes = [of_calibration, options, inputs, *(inspect.getmodule(c.callback) for c in commands if c is not None)]
+    return {v for home in homes for v in vars(home).values() if isinstance(v, type) and "_options" in vars(v)} | {
+        of_calibration.Preprocess}
+
+
+def said_by(default: object) -> str:
+    """A default in words; empty where it says nothing that would have to be kept equal."""
+    return "" if isinstance(default, bool | None) or default in ((), "") else repr(default)
+
+
+def stated(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, bool, str]]:
+    """Name, default, whether it is an option's, and place of parameters and fields whose defaults are written there."""
+    for node in nodes:
+        pairs: list[tuple[str, ast.expr | None]] = []
+        if isinstance(node, ast.FunctionDef):
+            given = node.args
+            pairs += zip([a.arg for a in (*given.posonlyargs, *given.args)][::-1], given.defaults[::-1], strict=False)
+            pairs += zip([a.arg for a in given.kwonlyargs], given.kw_defaults, strict=True)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            pairs = [(node.target.id, node.value)]
+        for name, value in pairs:
+            of_option = isinstance(value, ast.Call) and ast.unparse(value.func) == "option" and bool(value.args)
+            said = said_by(written(module, value.args[0] if of_option else value))  # type: ignore[union-attr]
+            if said:
+                yield name, said, of_option, f"{module}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+def written(module: str, value: ast.AST | None) -> object:
+    """What is written out there, or where the name comes from; None where it is another's."""
+    if isinstance(value, ast.Name) and module in sources():
+        for node in nodes_of(sources()[module]):
+            if isinstance(node, ast.Assign) and value.id in map(ast.unparse, node.targets):
+                return written(module, node.value)
+            if isinstance(node, ast.ImportFrom) and value.id in [a.asname or a.name for a in node.names]:
+                return None if node.module == "qdqtool.options" else written(str(node.module), value)
+    try:
+        return ast.literal_eval(value) if isinstance(value, ast.expr) else None
+    except ValueError:
+        return None
+
+
+def test_no_default_is_stated_twice() -> None:
+    """A parameter named as an option takes its default from the option, and an option that of another (``as_in``)."""
+    known = {(o.name, said_by(o.default)) for group in concerns() for o in options_of(group)}
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, path in sources().items():
+        for name, said, of_option, where in stated(module, nodes_of(path)):
+            if (name, said) in known:
+                found.setdefault((name, said), [] if of_option else ["beside the option"]).append(where)
+    assert {key: places for key, places in found.items() if len(places) > 1} == {}
+    assert ("head", "'box'") in found and ("max_images", "512") in found and ("max_images", "64") not in found
+    source = """
+def f(a=1, b="x", *, size=320, head=Placing.head, other=None): ...
+class C:
+    size: int = option(320, "a text")
+    weights: str = "int8"
+"""
+    assert list(stated("a", ast.walk(ast.parse(source)))) == [
+        ("b", "'x'", False, "a:2"), ("a", "1", False, "a:2"), ("size", "320", False, "a:2"),
+        ("size", "320", True, "a:4"), ("weights", "'int8'", False, "a:5")]  # fmt: skip

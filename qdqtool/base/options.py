@@ -1,9 +1,8 @@
 """Each option stated once: a class for each concern, of which options, signatures and documentation are made.
 
 A field's metadata holds what ``--help`` and the docstring say of it. :func:`takes` gives a function parameters for all
-fields of some of these classes; :mod:`qdqtool.commands.inputs` makes click's options of them. How pictures become
-inputs is here, because both the package ``calibration`` and the commands state it; the other concerns are in
-:mod:`qdqtool.options`.
+fields of some of these classes; :mod:`qdqtool.commands.inputs` makes click's options of them. What the package
+``calibration`` takes is here, because it knows nothing above; the other concerns are in :mod:`qdqtool.options`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import os
 import textwrap
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +43,8 @@ def option(
         metavar: What stands for the value in ``--help``.
         least: The least value of a number.
         most: The greatest.
-        kind: How the command reads the option's text, where its type is not that of the default: ``int``, ``float``,
-            ``path`` or ``file`` (no folder), or one of ``TYPES`` of :mod:`qdqtool.commands.inputs`.
+        kind: How the command reads the option's text, where its type is not that of the default: one of ``TYPES`` of
+            :mod:`qdqtool.commands.inputs`.
         alone: The value of the option given without one.
         needed: Whether the command wants it.
         commanded: The command's own default, where it is another one.
@@ -63,11 +63,13 @@ class Option:
         metadata: What :func:`option` was told, by name.
         name: The field's name.
         type: Its annotation.
+        module: Where that stands.
     """
 
-    __slots__ = ("default", "metadata", "name", "type")
+    __slots__ = ("default", "metadata", "module", "name", "type")
     name: str
     type: str
+    module: str
 
     def __init__(self, default: Any, metadata: Mapping[str, Any]) -> None:
         self.default, self.metadata = default, metadata
@@ -82,7 +84,7 @@ def concern(kind: type[_Class]) -> type[_Class]:
     own = []
     for name, annotation in vars(kind).get("__annotations__", {}).items():
         given: Option = vars(kind)[name]
-        given.name, given.type = name, annotation
+        given.name, given.type, given.module = name, annotation, kind.__module__
         setattr(kind, name, given.default)
         own.append(given)
     known = {o.name: o for o in (*getattr(kind, "_options", ()), *own)}
@@ -96,8 +98,8 @@ def concern(kind: type[_Class]) -> type[_Class]:
             value, choices = getattr(self, entry.name), entry.metadata["choices"]
             if value is entry.default:
                 continue
-            value = require_field(self, entry.name, entry.type)
-            if choices and value not in choices:
+            value = require_field(self, entry.name, entry.type, entry.module)
+            if choices and any(v not in choices for v in (value if entry.default == () else (value,))):
                 raise QdqtoolError(f"`{entry.name}={value!r}`: choose one of {', '.join(choices)}")
 
     kind.__init__ = init  # type: ignore[method-assign]
@@ -115,10 +117,21 @@ def _stated(given: Option) -> Any:
     return field(default=given.default, metadata={"option": given})
 
 
+def option_of(group: type, name: str) -> Option:
+    """The option of that name."""
+    return next(f for f in options_of(group) if f.name == name)
+
+
 def choices_of(group: type, name: str) -> tuple[str, ...]:
     """The values that a field can have."""
-    found: tuple[str, ...] = next(f.metadata["choices"] for f in options_of(group) if f.name == name)
+    found: tuple[str, ...] = option_of(group, name).metadata["choices"]
     return found
+
+
+def as_in(group: type, name: str, default: Any = ..., **changes: Any) -> Any:
+    """A field that is the option of another concern, but for what is given; see :func:`option`."""
+    known = option_of(group, name)
+    return Option(known.default if default is ... else default, {**known.metadata, **changes})
 
 
 def takes(**groups: type) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
@@ -209,6 +222,9 @@ for _field in fields(Preprocess):
     _field.metadata["option"].name, _field.metadata["option"].type = _field.name, str(_field.type)
 
 
+# What calibration takes --------------------------------------------------------------------------------------------
+
+
 @concern
 class Images:
     """How images become the network's inputs."""
@@ -218,3 +234,69 @@ class Images:
     size: tuple[int, int] | None = option(
         None, "Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.",
         "Image size in pixels where the model leaves it open.", metavar="H[xW]", kind="size")
+
+
+@concern
+class Ranges:
+    """How the range of an activation is chosen."""
+
+    method: str = option(
+        "focus", "``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.",
+        "How an activation's range is chosen; focus is mse where objects are.",
+        choices=("focus", "mse", "percentile", "entropy", "max"))
+    method_for: Sequence[tuple[str, str]] = option(
+        (), "Pairs of a regular expression on tensor names and the method for those tensors.",
+        "Another method for some tensors.", metavar="REGEX=METHOD", kind="pair")
+    percentile: float = option(
+        99.99, "For ``percentile``, in percent of the absolute values.", "For the method percentile.")
+    max_images: int = option(
+        512, "Use at most so many samples, spread evenly.", "Spread over the whole set.", least=1)
+
+
+@concern
+class Samples:
+    """Which samples of some data are taken, and how they become inputs."""
+
+    preprocess: Preprocess = as_in(
+        Images, "preprocess", Preprocess(), doc="How pictures become inputs; arrays are taken as they are.")
+    max_images: int = as_in(Ranges, "max_images")
+    size: tuple[int, int] | None = as_in(
+        Images, "size", doc="Height and width in pixels where the model leaves them open.")
+
+
+@concern
+class Workers:
+    """Who runs the network."""
+
+    cluster: object = option(
+        None, "Who calibrates and measures: the address of a Dask scheduler, ``local:N`` for N processes of this "
+        "machine, or a ``distributed.Client``; None for this process. The result is the same, bit for bit.",
+        "Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.",
+        metavar="ADDRESS")
+    mixed_cpus: bool = option(
+        False, "Whether to permit workers whose results may differ in the last bits.",
+        "Permit workers whose results may differ in the last bits.")
+
+
+@concern
+class Kept:
+    """Where the statistics are kept."""
+
+    calib_cache: str | os.PathLike[str] | None = option(
+        None, "File to keep statistics in, so that another run needs no inference.",
+        "Keep statistics there; resume and reuse them.", metavar="FILE", kind="path")
+    overwrite_cache: bool = option(
+        False, "Whether a cache made for another model or from other data is replaced instead of refused.",
+        "Replace a cache of another model or of other images.")
+
+
+@concern
+class Collected(Samples):
+    """What statistics are made of, and where they are kept."""
+
+    size: tuple[int, int] | None = as_in(Images, "size")
+    cache: str | os.PathLike[str] | None = as_in(
+        Kept, "calib_cache", doc="A file that keeps the statistics: saved every few seconds and at the end, resumed "
+        "after an interruption, and reused when model, data and tensors are the same. ``notes`` of the result says "
+        "what was done.")
+    overwrite_cache: bool = as_in(Kept, "overwrite_cache")

@@ -157,17 +157,17 @@ def typed_fields(record: Any) -> None:
         QdqtoolError: A field is of another type.
     """
     for one in dataclasses.fields(record):
-        require_field(record, one.name, one.type)
+        require_field(record, one.name, one.type, type(record).__module__)
 
 
-def require_field(record: Any, name: str, annotation: Any) -> Any:
+def require_field(record: Any, name: str, annotation: Any, module: str) -> Any:
     """As :func:`require` of a field of a record, which then holds what is returned.
 
     Raises:
         QdqtoolError: The field is of another type.
     """
     given = getattr(record, name)
-    value = require(name, given, annotation, type(record).__module__)
+    value = require(name, given, annotation, module)
     if value is not given:
         object.__setattr__(record, name, value)
     return value

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.base.text import as_text, layers_counted
-from qdqtool.builders import TIMEOUT
 from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
-from qdqtool.options import BUILDERS
+from qdqtool.options import Building
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
@@ -21,56 +20,27 @@ _LONGEST = 7 * 86_400.0
 
 @click.command("build", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@inputs.builder("tensorrt-rtx needs no GPU; trtexec and tensorrt build for this machine's.", BUILDERS[0])
-@inputs.capability(multiple=True)
-@click.option("-o", "--output", type=click.Path(), metavar="DIR",
-              help="Folder for build.log, layers.json and the engine.")
-@click.option("--engine", is_flag=True, help="Keep the engine (engine.plan).")
-@click.option("--shapes", multiple=True, metavar="INPUT:MIN,OPT,MAX",
-              help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.")
-@click.option("--timeout", type=float, default=TIMEOUT, show_default=True, help="Seconds until the build is stopped.")
+@inputs.made_of("how", Building, "builder", "sm", "output", "keep_engine", "shapes", "timeout")
 @inputs.made_of("answer", inputs.Answer)
-def command(
-    model: str, builder: str, sm: tuple[str, ...], output: str | None, engine: bool, shapes: tuple[str, ...],
-    timeout: float, answer: inputs.Answer,
-) -> int:
+def command(model: str, how: Building, answer: inputs.Answer) -> int:
     """Build MODEL and say in which type each convolution runs.
 
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
     from qdqtool.verification.build_model import build_model
 
-    if not 0.0 < timeout <= _LONGEST:
-        raise BuilderError(f"--timeout {timeout:g}: is not positive, or more than {_LONGEST:.0f} seconds")
-    if sm and builder != "tensorrt-rtx":
-        raise BuilderError(f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine")
-    if builder == "tensorrt-rtx":
+    if not 0.0 < how.timeout <= _LONGEST:
+        raise BuilderError(f"--timeout {how.timeout:g}: is not positive, or more than {_LONGEST:.0f} seconds")
+    if how.sm and how.builder != "tensorrt-rtx":
+        raise BuilderError(f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine")
+    if how.builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed, print_once
 
         if is_installed("tensorrt_rtx"):
             print_once()
-    result = build_model(model, builder, output, [_capability(s) for s in sm] or None, timeout, engine,
-                         dict(_shapes(s) for s in shapes))
+    result = build_model(model, how=how)
     answer.give(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1
-
-
-def _capability(text: str) -> int:
-    digits = text.upper().removeprefix("SM").replace(".", "")
-    if not digits.isdecimal():
-        raise BuilderError(f"--sm {text}: give a compute capability such as 86")
-    return int(digits)
-
-
-def _shapes(text: str) -> tuple[str, list[list[int]]]:
-    name, _, rest = text.rpartition(":")
-    try:
-        shapes = [[int(d) for d in part.split("x")] for part in rest.split(",")]
-    except ValueError:
-        shapes = []
-    if not name or len(shapes) not in (1, 3) or len({len(s) for s in shapes}) != 1:
-        raise BuilderError(f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)")
-    return name, shapes * 3 if len(shapes) == 1 else shapes
 
 
 def _text(result: BuiltModel, model: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.base.options import as_in, concern
 from qdqtool.commands import inputs
 from qdqtool.options import Gpu, OnBuilds
 
@@ -36,23 +37,25 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
 }
 
 
+@concern
+class _Gates(inputs.Gates):
+    fail_on: tuple[str, ...] = as_in(
+        inputs.Gates, "fail_on", brief="Exit 1 where B is so against A.", choices=tuple(_CHECKS), metavar="")
+
+
 @click.command("compare", cls=inputs.Command)
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
-@click.option("--with-a", "more_a", multiple=True, type=click.Path(), metavar="FILE",
-              help="Another file of the build A, such as its profile.")
-@click.option("--with-b", "more_b", multiple=True, type=click.Path(), metavar="FILE",
-              help="Another file of the build B.")
+@inputs.made_of("further", inputs.Further, "more_a", "more_b")
 @inputs.made_of("on", OnBuilds)
 @inputs.made_of("machine", Gpu, gpu="Estimate the times of two models on a GPU (see qdqtool gpus).")
-@click.option("--all", "everything", is_flag=True, help="List every node and layer.")
-@click.option("--fail-on", multiple=True, type=click.Choice(list(_CHECKS)), help="Exit 1 where B is so against A.")
-@click.option("--report", "page", type=click.Path(dir_okay=False), metavar="HTML",
-              help="Write the report of two models as well: before and after.")
+@inputs.made_of("shown", inputs.Shown, "everything", everything="List every node and layer.")
+@inputs.made_of("gates", _Gates, "fail_on")
+@inputs.made_of("files", inputs.Files, "page")
 @inputs.made_of("answer", inputs.Written)
 def command(
-    a: str, b: str, more_a: tuple[str, ...], more_b: tuple[str, ...], on: OnBuilds, machine: Gpu, everything: bool,
-    fail_on: tuple[str, ...], page: str | None, answer: inputs.Written,
+    a: str, b: str, further: inputs.Further, on: OnBuilds, machine: Gpu, shown: inputs.Shown, gates: _Gates,
+    files: inputs.Files, answer: inputs.Written,
 ) -> int:
     """Show what B lost and gained against A.
 
@@ -68,22 +71,23 @@ def command(
     from qdqtool.verification.comparing.api import compare
     from qdqtool.verification.comparing.result import is_model
 
+    page = files.page
     claim(answer.output, "-o")
     claim(page, "--report")
     models = [is_model(path) for path in (a, b)]
-    if (more_a and models[0]) or (more_b and models[1]):
+    if (further.more_a and models[0]) or (further.more_b and models[1]):
         raise click.UsageError("--with-a and --with-b add files to a build, not to a model")
     if page is not None and not all(models):
         raise click.UsageError("--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build")
-    result = compare([a, *more_a], [b, *more_b], on=on, machine=machine)
+    result = compare([a, *further.more_a], [b, *further.more_b], on=on, machine=machine)
     if page is not None:
         from qdqtool.render.reporting.api import report
         from qdqtool.render.reporting.page import require
 
         require()
         report(b, before=a, target=on.target, gpu=machine.gpu).save(page)
-    answer.give(result.as_json, lambda width: render_comparison(result, width, everything=everything))
-    asked = dict.fromkeys(fail_on)
+    answer.give(result.as_json, lambda width: render_comparison(result, width, everything=shown.everything))
+    asked = dict.fromkeys(gates.fail_on)
     met = [f"{name}: {_CHECKS[name][1]}" for name in asked if _CHECKS[name][0](result)]
     open_ = [f"{name} could not be checked: {why}" for name in asked if not met and (why := _untold(name, result))]
     for line in met or open_:

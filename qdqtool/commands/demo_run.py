@@ -29,6 +29,7 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load, save
 from qdqtool.model.sessions import open_session
+from qdqtool.options import Loop
 from qdqtool.prediction import predict
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
@@ -57,7 +58,7 @@ _IMAGE_MOMENT = 0.05  # mean square of an image's contrast, in units of full sca
 _POOL_GROWTH = 2.2  # a 5x5 maximum picks large values (measured on the demo images)
 
 
-def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu") -> onnx.ModelProto:
+def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str = Loop.activation) -> onnx.ModelProto:
     """Builds the model.
 
     Args:
@@ -76,7 +77,9 @@ def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str =
     return yolov8("n", size, classes, seed, activation)
 
 
-def yolov8(letter: str, size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu") -> onnx.ModelProto:
+def yolov8(
+    letter: str, size: int = 640, classes: int = 80, seed: int = 0, activation: str = Loop.activation
+) -> onnx.ModelProto:
     """Builds YOLOv8n, s, m, l or x, by the ``letter`` of :data:`SIZES`; otherwise as :func:`yolov8n`."""
     if size < 32 or size % 32:
         raise ModelError(f"demo model: size {size} is not a positive multiple of 32")

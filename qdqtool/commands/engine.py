@@ -8,23 +8,18 @@ from qdqtool.commands import inputs
 from qdqtool.errors import BuildLogError
 from qdqtool.options import Machine
 
-_KEYS = ("order", "ms", "macs", "bytes", "intensity", "name", "type")
-
 
 @click.command("engine", cls=inputs.Command)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@click.option("--profile", default=None, type=click.Path(), help="Profile JSON (--exportProfile) of the same engine.")
-@click.option("--sort", type=click.Choice(_KEYS), default=None, help="Order of the layers; ms where timed.")
-@click.option("--all", "everything", is_flag=True, help="List every layer, names in full.")
-@click.option("--compare", "other", multiple=True, type=click.Path(), metavar="FILE",
-              help="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.")
+@inputs.made_of("first", inputs.Further, "profile")
+@inputs.made_of("shown", inputs.Shown, "sort", "everything", everything="List every layer, names in full.")
+@inputs.made_of("second", inputs.Further, "other")
 @inputs.made_of("machine", Machine, gpu="Where it ran, if the log does not say: adds what each layer usually takes.")
-@click.option("--dot", default=None, type=click.Path(), help="Write the engine as a Graphviz file.")
-@click.option("--svg", default=None, type=click.Path(), help="Write the engine as an SVG (needs qdqtool[draw]).")
+@inputs.made_of("drawn", inputs.Files, "dot", "svg")
 @inputs.made_of("answer", inputs.Written)
 def command(
-    files: tuple[str, ...], profile: str | None, sort: str | None, everything: bool, other: tuple[str, ...],
-    machine: Machine, dot: str | None, svg: str | None, answer: inputs.Written,
+    files: tuple[str, ...], first: inputs.Further, shown: inputs.Shown, second: inputs.Further, machine: Machine,
+    drawn: inputs.Files, answer: inputs.Written,
 ) -> int:
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
@@ -36,6 +31,7 @@ def command(
     from qdqtool.buildlog.read import read_build
     from qdqtool.timing.expected import add_expected, gpu_of
 
+    dot, svg, sort, other = drawn.dot, drawn.svg, shown.sort, second.other
     for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
         claim(target, option)
 
@@ -54,15 +50,15 @@ def command(
             add_expected(costs, chosen)
         return costs
 
-    report = report_of([*files, *((profile,) if profile else ())])
+    report = report_of([*files, *((first.profile,) if first.profile else ())])
     if dot or svg:
         from qdqtool.buildlog import drawing
 
-        drawn = drawing.drawing_of(report)
+        picture = drawing.drawing_of(report)
         if dot:
-            write_visible(dot, drawing.dot(drawn))
+            write_visible(dot, drawing.dot(picture))
         if svg:
-            write_visible(svg, drawing.svg(drawn))
+            write_visible(svg, drawing.svg(picture))
         if not other and answer.form == "text" and not answer.output:
             commit()
             click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
@@ -75,9 +71,9 @@ def command(
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None
         answer.give(comparison.engines.as_json,
-                    lambda width: render_comparison(comparison, width, everything=everything))
+                    lambda width: render_comparison(comparison, width, everything=shown.everything))
         return 0
     key = sort or ("ms" if report.timed else "order")
     answer.give(lambda: {**report.as_json(), "layers": [row.as_json() for row in report.sorted_rows(sort or "order")]},
-                lambda width: render(report, key, width, everything=everything))
+                lambda width: render(report, key, width, everything=shown.everything))
     return 0

@@ -13,10 +13,10 @@ from qdqtool.options import Way
 
 @click.command("explain", cls=inputs.Command)
 @click.argument("what", nargs=-1)
-@click.option("--list", "listing", is_flag=True, help="List every finding code.")
+@inputs.made_of("shown", inputs.Shown, "listing")
 @inputs.made_of("how", Way, way="How you build, as for predict. Alone: what to give that builder.")
 @inputs.made_of("answer", inputs.Written)
-def command(what: tuple[str, ...], listing: bool, how: Way, answer: inputs.Written) -> int:
+def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs.Written) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
@@ -29,7 +29,7 @@ def command(what: tuple[str, ...], listing: bool, how: Way, answer: inputs.Writt
 
     claim(answer.output, "-o")
     building = way_named(how.way) if how.way is not None else None
-    if listing:
+    if shown.listing:
         rows = list(codes.CODES.values())
         answer.give(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
         return 0

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @click.command("extract", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the small model.")
+@inputs.made_of("place", inputs.Place, output="Where to write the small model.")
 @inputs.made_of("selection", Selection)
 @inputs.made_of("on", On)
 @inputs.made_of("shrinking", Shrinking)
-@click.option("--report", type=click.Path(), help="Write what an issue needs, in Markdown.")
-@click.option("--verification", type=click.Path(), help="JSON of 'qdqtool verify' for the report: expected and seen.")
+@inputs.made_of("files", inputs.Files, "issue")
+@inputs.made_of("further", inputs.Further, "verification")
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, output: str, selection: Selection, on: On, shrinking: Shrinking, report: str | None,
-    verification: str | None, answer: inputs.Answer,
+    model: str, place: inputs.Place, selection: Selection, on: On, shrinking: Shrinking, files: inputs.Files,
+    further: inputs.Further, answer: inputs.Answer,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
@@ -47,27 +47,28 @@ def command(
     from qdqtool.model.modelfile import load, save
     from qdqtool.render.output import worded
 
-    if verification is not None and report is None:
+    output, report = place.output, files.issue
+    if further.verification is not None and report is None:
         raise click.UsageError("--verification is for --report; give that as well")
     index = load(model)
     claim(output, "-o")
     claim(report, "--report")
-    seen = read_verification(verification) if verification is not None else None
+    seen = read_verification(further.verification) if further.verification is not None else None
     if shrinking.builder == "tensorrt-rtx":
         from qdqtool.builders.child import print_once
 
         print_once()
     result = extract(index, selection=selection, on=on, shrinking=shrinking, keep_interrupted=True)
-    issue = _issue(result, model, output, seen) if report is not None else None
+    text = _report(result, model, output, seen) if report is not None else None
     save(result.proto, output, source=model)
-    if report is not None and issue is not None:
-        write_text(report, issue)
+    if report is not None and text is not None:
+        write_text(report, text)
     answer.give(lambda: {**worded(result.as_json()), "output": output, "report": report},
                 lambda width: _text(result, output, report, width))
     return INTERRUPTED if result.interrupted else 0
 
 
-def _issue(result: Extraction, model: str, output: str, seen: dict[str, Any] | None) -> str:
+def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | None) -> str:
     """The report, without anything that --private hides.
 
     Raises:

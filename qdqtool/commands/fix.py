@@ -10,11 +10,11 @@ from qdqtool.options import Fixes
 
 @click.command("fix", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@click.option("-o", "--output", type=click.Path(), required=True, help="Where to write the fixed model.")
+@inputs.made_of("place", inputs.Place)
 @inputs.made_of("on", inputs.Typed)
 @inputs.made_of("fixes", Fixes)
 @inputs.made_of("answer", inputs.Answer)
-def command(model: str, output: str, on: inputs.Typed, fixes: Fixes, answer: inputs.Answer) -> int:
+def command(model: str, place: inputs.Place, on: inputs.Typed, fixes: Fixes, answer: inputs.Answer) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
     Every fix is tried: it is kept only if the prediction gets better and the outputs in onnxruntime stay as near to
@@ -28,6 +28,7 @@ def command(model: str, output: str, on: inputs.Typed, fixes: Fixes, answer: inp
     from qdqtool.render.insertion_text import render_fixed
     from qdqtool.render.output import worded
 
+    output = place.output
     claim(output, "-o")
     fixed = fix(model, on.chosen(), fixes=fixes)
     fixed.save(output)

@@ -9,9 +9,9 @@ from qdqtool.commands import inputs
 
 @click.command("gpus", cls=inputs.Command)
 @click.argument("name", required=False)
-@click.option("--sources", is_flag=True, help="Show where each figure comes from, and how well it is proven.")
+@inputs.made_of("shown", inputs.Shown, "sources")
 @inputs.made_of("answer", inputs.Written)
-def command(name: str | None, sources: bool, answer: inputs.Written) -> int:
+def command(name: str | None, shown: inputs.Shown, answer: inputs.Written) -> int:
     """List the GPUs that predict --gpu knows, or what NAME stands for.
 
     Exit codes: 0 done, 2 no such GPU.
@@ -21,5 +21,5 @@ def command(name: str | None, sources: bool, answer: inputs.Written) -> int:
 
     found = [gpus.chosen(name)] if name else list(gpus.gpus())
     answer.give(lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in found]},
-                lambda width: gpus_text(found, width, sources=sources or bool(name)))
+                lambda width: gpus_text(found, width, sources=shown.sources or bool(name)))
     return 0

@@ -1,4 +1,8 @@
-"""Options of the commands, made of the dataclasses that state them, and what their texts mean."""
+"""Options of the commands, made of the classes that state them, and what their texts mean.
+
+What no function takes is stated here: where an answer goes and what of it is shown, which other files are read and
+written, and what makes an exit code of 1.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from qdqtool.base.files import stem
-from qdqtool.base.options import Images, Option, Preprocess, concern, option, options_of
+from qdqtool.base.options import Images, Option, Preprocess, Workers, as_in, concern, option, option_of, options_of
 from qdqtool.base.records import replaced
-from qdqtool.errors import QdqtoolError
-from qdqtool.options import BUILDERS, On, Workers
+from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.options import BUILDERS, On
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
@@ -65,6 +69,110 @@ class Written(Answer):
     output: str | None = option(None, brief="Write the answer to a file.", name="output", kind="path")
 
 
+@concern
+class Shown:
+    """What of an answer a text shows; of ``--all`` each command says what that is."""
+
+    everything: bool = option(False, name="all")
+    trace: bool = option(False, brief="Print the lines that TensorRT's optimizer would log.")
+    layers: bool = option(False, brief="List the engine's layers.")
+    listing: bool = option(False, brief="List every finding code.", name="list")
+    sources: bool = option(False, brief="Show where each figure comes from, and how well it is proven.")
+    pass_name: str | None = option(None, brief="Print the lines of one optimizer pass.", name="pass", metavar="NAME")
+    sort: str | None = option(
+        None, brief="Order of the layers; ms where timed.",
+        choices=("order", "ms", "macs", "bytes", "intensity", "name", "type"))
+
+
+@concern
+class Files:
+    """Files that are written beside the answer, or are not."""
+
+    result: str | None = option(
+        None, brief="Write the JSON as well, for qdqtool report.", metavar="FILE", kind="path")
+    no_state: bool = option(False, brief="Keep nothing.")
+    write_table: str | None = option(
+        None, brief="Write a TensorRT calibration table as well.", metavar="FILE", kind="path")
+    to_onnx: str | None = option(
+        None, brief="Write the ONNX graph that the parse section states (no weights).", metavar="FILE", kind="path")
+    dot: str | None = option(None, brief="Write the engine as a Graphviz file.", kind="path")
+    svg: str | None = option(None, brief="Write the engine as an SVG (needs qdqtool[draw]).", kind="path")
+    issue: str | None = option(None, brief="Write what an issue needs, in Markdown.", name="report", kind="path")
+    page: str | None = option(
+        None, brief="Write the report of two models as well: before and after.", name="report", metavar="HTML",
+        kind="file")
+
+
+@concern
+class Further:
+    """Files that are read beside the first, or without it."""
+
+    more_a: tuple[str, ...] = option(
+        (), brief="Another file of the build A, such as its profile.", name="with-a", metavar="FILE", kind="path")
+    more_b: tuple[str, ...] = option(
+        (), brief="Another file of the build B.", name="with-b", metavar="FILE", kind="path")
+    profile: str | None = option(None, brief="Profile JSON (--exportProfile) of the same engine.", kind="path")
+    other: tuple[str, ...] = option(
+        (), brief="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.",
+        name="compare", metavar="FILE", kind="path")
+    verification: str | None = option(
+        None, brief="JSON of 'qdqtool verify' for the report: expected and seen.", kind="path")
+    from_log: bool = option(False, brief="No model available: rebuild the graph from the log itself.")
+
+
+@concern
+class Gates:
+    """What the exit code depends on."""
+
+    require_gain: float | None = option(
+        None, brief="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with "
+        "--gpu).", metavar="X", kind="float", least=0.01, most=100)
+    required: tuple[str, ...] = option((), brief="These convolutions must be INT8.", name="require", metavar="REGEX")
+    fail_on: tuple[str, ...] = option((), brief="Exit 1 on such a finding.", metavar="CODE|error|warning")
+    allow_partial: bool = option(False, brief="Exit 0 when nothing contradicts, even if the build is partial.")
+
+
+@concern
+class Data:
+    """What functions take as ``data``."""
+
+    calib: str | None = option(
+        None, brief="Folder of images, text file of paths, npz or npy.", metavar="IMAGES", kind="path")
+
+
+@concern
+class Needed(Data):
+    """The same of a command that does nothing without."""
+
+    calib: str = as_in(Data, "calib", needed=True)
+
+
+@concern
+class Made:
+    """Where a Q/DQ model goes."""
+
+    output: str | None = option(None, brief="The Q/DQ model. [default: MODEL_qdq.onnx]", kind="path")
+
+    def beside(self, model: str) -> str:
+        """That place, by default ``model_qdq.onnx`` beside ``model.onnx``."""
+        return self.output or str(Path(model).with_name(f"{stem(model)}_qdq.onnx"))
+
+
+@concern
+class Place:
+    """Where a model goes that is made of a Q/DQ model; it has to be said."""
+
+    output: str = as_in(Made, "output", brief="Where to write the fixed model.", needed=True)
+
+
+@concern
+class Page:
+    """Where the report goes."""
+
+    output: str | None = as_in(
+        Made, "output", brief="The page.  [default: <MODEL>_report.html, here]", metavar="HTML", kind="file")
+
+
 class Command(click.Command):
     """A command whose help ends with its examples (``qdqtool/knowledge/examples.toml``)."""
 
@@ -81,11 +189,6 @@ class _Optional(click.types.FloatParamType):
 
     def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
         super().fail(f"{message} Give the option a number, or put it behind the other arguments.", param, ctx)
-
-
-def default_output(model: str) -> str:
-    """``model_qdq.onnx`` beside ``model.onnx``."""
-    return str(Path(model).with_name(f"{stem(model)}_qdq.onnx"))
 
 
 def check_workers(where: Workers) -> None:
@@ -152,6 +255,33 @@ def _assumed(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def _capabilities(texts: tuple[str, ...]) -> list[int]:
+    """The number of each --sm."""
+    found = []
+    for text in texts:
+        digits = text.upper().removeprefix("SM").replace(".", "")
+        if not digits.isdecimal():
+            raise BuilderError(f"--sm {text}: give a compute capability such as 86")
+        found.append(int(digits))
+    return found
+
+
+def _shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]]:
+    """The input of each --shapes, and its minimum, preferred and maximum shape."""
+    found = {}
+    for text in texts:
+        name, _, rest = text.rpartition(":")
+        try:
+            shapes = [[int(d) for d in part.split("x")] for part in rest.split(",")]
+        except ValueError:
+            shapes = []
+        if not name or len(shapes) not in (1, 3) or len({len(s) for s in shapes}) != 1:
+            raise BuilderError(
+                f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)")
+        found[name] = shapes * 3 if len(shapes) == 1 else shapes
+    return found
+
+
 def _arrays(path: str) -> Any:
     from qdqtool.base.packed import read_arrays
 
@@ -173,21 +303,26 @@ class _Text(click.types.StringParamType):
 
 TYPES: dict[str, Any] = {
     "int": click.INT, "float": click.FLOAT, "path": click.Path(), "file": click.Path(dir_okay=False),
-    "text": click.STRING, "assume": click.STRING, "arrays": click.Path(), "pair": _Text(_pair), "size": _Text(_size),
-    "channels": _Text(_channels), "seconds": _Text(_seconds),
+    "text": click.STRING, "builder": click.Choice(BUILDERS), "arrays": click.Path(), "pair": _Text(_pair),
+    "size": _Text(_size), "channels": _Text(_channels), "seconds": _Text(_seconds),
 }
-_WHOLE: dict[str, Callable[[Any], Any]] = {"assume": _assumed, "arrays": _arrays}  # read when all options are known
+# Read when all options are known.
+_WHOLE: dict[str, Callable[[Any], Any]] = {"arrays": _arrays}
+_SEVERAL: dict[str, Callable[[Any], Any]] = {"assume": _assumed, "capabilities": _capabilities, "shapes": _shapes}
+_AS_STATED = ("", "path", "builder")  # kinds of options whose default is shown; of others the help says it
 
 
 # Classes as options -------------------------------------------------------------------------------------------------
 
 
-def made_of(parameter: str, group: type, **briefs: str) -> _Decorator:
+def made_of(parameter: str, group: type, *names: str, **briefs: str) -> _Decorator:
     """Gives a command the options that the fields of a class make, and calls it with an object of the class.
 
-    ``briefs`` are other texts for ``--help``.
+    ``names`` are the fields in the order of ``--help``, by default all that have a text for it; ``briefs`` are other
+    such texts.
     """
-    taken = [f for f in options_of(group) if f.metadata["brief"]]
+    taken = [option_of(group, n) for n in names] or [
+        f for f in options_of(group) if f.metadata["brief"] or f.name in briefs]
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
@@ -196,20 +331,20 @@ def made_of(parameter: str, group: type, **briefs: str) -> _Decorator:
             for entry in taken:
                 known, value = entry.metadata, given.pop(entry.name)
                 if value is not None and value != ():
-                    read = _WHOLE.get(known["kind"])
+                    read = _WHOLE.get(known["kind"]) or _SEVERAL.get(known["kind"])
                     values[entry.name] = not value if known["off"] else read(value) if read is not None else value
                 elif known["commanded"] is None:
                     values[entry.name] = None
             return function(**given, **{parameter: group(**values)})
 
         for entry in reversed(taken):
-            _option(entry, briefs.get(entry.name) or entry.metadata["brief"])(call)
+            _option(entry, briefs.get(entry.name) or entry.metadata["brief"] or None)(call)
         return call
 
     return decorate
 
 
-def _option(entry: Option, brief: str) -> Any:
+def _option(entry: Option, brief: str | None) -> Any:
     known = entry.metadata
     names = [f"--{(known['name'] or entry.name).replace('_', '-')}", entry.name]
     if entry.name == "output":
@@ -218,9 +353,7 @@ def _option(entry: Option, brief: str) -> Any:
         return click.option(*names, is_flag=True, help=brief)
     more: dict[str, Any] = {"help": brief, "metavar": known["metavar"] or None, "required": known["needed"]}
     kind, default = known["kind"], entry.default
-    more["type"] = TYPES[kind] if kind else click.FLOAT if isinstance(default, float) else None
-    if default == () or kind == "assume":
-        return click.option(*names, multiple=True, **more)
+    more["type"] = TYPES.get(kind, click.FLOAT if isinstance(default, float) else None)
     if known["choices"]:
         more["type"] = click.Choice(list(known["choices"]))
     elif known["least"] is not None:
@@ -228,26 +361,12 @@ def _option(entry: Option, brief: str) -> Any:
         more["type"] = number(known["least"], known["most"])
     elif known["alone"] is not None:
         more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
+    if default == () or kind in _SEVERAL or known["needed"]:
+        return click.option(*names, multiple=not known["needed"], **more)
     if known["commanded"] is not ...:
         default = known["commanded"]
-    shown = None if kind else default  # what a text means is not shown; its help says the default
+    shown = default if kind in _AS_STATED else None
     return click.option(*names, default=shown, show_default=shown is not None, **more)
-
-
-def calib(brief: str = "Folder of images, text file of paths, npz or npy.", *, needed: bool = False) -> _Decorator:
-    """The option of the images, which functions take as ``data``."""
-    return click.option("--calib", type=click.Path(), required=needed, metavar="IMAGES", help=brief)
-
-
-def builder(brief: str, default: str | None = None) -> _Decorator:
-    """The option of who builds."""
-    return click.option("--builder", type=click.Choice(BUILDERS), default=default, show_default=True, help=brief)
-
-
-def capability(*, multiple: bool = False) -> _Decorator:
-    """The option of the GPU that TensorRT-RTX builds for: one, or several."""
-    return click.option("--sm", multiple=multiple, metavar="CC", help="Compute capability to build for (tensorrt-rtx), "
-                        f"such as 86{'; may be repeated' * multiple}.")
 
 
 def images(function: Callable[..., int]) -> Callable[..., int]:

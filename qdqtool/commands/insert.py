@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.base.options import Images
+from qdqtool.base.options import Images, Kept, Ranges, Workers
 from qdqtool.commands import inputs
-from qdqtool.options import Gpu, Kept, Measuring, Output, Placing, Ranges, Request, Workers
+from qdqtool.options import Checking, Gpu, Measuring, Output, Placing, Request
 
 if TYPE_CHECKING:
     import onnx
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 @click.command("insert", cls=inputs.Command)
 @click.argument("model", type=click.Path())
-@inputs.calib()
-@click.option("-o", "--output", type=click.Path(), default=None, help="The Q/DQ model. [default: MODEL_qdq.onnx]")
+@inputs.made_of("given", inputs.Data)
+@inputs.made_of("to", inputs.Made)
 @inputs.made_of("on", inputs.Typed)
 @inputs.made_of("ranges", Ranges)
 @inputs.images
 @inputs.made_of("kept", Kept)
 @inputs.made_of("where", Workers)
 @inputs.made_of("measuring", Measuring)
-@click.option("--write-table", type=click.Path(), default=None, metavar="FILE",
-              help="Write a TensorRT calibration table as well.")
+@inputs.made_of("files", inputs.Files, "write_table")
 @inputs.made_of("placing", Placing)
 @inputs.made_of("made", Output)
 @inputs.made_of("machine", Gpu,
                 gpu="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
-@click.option("--no-predict", is_flag=True, help="Do not predict what TensorRT makes of it.")
-@click.option("--all", "everything", is_flag=True, help="List every node, group and scale.")
+@inputs.made_of("checking", Checking)
+@inputs.made_of("shown", inputs.Shown, "everything", everything="List every node, group and scale.")
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, calib: str | None, output: str | None, on: inputs.Typed, ranges: Ranges, images: Images, kept: Kept,
-    where: Workers, measuring: Measuring, write_table: str | None, placing: Placing, made: Output,
-    machine: Gpu, no_predict: bool, everything: bool, answer: inputs.Answer,
+    model: str, given: inputs.Data, to: inputs.Made, on: inputs.Typed, ranges: Ranges, images: Images, kept: Kept,
+    where: Workers, measuring: Measuring, files: inputs.Files, placing: Placing, made: Output, machine: Gpu,
+    checking: Checking, shown: inputs.Shown, answer: inputs.Answer,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
+    calib, write_table = given.calib, files.write_table
     if calib is None and measuring.calib_table is None:
         raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
     if calib is not None and measuring.calib_table is not None:
@@ -51,7 +51,7 @@ def command(
     inputs.check_workers(where)
     if where.cluster is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
-    path = output or inputs.default_output(model)
+    path = to.beside(model)
     if machine.gpu is not None:
         from qdqtool.timing import gpus
 
@@ -67,13 +67,13 @@ def command(
 
     wanted = on.chosen()
     result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
-                    measuring=measuring, target=wanted, predict=not no_predict, progress=True)
+                    measuring=measuring, target=wanted, checking=checking, progress=True)
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
     paying, time = _paying(result.model, machine, result.target, terminal_width()) if machine.gpu else ([], None)
     answer.give(lambda: worded(result.as_json()) | ({"time": time} if time else {}), lambda width: "\n".join([
-        render(result, width, everything=everything), *paying, f"wrote {path}", *_next(wanted, path, width)]))
+        render(result, width, everything=shown.everything), *paying, f"wrote {path}", *_next(wanted, path, width)]))
     return 0
 
 

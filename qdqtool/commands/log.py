@@ -9,14 +9,11 @@ from qdqtool.commands import inputs
 
 @click.command("log", cls=inputs.Command)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@click.option("--pass", "pass_name", default=None, metavar="NAME", help="Print the lines of one optimizer pass.")
-@click.option("--all", "everything", is_flag=True, help="List every conversion, reformat and merge.")
-@click.option("--to-onnx", default=None, type=click.Path(), metavar="FILE",
-              help="Write the ONNX graph that the parse section states (no weights).")
+@inputs.made_of("shown", inputs.Shown, "pass_name", "everything",
+                everything="List every conversion, reformat and merge.")
+@inputs.made_of("written", inputs.Files, "to_onnx")
 @inputs.made_of("answer", inputs.Written)
-def command(
-    files: tuple[str, ...], pass_name: str | None, everything: bool, to_onnx: str | None, answer: inputs.Written
-) -> int:
+def command(files: tuple[str, ...], shown: inputs.Shown, written: inputs.Files, answer: inputs.Written) -> int:
     """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
 
     A log may be compressed (gzip, xz) or come from standard input (-), and may be cut off.
@@ -31,6 +28,7 @@ def command(
     from qdqtool.explain.errors import annotate
     from qdqtool.render.log_text import pass_lines, render
 
+    pass_name, to_onnx = shown.pass_name, written.to_onnx
     claim(answer.output, "-o")
     claim(to_onnx, "--to-onnx")
     build = read_build(*files)
@@ -53,5 +51,5 @@ def command(
         answer.give(lambda: listed, lambda width: pass_lines(rows_of_pass))
         return 0
     facts = annotate(summarize(build))
-    answer.give(lambda: facts, lambda width: render(facts, width, everything=everything))
+    answer.give(lambda: facts, lambda width: render(facts, width, everything=shown.everything))
     return 0

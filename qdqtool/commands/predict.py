@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from qdqtool.base.options import Images, concern, option
+from qdqtool.base.options import Images, as_in, concern
 from qdqtool.base.process import keep_garbage, load_numpy
 from qdqtool.base.text import as_line
 from qdqtool.commands import inputs
@@ -27,8 +27,7 @@ _SEVERITIES = ("error", "warning")
 
 @concern
 class _Answered(inputs.Written):
-    form: str = option("text", brief="Format of the answer.", choices=("text", "json", "sarif", "markdown"),
-                       name="format")
+    form: str = as_in(inputs.Written, "form", choices=("text", "json", "sarif", "markdown"))
 
 
 #: A model's path, its prediction, its time where one was asked for, and what of the requirements is not met.
@@ -38,23 +37,19 @@ _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 @click.command("predict", cls=inputs.Command)
 @click.argument("model", type=click.Path(), nargs=-1, required=True)
 @inputs.made_of("on", inputs.Typed)
-@click.option("--all", "everything", is_flag=True, help="Show every convolution and every finding in full.")
-@click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
-@click.option("--layers", is_flag=True, help="List the engine's layers.")
+@inputs.made_of("shown", inputs.Shown, "everything", "trace", "layers",
+                everything="Show every convolution and every finding in full.")
 @inputs.made_of("request", Request)
 @inputs.made_of("assumed", Assumed)
 @inputs.made_of("how", Way)
-@click.option("--require-gain", type=click.FloatRange(0.01, 100), metavar="X",
-              help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with --gpu).")
-@click.option("--require", "required", multiple=True, metavar="REGEX", help="These convolutions must be INT8.")
-@click.option("--fail-on", "fail_on", multiple=True, metavar="CODE|error|warning", help="Exit 1 on such a finding.")
-@inputs.calib("Run the model on images too: what the scales of activations clip and waste.")
+@inputs.made_of("gates", inputs.Gates, "require_gain", "required", "fail_on")
+@inputs.made_of("data", inputs.Data,
+                calib="Run the model on images too: what the scales of activations clip and waste.")
 @inputs.images
 @inputs.made_of("answer", _Answered)
 def command(
-    model: tuple[str, ...], on: inputs.Typed, everything: bool, trace: bool, layers: bool, request: Request,
-    assumed: Assumed, how: Way, require_gain: float | None, required: tuple[str, ...], fail_on: tuple[str, ...],
-    calib: str | None, images: Images, answer: _Answered,
+    model: tuple[str, ...], on: inputs.Typed, shown: inputs.Shown, request: Request, assumed: Assumed, how: Way,
+    gates: inputs.Gates, data: inputs.Data, images: Images, answer: _Answered,
 ) -> int:
     """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -65,8 +60,8 @@ def command(
     """
     load_numpy()
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
-    patterns = [_pattern(text) for text in required]
-    wanted = [_code(text) for text in fail_on]
+    patterns = [_pattern(text) for text in gates.required]
+    codes, require_gain, calib = [_code(text) for text in gates.fail_on], gates.require_gain, data.calib
     from qdqtool.base.files import claim, note_read
     from qdqtool.explain.ways import way_named
     from qdqtool.prediction import predict
@@ -107,7 +102,7 @@ def command(
             from qdqtool.prediction import check_activations
 
             check_activations(path, prediction, calib, progress=True, images=images)
-        unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, wanted)]
+        unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, codes)]
         return path, prediction, time, unmet + _unmet_gain(time, require_gain)
 
     if len(model) == 1 and calib is None:
@@ -143,7 +138,8 @@ def command(
         width = 100 if answer.output else terminal_width()
         texts = []
         for path, prediction, time, _ in answers:
-            text = render(prediction, width, everything=everything, layers=layers, trace=trace, time=time, way=building)
+            text = render(prediction, width, everything=shown.everything, layers=shown.layers, trace=shown.trace,
+                          time=time, way=building)
             if building is None and not chosen.is_rtx and has_int8(prediction):
                 text = f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")

@@ -14,14 +14,13 @@ from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 @click.argument("model", type=click.Path())
 @click.argument("files", nargs=-1, metavar="[OTHER.onnx] [BUILD...]", type=click.Path())
 @inputs.made_of("beside", Beside)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), default=None, metavar="HTML",
-              help="The page.  [default: <MODEL>_report.html, here]")
+@inputs.made_of("page", inputs.Page)
 @inputs.made_of("on", OnBuilds)
 @inputs.made_of("machine", Machine)
 @inputs.made_of("assumed", Assumed)
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, files: tuple[str, ...], beside: Beside, output: str | None, on: OnBuilds, machine: Machine,
+    model: str, files: tuple[str, ...], beside: Beside, page: inputs.Page, on: OnBuilds, machine: Machine,
     assumed: Assumed, answer: inputs.Answer,
 ) -> int:
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
@@ -40,7 +39,7 @@ def command(
     builds = [f for f in files if f not in others]
     if len(others) + (beside.before is not None) > 1:
         raise click.UsageError("two models at most: MODEL, and one before it (--float or OTHER.onnx)")
-    place = output or f"{stem(model) or 'model'}_report.html"  # in the current folder
+    place = page.output or f"{stem(model) or 'model'}_report.html"  # in the current folder
     claim(place, "-o")
     beside = replaced(beside, before=beside.before or (others[0] if others else None))
     made = report(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)

@@ -8,7 +8,7 @@ import click
 
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.options import Machine, OnBuilds
+from qdqtool.options import Here, Machine, OnBuilds
 
 if TYPE_CHECKING:
     from qdqtool.verification.lines import Verification
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 @click.command("verify", cls=inputs.Command)
 @click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
 @inputs.made_of("on", OnBuilds)
-@inputs.builder("Build MODEL here, then compare.")
-@inputs.capability()
+@inputs.made_of("here", Here)
 @inputs.made_of("machine", Machine, gpu="Where the build ran, if it does not say: times are compared.")
-@click.option("--from-log", "from_log", is_flag=True, help="No model available: rebuild the graph from the log itself.")
-@click.option("--allow-partial", is_flag=True, help="Exit 0 when nothing contradicts, even if the build is partial.")
+@inputs.made_of("further", inputs.Further, "from_log")
+@inputs.made_of("gates", inputs.Gates, "allow_partial")
 @inputs.made_of("answer", inputs.Written)
 def command(
-    files: tuple[str, ...], on: OnBuilds, builder: str | None, sm: str | None, machine: Machine, from_log: bool,
-    allow_partial: bool, answer: inputs.Written,
+    files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, further: inputs.Further,
+    gates: inputs.Gates, answer: inputs.Written,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
@@ -41,32 +40,30 @@ def command(
 
     claim(answer.output, "-o")
     try:
-        result = _run(files, on.target, builder, sm, machine, from_log)
+        result = _run(files, on, here, machine, further.from_log)
     except VersionError as error:
         raise QdqtoolError(f"{error}; give --target") from None
     answer.give(result.as_json, lambda width: render_verification(result, width))
-    return exit_code(result, allow_partial)
+    return exit_code(result, gates.allow_partial)
 
 
-def _run(
-    files: tuple[str, ...], target: str | None, builder: str | None, sm: str | None, machine: Machine, from_log: bool
-) -> Verification:
+def _run(files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, from_log: bool) -> Verification:
     from qdqtool.verification.api import verify
 
     if from_log:
-        if builder or not files:
+        if here.builder or not files:
             raise click.UsageError("--from-log takes the files of one build and no --builder")
         if machine != Machine():
             raise click.UsageError("--from-log compares no times: leave --gpu out, or give the MODEL")
         from qdqtool.verification.api import verify_from_log
 
-        return verify_from_log(*files, target=target)
-    if builder:
+        return verify_from_log(*files, on=on)
+    if here.builder:
         if len(files) != 1:
             raise click.UsageError("--builder takes one MODEL and no BUILD")
         from qdqtool.verification.api import verify_with_builder
 
-        return verify_with_builder(files[0], builder, sm=sm, target=target)
+        return verify_with_builder(files[0], here=here, on=on)
     if len(files) < 2:
         raise click.UsageError("give MODEL and at least one BUILD, or --from-log BUILD, or --builder")
-    return verify(files[0], *files[1:], target=target, machine=machine)
+    return verify(files[0], *files[1:], on=on, machine=machine)

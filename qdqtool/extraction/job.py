@@ -34,7 +34,7 @@ from qdqtool.extraction.select import (
 )
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.options import On, Selection, Shrinking
+from qdqtool.options import BUILDS, TRIES, On, Selection, Shrinking
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Prediction
@@ -312,10 +312,6 @@ def _last(steps: Iterator[Part | None]) -> Part | None:
     for part in steps:
         found = part if part is not None else found
     return found
-
-
-TRIES = 2000  # predictions
-BUILDS = 400  # builds or runs of the user's command
 
 
 @takes(selection=Selection, on=On, shrinking=Shrinking)

@@ -16,6 +16,7 @@ from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, Move, pruned
 from qdqtool.model.graph import Node
 from qdqtool.model.inference import grows, shorten_names
+from qdqtool.options import TRIES
 from qdqtool.types import ConvOutcome, Finding, Prediction
 
 
@@ -240,7 +241,7 @@ class Shrinker:
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = 2000
+        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = TRIES
     ) -> None:
         self._strict = True
         try:

@@ -21,6 +21,7 @@ from qdqtool.model import qdq, sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.live import load_of
 from qdqtool.model.view import View
+from qdqtool.options import Fixes
 
 __all__ = ["Arrays", "Noise", "NotFinite", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch
@@ -172,7 +173,7 @@ class Runs:
         left: Multiplications that are left for all runs.
     """
 
-    def __init__(self, effort: float = 1.0) -> None:
+    def __init__(self, effort: float = Fixes.effort) -> None:
         self.effort = effort
         self.left = budgets.SESSION_WORK_ALL * effort
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdqtool import prediction
 from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, Preprocess, takes
+from qdqtool.base.options import Images, Kept, Preprocess, Ranges, Workers, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import counted
 from qdqtool.errors import ModelError, QdqtoolError
@@ -40,7 +40,7 @@ from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_square
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
-from qdqtool.options import Kept, Measuring, On, Output, Placing, Ranges, Workers
+from qdqtool.options import Checking, Measuring, On, Output, Placing
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
@@ -52,7 +52,8 @@ _DIFFERS, _TIMES = 0.1, 5.0
 
 
 @watched
-@takes(ranges=Ranges, images=Images, kept=Kept, on=On, placing=Placing, made=Output, where=Workers, measuring=Measuring)
+@takes(ranges=Ranges, images=Images, kept=Kept, on=On, placing=Placing, made=Output, where=Workers, measuring=Measuring,
+       checking=Checking)
 @typed
 def insert(
     model: ModelSource | Model,
@@ -66,7 +67,7 @@ def insert(
     made: Output,
     where: Workers,
     measuring: Measuring,
-    predict: bool = True,
+    checking: Checking,
     progress: bool = False,
 ) -> Insertion:
     """Inserts calibrated Q/DQ pairs where TensorRT uses them.
@@ -75,7 +76,6 @@ def insert(
         model: A float ONNX model; it is not changed.
         data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
             with ``calib_table``.
-        predict: Whether to predict what TensorRT makes of the result.
         progress: Whether to draw progress on stderr (only when that is a terminal).
         {options}
 
@@ -186,7 +186,7 @@ def insert(
         losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
         smoothed=smoothed, findings=findings,
     )  # fmt: skip
-    if predict:
+    if checking.predict:
         try:
             work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
             result.prediction = prediction.predict(work, chosen)

@@ -22,14 +22,13 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, Preprocess
+from qdqtool.base.options import Images, Kept, Preprocess, Workers
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.sizes import FLOATS
-from qdqtool.options import Kept, Workers
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
 

@@ -60,6 +60,7 @@ from qdqtool.model.qdq import is_sparse
 from qdqtool.model.sizes import FLOATS, contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
+from qdqtool.options import Placing
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Refusal
@@ -91,8 +92,8 @@ class Rules:
         bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add.
     """
 
-    head: str = "box"
-    residual: str = "auto"
+    head: str = Placing.head
+    residual: str = Placing.residual
     residual_after_activation: str = "both"
     exclude: Sequence[str] = ()
     include: Sequence[str] = ()
@@ -101,7 +102,7 @@ class Rules:
     transposed_per_channel: bool = False
     floats: Collection[str] = ()
     quantized: Collection[str] = ()
-    attention: str = "float"
+    attention: str = Placing.attention
     failing: Collection[str] = ()
     bare: Collection[str] = ()
 

@@ -40,7 +40,7 @@ class ActivationScale:
 
 
 def rewrite(
-    model: Model, placement: Placement, scales: Mapping[str, ActivationScale], weights: str = "float"
+    model: Model, placement: Placement, scales: Mapping[str, ActivationScale], weights: str = Placing.weights
 ) -> list[QuantizedTensor]:
     """Inserts Q/DQ pairs into a model, in place.
 

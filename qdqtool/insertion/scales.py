@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import choices_of
+from qdqtool.base.options import Ranges, choices_of
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import holds_shares
 from qdqtool.model.operators import fills_below, inputs_behind_q
-from qdqtool.options import Ranges
+from qdqtool.options import Placing
 
 if TYPE_CHECKING:
     from calibration.methods import Range
@@ -65,7 +65,7 @@ class Ties:
         self.parent[self.group(other)] = self.group(one)
 
 
-def scale_groups(model: Model, quantized: Iterable[str], unify: bool = True) -> list[ScaleGroup]:
+def scale_groups(model: Model, quantized: Iterable[str], unify: bool = Placing.unify) -> list[ScaleGroup]:
     """Groups quantized tensors of a float model over the operators that a Q passes; without ``unify`` all stay alone.
 
     Returns:
@@ -125,9 +125,9 @@ class MethodChoice:
         percentile: Of the absolute values, for the method ``percentile``, in percent.
     """
 
-    default: str = "focus"
+    default: str = Ranges.method
     overrides: Sequence[tuple[str, str]] = ()
-    percentile: float = 99.99
+    percentile: float = Ranges.percentile
 
     @classmethod
     def chosen(cls, ranges: Ranges) -> MethodChoice:

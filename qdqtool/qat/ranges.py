@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, distributed, nn
 
 from calibration import TensorStatistics
-from calibration.methods import DEFAULT_PERCENTILE
 from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.base.notes import Note
+from qdqtool.base.options import Ranges
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
+from qdqtool.options import Fitted
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.planning import Plan
@@ -53,10 +54,10 @@ class Calibration:
 def calibrate(
     model: nn.Module | Any,
     data: Iterable[Any],
-    method: str = "mse",
+    method: str = Fitted.method,
     *,
     fn: Callable[[Any], Any] | None = None,
-    percentile: float = DEFAULT_PERCENTILE,
+    percentile: float = Ranges.percentile,
     method_for: Sequence[tuple[str, str]] = (),
     max_batches: int | None = None,
     total: int | None = None,

@@ -30,10 +30,10 @@ from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
-from qdqtool.base.options import concern, option, options_of
+from qdqtool.base.options import as_in, concern, option, options_of
 from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Trained
+from qdqtool.options import Fitted, Trained
 from qdqtool.qat.modules import uncalibrated
 from qdqtool.qat.networks import FREEZE_NORMS, changed, freeze, protect, untrained, unwrapped
 from qdqtool.qat.preparation import is_prepared, prepare
@@ -51,7 +51,7 @@ RECIPE: dict[str, Any] = {
 class Options(Trained):
     """What the trainer does before the first step; the other fields are as for :func:`qdqtool.qat.prepare`."""
 
-    method: str = option("mse", "As for :func:`qdqtool.qat.calibrate`.")
+    method: str = as_in(Fitted, "method", doc="As for :func:`qdqtool.qat.calibrate`.")
     images: int = option(128, "How many training images calibrate.")
     freeze_norms: bool = option(
         FREEZE_NORMS, "Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.")

@@ -19,7 +19,7 @@ from qdqtool import prediction
 from qdqtool.base import budgets
 from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, takes
+from qdqtool.base.options import Images, Ranges, Workers, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
 from qdqtool.errors import ModelError, QdqtoolError
@@ -32,7 +32,7 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full
-from qdqtool.options import Aim, Effort, On, Placing, Powered, Ranges, Remainder, Workers
+from qdqtool.options import KEEP, Aim, Effort, On, Placing, Powered, Remainder
 from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
@@ -46,7 +46,6 @@ from qdqtool.tuning.search import Search
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
-KEEP = 0.97
 _JUDGED_POINTS = 10
 
 

@@ -23,6 +23,7 @@ from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choos
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.sizes import FLOATS
+from qdqtool.options import Placing
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes, light
@@ -70,7 +71,7 @@ class Recipe:
             found[index].append((tensor, axis))
         return {index: tuple(sorted(entries, key=repr)) for index, entries in found.items()}
 
-    def build(self, model: Model, weights: str = "float") -> tuple[Model, list[QuantizedTensor]]:
+    def build(self, model: Model, weights: str = Placing.weights) -> tuple[Model, list[QuantizedTensor]]:
         """The Q/DQ model, and what got a Q/DQ pair.
 
         ``model`` is the prepared float model that the recipe was made for, and is not changed; ``weights`` is as for

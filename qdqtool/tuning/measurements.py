@@ -25,12 +25,12 @@ from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
 from qdqtool.base import budgets
 from qdqtool.base.files import check_output, open_input, same_file
-from qdqtool.base.options import Images
+from qdqtool.base.options import Images, Ranges
 from qdqtool.base.outputs import atomic_write, parse_json
 from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.base.process import track
 from qdqtool.errors import DataError
-from qdqtool.options import Effort, Ranges
+from qdqtool.options import Effort
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.measure import Job, Mapper, Result, Row, Rows, Task
 from qdqtool.tuning.metrics import Evidence, resampled

@@ -24,7 +24,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.qdq import quantizers
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET, Machine, OnBuilds
+from qdqtool.options import DEFAULT_TARGET, Here, Machine, OnBuilds
 from qdqtool.prediction import predict
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import TARGETS, Target, target_named, target_of_version
@@ -250,28 +250,28 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
 
 # A build made here, and a log without its model ----------------------------------------------------------------------
 
-def verify_with_builder(
-    model: str | os.PathLike[str], builder: str, sm: str | None = None, target: str | Target | None = None
-) -> Verification:
-    """Builds ``model`` with a TensorRT found here and compares the prediction with what came out.
+@takes(here=Here, on=OnBuilds)
+def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds) -> Verification:
+    """Builds a model with a TensorRT found here and compares the prediction with what came out.
 
-    ``sm`` is the compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``; ``target`` overrides the
-    one that the builder's version chooses.
+    Args:
+        model: The Q/DQ model.
+        {options}
     """
-    index = load(model)
-    if builder == "tensorrt-rtx":
+    index, sm, target = load(model), here.sm, on.target
+    if here.builder == "tensorrt-rtx":
         print_once()
     digits = None if sm is None else sm.lower().removeprefix("sm")
     if digits is not None and not digits.isdigit():
         raise QdqtoolError(f"'{sm}' is not a compute capability; give it as 86 or sm86")
-    result = built.build_model(model, builder, sm=None if digits is None else [int(digits)])
+    result = built.build_model(model, here.builder, sm=None if digits is None else [int(digits)])
     if result.status == "timeout":
         raise BuilderError(f"{model}: the build did not end in time; {result.message}")
-    if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
+    if here.builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(index, result.build, target=target)
     prediction = predict(index, target_named(target) if target is not None else TARGETS["rtx1.7"])
-    described = BuildFacts(BuildSource(builder), tensorrt=result.version or None, complete=True, status=result.status,
-                           message=result.message)
+    described = BuildFacts(BuildSource(result.builder), tensorrt=result.version or None, complete=True,
+                           status=result.status, message=result.message)
     pairs = built.compare(prediction, result) if result.status == "built" else []
     verification = of_pairs(prediction, pairs, described)
     if built.status_agrees(prediction, result) is False:
@@ -285,18 +285,20 @@ def verify_with_builder(
     return verification
 
 
-def verify_from_log(*sources: str | os.PathLike[str] | Build, target: str | Target | None = None) -> Verification:
+@takes(on=OnBuilds)
+def verify_from_log(*sources: str | os.PathLike[str] | Build, on: OnBuilds) -> Verification:
     """Rebuilds the graph from a log, predicts it, and compares the prediction with the same log.
 
-    ``sources`` are the log, and further files of the same build; ``target`` overrides the one that the log's version
-    chooses.
+    Args:
+        sources: The log, and further files of the same build.
+        {options}
     """
     given = [s for s in sources if isinstance(s, Build)]
     build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.called if build.files else 'the log'}"
-    chosen, notes = choose_target(build, target)
+    chosen, notes = choose_target(build, on.target)
     if chosen.is_rtx:
         raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well")
     _check_whole(build, proto, name)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool import builders
+from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
 from qdqtool.base.records import published
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer
+from qdqtool.options import Building
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
 from qdqtool.verification.convolutions import BuiltNode, built_nodes
@@ -48,22 +50,15 @@ class BuiltModel(BuildResult):
         }
 
 
-def build_model(
-    model: str | os.PathLike[str],
-    builder: str = "tensorrt-rtx",
-    output: str | os.PathLike[str] | None = None,
-    sm: Sequence[int] | None = None,
-    timeout: float = builders.TIMEOUT,
-    keep_engine: bool = False,
-    shapes: dict[str, Sequence[Sequence[int]]] | None = None,
-) -> BuiltModel:
+@takes(how=Building)
+def build_model(model: str | os.PathLike[str], how: Building) -> BuiltModel:
     """Builds a model and maps the build back to it; arguments and errors as for :func:`qdqtool.builders.build`.
 
     With ``output``, the layers and convolutions are written to ``layers.json`` there.
     """
-    result = mapped(builders.build(model, builder, output, sm, timeout, keep_engine, shapes))
-    if output is not None and result.build is not None and result.status == "built":
-        result.layers_path = Path(output) / "layers.json"
+    result = mapped(builders.build(model, how=how))
+    if how.output is not None and result.build is not None and result.status == "built":
+        result.layers_path = Path(how.output) / "layers.json"
         table = {**published(result, "builder", "version"),
                  **inspector_json(result.build.layers, result.build.bindings), **published(result, "nodes")}
         write_text(result.layers_path, json.dumps(table, indent=1) + "\n")

@@ -82,8 +82,8 @@ def test_an_interrupted_pass_is_resumed(
     loaded: list[str] = []
     real = arrays.open_data
 
-    def watched(*args: Any) -> Any:
-        data = real(*args)
+    def watched(*args: Any, **named: Any) -> Any:
+        data = real(*args, **named)
         load = data.source.load
 
         def counted(index: int) -> Any:

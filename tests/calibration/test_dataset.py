@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from calibration import listing
-from calibration.arrays import DEFAULT_MAX_IMAGES, open_data
+from calibration.arrays import open_data
 from calibration.dataset import Dataset, InputSpec, Looks, Sample, Source, fit_all, printable, spread
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
 from qdqtool.base import budgets, files
@@ -263,7 +263,6 @@ def refusal(source: object, inputs: list[InputSpec] | None = None, **options: An
 
 
 def test_512_images_unless_told() -> None:
-    assert DEFAULT_MAX_IMAGES == 512
     rows = [{"images": ROW}] * 600
     assert [len(open_data(rows, [SPEC])), len(open_data(rows, [SPEC], max_images=1))] == [512, 1]
     for count in (0, -1):

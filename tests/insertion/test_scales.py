@@ -10,6 +10,7 @@ from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import TensorStatistics
 from qdqtool.base.notes import Remark
+from qdqtool.base.options import Kept
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion import scales
@@ -24,7 +25,6 @@ from qdqtool.insertion.scales import (
     weight_scale,
 )
 from qdqtool.model.graph import Model
-from qdqtool.options import Kept
 from qdqtool.types import QuantizedTensor
 from tests.calibration.nets import told_by
 from tests.insertion.nets import Net, images

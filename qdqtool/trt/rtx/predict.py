@@ -14,6 +14,7 @@ from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.qdq import precision_of
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
+from qdqtool.options import DEFAULT_SM
 from qdqtool.trt import faults
 from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.trt.rtx.motion import Motion
@@ -34,8 +35,6 @@ from qdqtool.trt.rtx.operands import (
 )
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
-
-DEFAULT_SM = (86,)
 
 
 def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFAULT_SM) -> Prediction:
