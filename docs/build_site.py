@@ -26,8 +26,9 @@ from typing import Any
 
 import calibration
 import qdqtool
-from qdqtool import cli, qat
+from qdqtool import qat
 from qdqtool.builders.child import is_installed
+from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
 from qdqtool.explain.codes import CODES, Code

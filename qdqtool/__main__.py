@@ -12,7 +12,7 @@ def main() -> None:
         completing = "_QDQTOOL_COMPLETE" in os.environ  # click answers the shell
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
             _overview()
-        from qdqtool.cli import main as command_line
+        from qdqtool.commands.cli import main as command_line
     except KeyboardInterrupt:
         sys.exit(130)
     command_line()

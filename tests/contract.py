@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from PIL import Image
 
-from qdqtool.cli import COMMANDS, cli, run
+from qdqtool.commands.cli import COMMANDS, cli, run
 from tests.buildlog import samples
 from tests.tables import rows
 from tests.trt.builder import Graph

@@ -7,7 +7,7 @@ import pytest
 
 import qdqtool
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.trt.outcome import settled
 from qdqtool.types import Precision, Prediction

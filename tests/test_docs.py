@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool import cli
+from qdqtool.commands import cli
 from qdqtool.trt.targets import target_named
 
 ROOT = Path(__file__).parents[1]

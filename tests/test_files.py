@@ -21,8 +21,8 @@ import qdqtool
 from qdqtool import insert
 from qdqtool.base import budgets, files, outputs
 from qdqtool.base.outputs import atomic_write, write_text
-from qdqtool.cli import cli, run
 from qdqtool.commands import COMMANDS as NAMES
+from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
 from tests.growth import Net

@@ -19,7 +19,7 @@ COMMANDS = (
 
 SCRIPT = """
 import json, sys
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 for words in json.load(sys.stdin):
     print(run(words), flush=True)
 """

@@ -16,8 +16,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from qdqtool import cli
 from qdqtool.base import process
+from qdqtool.commands import cli
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save

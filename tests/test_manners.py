@@ -23,8 +23,8 @@ import pytest
 from onnx import helper
 
 from qdqtool.base import text
-from qdqtool.cli import run
 from qdqtool.commands import COMMANDS, overview
+from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
 from qdqtool.model.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
@@ -76,7 +76,7 @@ def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:
 
 _WAIT = """
 import sys, time
-from qdqtool import cli
+from qdqtool.commands import cli
 from qdqtool.base import outputs
 from qdqtool.base import process
 import click
@@ -422,7 +422,7 @@ def test_a_signal_that_a_library_turned_into_its_own_error(kind: str) -> None:
     """Ctrl-C while onnxruntime is loaded came as an error of its bindings, and ended with 2."""
     code = (
         "import os, signal, sys\n"
-        "from qdqtool import cli\n"
+        "from qdqtool.commands import cli\n"
         "def main(**_):\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
@@ -454,7 +454,7 @@ def test_a_stop_that_python_drops_comes_again() -> None:
     """Exceptions that are raised while an object is deleted are printed and forgotten."""
     code = (
         "import os, signal, time\n"
-        "from qdqtool import cli\n"
+        "from qdqtool.commands import cli\n"
         "class Thing:\n"
         "    def __del__(self):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
@@ -475,7 +475,7 @@ def test_a_signal_waits_for_a_compiled_module_whichever_thread_takes_it() -> Non
     code = (
         "import os, signal, threading\n"
         "from importlib.machinery import ExtensionFileLoader\n"
-        "from qdqtool import cli\n"
+        "from qdqtool.commands import cli\n"
         "begun = threading.Event()\n"
         "def send():\n"
         "    begun.wait()\n"
@@ -502,7 +502,7 @@ def test_ctrl_c_while_a_library_of_python_modules_loads(tmp_path: Path) -> None:
     """Protobuf's compiled code calls Python's while onnx's classes are made, and does not bear an exception there."""
     (tmp_path / "library.py").write_text(
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('loaded whole')\n")
-    code = ("from qdqtool import cli\ndef main(**_):\n    import library\n    print('went on')\n"
+    code = ("from qdqtool.commands import cli\ndef main(**_):\n    import library\n    print('went on')\n"
             "cli.cli.main = main\ncli.main()\n")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25,
                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})

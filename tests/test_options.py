@@ -14,8 +14,8 @@ import qdqtool
 from qdqtool import builders, options
 from qdqtool.base import options as of_calibration
 from qdqtool.base.options import as_in, choices_of, concern, option_of, options_of, takes
-from qdqtool.cli import COMMANDS, cli
 from qdqtool.commands import inputs
+from qdqtool.commands.cli import COMMANDS, cli
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import extract
 from qdqtool.fixing.api import fix

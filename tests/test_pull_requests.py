@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import onnx
 import pytest
 
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from tests.explain.test_causes import residual
 from tests.slow import slow_after
 from tests.trt.builder import Graph

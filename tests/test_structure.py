@@ -16,7 +16,7 @@ import click
 import onnx.defs
 import pytest
 
-from qdqtool.cli import cli
+from qdqtool.commands.cli import cli
 from tests.sources import nodes_of
 
 HOME = Path(__file__).parents[1]
@@ -255,7 +255,7 @@ def words_of_the_command_line() -> Broken:
     either = "|".join(sorted(known - TRTEXEC))
     options = re.compile(rf"(?<![\w-])(?:{either})(?![\w-])")
     for module, path in sources().items():
-        speaks_of_commands = room_of(module) in ("commands", "cli", "render", "explain")
+        speaks_of_commands = room_of(module) in ("commands", "render", "explain")
         speaks_of_commands &= not module.startswith((LINT, "qdqtool.render.reporting"))
         if speaks_of_commands or module.endswith(".options"):
             continue
@@ -384,8 +384,8 @@ def f():
     edges: dict[str, Iterable[str]] = {"a": "b", "b": "c", "c": "ad", "d": "e", "e": "", "f": "f"}
     assert circles(edges) == [["a", "b", "c"]]
     assert circles({"a": "bc", "b": "c", "c": ""}) == []
-    assert {"qdqtool", "qdqtool.cli", "qdqtool.trt.targets", "calibration"} <= set(sources())
-    assert "qdqtool.errors" in graph()["qdqtool.cli"]
+    assert {"qdqtool", "qdqtool.commands.cli", "qdqtool.trt.targets", "calibration"} <= set(sources())
+    assert "qdqtool.errors" in graph()["qdqtool.commands.cli"]
     assert rooms({"qdqtool.a.b": frozenset({"qdqtool.c", "qdqtool.a.d"}), "qdqtool.c": frozenset()}) == {
         "a": {"c"}, "c": set()}  # fmt: skip
     broken = {what for law in range(len(LAWS)) for what in violations(law)}

@@ -11,7 +11,7 @@ import pytest
 from qdqtool.buildlog.costs import EngineReport, analyze, compare
 from qdqtool.buildlog.drawing import FILL, dot, drawing_of, svg
 from qdqtool.buildlog.read import read_build
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
 from tests.buildlog import samples

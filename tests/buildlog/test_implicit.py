@@ -5,7 +5,7 @@ import pytest
 
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import implicit_int8
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model
 from qdqtool.verification.api import check_explicit

@@ -12,7 +12,7 @@ from qdqtool.base.notes import Remark
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
 from qdqtool.buildlog.types import ParsedNode, ParsedTensor
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file

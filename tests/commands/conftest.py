@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 
 
 class Cli:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from tests.commands.conftest import Cli
 from tests.tables import cases
 from tests.verification.comparing.networks import float_network, network

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from qdqtool.base.process import INTERRUPTED
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from tests.fuzz_inputs.mutate import mutated
 from tests.fuzz_inputs.seeds import COMMANDS, KINDS, PROGRESS, write_seeds
 

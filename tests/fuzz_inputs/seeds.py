@@ -19,7 +19,7 @@ from PIL import Image
 
 from calibration.cache import write_tensorrt_cache
 from qdqtool import insert, predict
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.timing.parts import Calibration
 from qdqtool.types import VERIFICATION_SCHEMA
 from tests.buildlog import samples

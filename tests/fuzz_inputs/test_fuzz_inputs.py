@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from tests.fuzz_inputs.check import LEFT, Bench
 from tests.fuzz_inputs.seeds import COMMANDS
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import qdqtool
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.cli import run as command
+from qdqtool.commands.cli import run as command
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth

@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper
 
-from qdqtool import cli
 from qdqtool.base import budgets
+from qdqtool.commands import cli
 from qdqtool.errors import ModelError
 from qdqtool.model import external, modelfile
 from qdqtool.model.modelfile import load, load_full, save

@@ -17,7 +17,7 @@ class Blocker:
         if name.split(".")[0] in ("torch", "pytorch_quantization", "modelopt"):
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Blocker())
-import qdqtool, qdqtool.cli, qdqtool.testing, qdqtool.qat, calibration
+import qdqtool, qdqtool.commands.cli, qdqtool.testing, qdqtool.qat, calibration
 qdqtool.predict, qdqtool.insert, qdqtool.verify
 assert not {"torch", "pytorch_quantization", "modelopt"} & set(sys.modules)
 """

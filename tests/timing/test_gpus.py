@@ -9,7 +9,7 @@ import pytest
 
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.types import Build
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.modelfile import load
 from qdqtool.options import Request

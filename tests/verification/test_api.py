@@ -12,7 +12,7 @@ from qdqtool.base.notes import Note, Remark, remarks
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, ConvolutionCounts, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, LogEvent, ParseSection, Section
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibration.cluster.mapping import check_where, connected
-from qdqtool import cli
+from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import qdqtool
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.explain.lint import weight_scales
 from qdqtool.explain.lint.activation_scales import one_factor
 from qdqtool.explain.report import Report

@@ -17,7 +17,7 @@ import pytest
 import qdqtool
 from calibration.cache import load_statistics
 from calibration.methods import METHODS, amax_of
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import DataError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.cli import run
+from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.types import Precision
 from qdqtool.verification.comparing.result import (
