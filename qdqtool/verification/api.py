@@ -82,7 +82,7 @@ def verify(
         assert result.prediction is not None
         from qdqtool.verification.times import compare_times, not_compared
 
-        result.times = compare_times(index, result.prediction, build, chosen, machine.gpu, machine.clock)
+        result.times = compare_times(index, result.prediction, build, chosen, machine=machine)
         if result.times is None and machine.gpu is None:
             notes += not_compared(build)
     result.notes[:0] = [*build.notes, *notes]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 
 from qdqtool.base.notes import Note, Remark
+from qdqtool.base.options import takes
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
+from qdqtool.options import Machine
 from qdqtool.timing import parts
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
@@ -19,12 +21,12 @@ _SLOW = 1.5  # times the estimate from which on a layer is named
 _NAMED = 5
 
 
+@takes(machine=Machine)
 def compare_times(
-    model: Model, prediction: Prediction, build: Build, target: Target, gpu: str | None = None,
-    clock: float | None = None,
-) -> Json | None:  # fmt: skip
+    model: Model, prediction: Prediction, build: Build, target: Target, machine: Machine
+) -> Json | None:
     """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU."""
-    chosen = gpu_of(build, gpu, clock)
+    chosen = gpu_of(build, machine.gpu, machine.clock)
     if chosen is None or not is_timed(build):
         return None
     time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
+from qdqtool.options import Building
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
@@ -293,26 +293,26 @@ def test_exit_codes(complete: bool, unknown: int, mismatch: bool, partial: bool,
 # Building a model and mapping the build back to it, with a builder that says what the test wants.
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Building]:
     """What the builder was asked for; it builds as predicted, or refuses where the time limit is 1 s."""
-    calls: list[tuple[Any, ...]] = []
+    calls: list[Building] = []
 
-    def build(*arguments: Any) -> BuildResult:
-        calls.append(arguments)
-        if arguments[4] == 1:
+    def build(model: str, how: Building) -> BuildResult:
+        calls.append(how)
+        if how.timeout == 1:
             return BuildResult("tensorrt", "refused", message="no")
-        model = load(MODEL)
+        graph = load(MODEL)
         read = build_of(log_of(prediction(CASE)))
-        return BuildResult("tensorrt", "built", "8.5.2", model=model, names={n.index: n.name for n in model.nodes},
+        return BuildResult("tensorrt", "built", "8.5.2", model=graph, names={n.index: n.name for n in graph.nodes},
                            build=read)  # fmt: skip
 
     monkeypatch.setattr("qdqtool.builders.build", build)
     return calls
 
 
-def test_the_layers_are_written(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
+def test_the_layers_are_written(asked: list[Building], tmp_path: Path) -> None:
     result = build_model(MODEL, "tensorrt", tmp_path)
-    assert asked[0][5] is False, "no engine is kept unless asked for"
+    assert asked[0].keep_engine is False, "no engine is kept unless asked for"
     assert [n.precision for n in result.nodes] == [Precision.INT8] * 21
     assert result.node("Conv_22").inputs == (Precision.INT8,)
     assert result.node("Conv_34").inputs == (Precision.INT8, Precision.INT8), "data, then the residual"
@@ -341,7 +341,7 @@ def test_what_is_told_of_a_build(tmp_path: Path) -> None:
         BuiltModel("trtexec", "built", nodes=rows).node("n3")
 
 
-def test_pairs_and_what_was_not_built(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
+def test_pairs_and_what_was_not_built(asked: list[Building], tmp_path: Path) -> None:
     result = build_model(MODEL, "tensorrt", tmp_path, timeout=1)
     assert (result.status, result.nodes, result.layers_path) == ("refused", [], None)
     assert list(tmp_path.iterdir()) == []
