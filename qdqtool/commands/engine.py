@@ -45,7 +45,7 @@ def command(
         if not build.layers:
             raise BuildLogError(f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log")
         costs = analyze(build)
-        chosen = gpu_of(build, machine.gpu, machine.clock)
+        chosen = gpu_of(build, machine=machine)
         if chosen is not None:
             add_expected(costs, chosen)
         return costs

@@ -81,8 +81,8 @@ def command(
     claim(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
         note_read(request.calibrate)
-    choices, way = assumed.assume, how.way
-    building = way_named(way) if way is not None else None
+    choices = assumed.assume
+    building = way_named(how.way) if how.way is not None else None
     timed = gpu is not None or request.sm is not None
     if timed:
         from qdqtool.timing.estimate import of_capability, predict_on
@@ -95,9 +95,9 @@ def command(
     def answered(path: str) -> _Answer:
         time = None
         if not timed:
-            prediction = predict(path, chosen, assume=choices, way=way)
+            prediction = predict(path, chosen, assumed=assumed, how=how)
         else:
-            prediction, time = predict_on(path, chosen, request, assume=choices, way=way, also=_add_fixes)
+            prediction, time = predict_on(path, chosen, request, assumed=assumed, how=how, also=_add_fixes)
         if calib is not None:
             from qdqtool.prediction import check_activations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.base.notes import Note, Remark
+from qdqtool.base.options import takes
 from qdqtool.base.outputs import json_text, write_text
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.messages import GpuFact, GpuLacks
@@ -20,7 +21,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.view import View
-from qdqtool.options import Request
+from qdqtool.options import Assumed, Request, Way
 from qdqtool.prediction import predict
 from qdqtool.timing import gpus, parts, twin, work
 from qdqtool.timing.gpus import Gpu
@@ -417,9 +418,10 @@ def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction
 # A prediction on a GPU: what ``--gpu`` and ``--sm`` ask for ----------------------------------------------------------
 
 
+@takes(assumed=Assumed, how=Way)
 def predict_on(
-    model: ModelSource | Model, target: str | Target, request: Request, *, assume: Mapping[str, str] | None = None,
-    way: str | None = None, also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
+    model: ModelSource | Model, target: str | Target, request: Request, *, assumed: Assumed, how: Way,
+    also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:  # fmt: skip
     """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
 
@@ -437,10 +439,10 @@ def predict_on(
             f"`sm` {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
         )
     index = load(model)
-    prediction = predict(index, target, assume=assume, way=way)
+    prediction = predict(index, target, assumed=assumed, how=how)
     time = None
     if chosen is not None:
-        settled_on = assumed_target(target_named(target), assume)
+        settled_on = assumed_target(target_named(target), assumed.assume)
         plain = Precision.FP32 if request.no_fp16 else chosen.plain
         time = estimate(index, prediction, chosen, settled_on, plain=plain, batch=request.batch,
                         calibrate=request.calibrate)  # fmt: skip

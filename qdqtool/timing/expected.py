@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qdqtool.base.notes import Note, Remark
+from qdqtool.base.options import takes
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
 from qdqtool.errors import QdqtoolError
+from qdqtool.options import Machine
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import constants, seconds
@@ -220,15 +222,17 @@ _L2_PEAK = 64.0  # bytes that an SM takes from the L2 in a clock (Volta, Ampere 
 _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 
 
-def gpu_of(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
+@takes(machine=Machine)
+def gpu_of(build: Build, machine: Machine) -> Gpu | None:
     """The GPU that a build ran on, as its log describes it; None where that is not known.
 
-    ``name`` is the user's word for it: the log's figures are taken where they can be that GPU's, else the table's.
-    ``clock`` is its SM clock in MHz, which comes before the log's.
+    ``machine`` is the user's words for it: the log's figures are taken where they can be that GPU's, else the table's;
+    the clock comes before the log's.
 
     Raises:
         QdqtoolError: The user's GPU is not known.
     """
+    name, clock = machine.gpu, machine.clock
     if name is not None:
         facts = of_facts(name, build.gpu)
         known = [] if "=" in name else gpus.answering(name)

@@ -26,7 +26,7 @@ def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, machine: Machine
 ) -> Json | None:
     """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU."""
-    chosen = gpu_of(build, machine.gpu, machine.clock)
+    chosen = gpu_of(build, machine=machine)
     if chosen is None or not is_timed(build):
         return None
     time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,

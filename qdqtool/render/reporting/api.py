@@ -121,12 +121,12 @@ def collect(
     assumed: Assumed,
 ) -> data.Page:
     """What the page shows; arguments and errors as for :func:`report`."""
-    before, gpu, clock, assume = beside.before, machine.gpu, machine.clock, dict(assumed.assume or {})
-    if clock is not None and gpu is None and not builds:
+    before = beside.before
+    if machine.clock is not None and machine.gpu is None and not builds:
         raise QdqtoolError("`clock` needs `gpu`")
     build = build_of(builds) if builds else None
-    chosen = gpu_for(build, gpu, clock)
-    subject = look_at(model, on.target, chosen, build, assume, named=gpu, clock=clock)
+    chosen = gpu_for(build, machine)
+    subject = look_at(model, on.target, chosen, build, machine, assumed)
     collector = Collector(subject, "after" if before is not None else "model")
     page = data.Page(TOOL_VERSION, collector.run())
     page.model.time = sections.time_of(subject)
@@ -134,7 +134,7 @@ def collect(
     sections.add_weights(collector)
     other = None
     if before is not None:
-        other = look_at(before, subject.prediction.target, chosen, None, assume)
+        other = look_at(before, subject.prediction.target, chosen, None, machine, assumed)
         _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()

@@ -19,7 +19,7 @@ from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_dq, is_q, is_qdq
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET
+from qdqtool.options import DEFAULT_TARGET, Assumed, Machine
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.render.reporting import data
@@ -381,15 +381,13 @@ def look_at(
     source: ModelSource | Model,
     target: str | Target | None,
     gpu: Gpu | None,
-    build: Build | None = None,
-    assume: dict[str, str] | None = None,
-    *,
-    named: str | None = None,
-    clock: float | None = None,
+    build: Build | None,
+    machine: Machine,
+    assumed: Assumed,
 ) -> Subject:
     """Predicts for a model, verifies it where a build is given, and estimates the time where a GPU is.
 
-    ``named`` and ``clock`` are the user's words for the GPU.
+    ``machine`` is the user's words for the GPU.
 
     Raises:
         ModelError: The model cannot be read.
@@ -400,11 +398,11 @@ def look_at(
     if build is not None:
         from qdqtool.verification.api import verify
 
-        verification = verify(model, build, target=target, gpu=named, clock=clock)
+        verification = verify(model, build, target=target, machine=machine)
         assert verification.prediction is not None
         prediction = verification.prediction
     else:
-        prediction = predict(model, target or DEFAULT_TARGET, assume=assume)
+        prediction = predict(model, target or DEFAULT_TARGET, assumed=assumed)
     chosen = target_named(prediction.target)
     time = None
     if gpu is not None:
@@ -429,7 +427,7 @@ def _work(subject: Subject) -> list[Work]:
     return load_.layers if len(load_.layers) == len(layers) else []
 
 
-def gpu_for(build: Build | None, name: str | None, clock: float | None) -> Gpu | None:
+def gpu_for(build: Build | None, machine: Machine) -> Gpu | None:
     """The GPU that was named, or that the build ran on.
 
     Raises:
@@ -438,5 +436,5 @@ def gpu_for(build: Build | None, name: str | None, clock: float | None) -> Gpu |
     if build is not None:
         from qdqtool.timing.expected import gpu_of
 
-        return gpu_of(build, name, clock)
-    return gpus.chosen(name, clock) if name is not None else None
+        return gpu_of(build, machine=machine)
+    return gpus.chosen(machine.gpu, machine.clock) if machine.gpu is not None else None
