@@ -15,6 +15,7 @@ from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED, Stopped, track
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import constants
 from qdqtool.extraction.private import made_private
@@ -25,7 +26,6 @@ from qdqtool.extraction.select import (
     Shrinker,
     choose,
     grow,
-    key,
     listed,
     of_findings,
     of_node,

@@ -11,7 +11,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.explain.messages import worded
+from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, Move, pruned
 from qdqtool.model.graph import Node
@@ -46,11 +46,6 @@ class Shown:
     def holds(self, prediction: Prediction) -> bool:
         """Whether a prediction shows everything."""
         return not self.missing(prediction)
-
-
-def key(finding: Finding) -> tuple[str, str, str, str, str]:
-    """Equal for two findings that say the same; sizes of tensors apart, which a smaller model changes."""
-    return str(finding.code), str(finding.severity), finding.node, *worded(finding, sizes=False)
 
 
 def same(one: ConvOutcome, two: ConvOutcome) -> bool:
