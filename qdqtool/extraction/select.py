@@ -93,12 +93,6 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
     return found[int(number) - 1]
 
 
-def listed(items: Sequence[str], most: int = 4) -> str:
-    """A list in words."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
-
-
 # Parts ---------------------------------------------------------------------------------------------------------------
 
 
