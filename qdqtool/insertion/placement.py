@@ -21,7 +21,6 @@ import onnx
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.text import compile_pattern
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.coded import code_of
 from qdqtool.explain.left_float import (
     PLACEMENT,
     Excluded,
@@ -88,7 +87,7 @@ class Rules:
         floats: Names of nodes to leave float for accuracy; other than a pattern, a name may fit no node.
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
-        failing: Codes of the forms of convolutions that builds for the target failed on, to leave float.
+        failing: Forms of convolutions that builds for the target failed on, to leave float: classes of their refusals.
         bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add.
     """
 
@@ -103,7 +102,7 @@ class Rules:
     floats: Collection[str] = ()
     quantized: Collection[str] = ()
     attention: str = "float"
-    failing: Collection[str] = ()
+    failing: Collection[type[Refusal]] = ()
     bare: Collection[str] = ()
 
 
@@ -348,7 +347,7 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
         readers = model.readers(node.output)
         gated = any((a := of(r).activation) is not None and a.gate for r in readers)
         found += depthwise(PLACEMENT, node, gated and any(r.op == "Mul" for r in readers), readers)
-    return next((r for r in found if r is not None and code_of(r) in rules.failing), None)
+    return next((r for r in found if r is not None and type(r) in rules.failing), None)
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
