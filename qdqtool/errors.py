@@ -5,7 +5,15 @@ class QdqtoolError(Exception):
     """Bad input or an impossible request.
 
     The message is one line that names the file, node or tensor and says what to do about it.
+
+    Attributes:
+        path: The file that it is about, which the message begins with; empty where ``reason`` is all of it.
+        reason: What is wrong with it.
     """
+
+    def __init__(self, reason: str = "", path: str = "") -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path, self.reason = path, reason
 
 
 class VersionError(QdqtoolError):

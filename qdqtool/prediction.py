@@ -10,7 +10,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.base.process import collector_paused
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.model.qdq import is_dq, is_q
+from qdqtool.model.qdq import without_pairs
 from qdqtool.options import Assumed, Looking, On, Way
 from qdqtool.trt.outcome import assumed_target, settled, simulate
 from qdqtool.trt.targets import Target, target_named
@@ -89,7 +89,7 @@ def check_activations(
 
     index = load_full(model)
     view = View(index)
-    sources = {q.input(0): _without_pairs(index, q.input(0)) for q in activation_scales.quantized(view)}
+    sources = {q.input(0): without_pairs(index, q.input(0)) for q in activation_scales.quantized(view)}
     if not sources:
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
@@ -102,15 +102,6 @@ def check_activations(
     known = [f for f in prediction.findings if f.code != "ACT-OUTLIER"]  # a guess, where data tells it
     prediction.findings = _ordered([*known, *report.findings])
     _number(prediction.findings, prediction, index)
-
-
-def _without_pairs(model: Model, tensor: str) -> str:
-    """The tensor that stands in the float network for what a pair made."""
-    dq = model.producer(tensor)
-    while dq is not None and is_dq(dq) and (q := model.producer(dq.input(0))) is not None and is_q(q):
-        tensor = q.input(0)
-        dq = model.producer(tensor)
-    return tensor
 
 
 def outcome(model: Model, target: Target) -> Prediction:

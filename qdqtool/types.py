@@ -233,12 +233,14 @@ class Refusal:
     Attributes:
         reason: A short code of the class, stable, that tests refer to.
         quotes: Whether its words are TensorRT's own.
+        sizes: Its fields that hold how large a tensor is, which a part of the model may have otherwise.
         pass_name: The pass, or who else looked.
         node: The ONNX node looked at.
     """
 
     reason: ClassVar[str] = ""
     quotes: ClassVar[bool] = False
+    sizes: ClassVar[tuple[str, ...]] = ("elements",)
     nameless: ClassVar[tuple[str, ...]] = ("pass_name", "op")
 
     pass_name: str

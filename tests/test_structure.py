@@ -292,6 +292,40 @@ def sentences_read() -> Broken:
             yield from ((f"words: {name}", str(line)) for line in lines_that_read(path.read_text(encoding="utf-8")))
 
 
+def words_compared() -> Broken:
+    """A finding's words are asked for where it is worded; an error's path is no text to cut off (errors.py)."""
+    for module, path in sources().items():
+        for node in nodes_of(path):
+            named = isinstance(node, ast.ImportFrom) and node.module == "qdqtool.explain.messages"
+            if named and any(a.name == "worded" for a in node.names):
+                yield f"words: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+            if cuts_an_error(node):
+                yield f"error: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
+def cuts_an_error(node: ast.AST) -> bool:
+    """Whether a part is taken off the text of an exception: ``str(error).removeprefix(...)``."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    text = node.func.value
+    if not (isinstance(text, ast.Call) and isinstance(text.func, ast.Name) and text.func.id == "str"):
+        return False
+    taken_off = node.func.attr in ("removeprefix", "removesuffix", "partition")
+    return taken_off and any("error" in ast.unparse(arg) for arg in text.args)
+
+
+# What placement and a check both refuse has one producer, beside the checks.
+FORMS = {"LargeKernel", "DepthwiseAdd", "DepthwiseSilu"}
+
+
+def forms_refused() -> Broken:
+    for module, path in sources().items():
+        for node in nodes_of(path):
+            called = node.func if isinstance(node, ast.Call) else None
+            if getattr(called, "attr", getattr(called, "id", "")) in FORMS and module != f"{LINT}.operators":
+                yield f"form: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+
+
 def lines_that_read(source: str) -> list[int]:
     """Lines that look into what results say: a field of SAID, or a name that was given one, beside words."""
     found = []
@@ -351,7 +385,7 @@ def _has_words(node: ast.AST) -> bool:
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line,
-        graphs_edited, sentences_read)  # fmt: skip
+        graphs_edited, sentences_read, words_compared, forms_refused)  # fmt: skip
 
 
 @functools.cache
@@ -390,6 +424,14 @@ def f():
         "a": {"c"}, "c": set()}  # fmt: skip
     broken = {what for law in range(len(LAWS)) for what in violations(law)}
     assert broken >= _NOT_YET, f"these hold now, take them off _NOT_YET: {sorted(_NOT_YET - broken)}"
+
+
+def test_what_cuts_an_error() -> None:
+    cut = ["str(error).removeprefix(path)", "str(the_error).partition(': ')[2]"]
+    kept = ["error.reason", "str(error)", "str(path).removeprefix('/')", "name.removeprefix(str(error))"]
+    for source in (*cut, *kept):
+        found = any(cuts_an_error(node) for node in ast.walk(ast.parse(source)))
+        assert found is (source in cut), source
 
 
 def test_what_reads_a_sentence() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from qdqtool.base.text import counted, were
+from qdqtool.base.text import counted, listed, were
 
 
 class Note(str):
@@ -31,10 +31,16 @@ class Note(str):
 
 
 class _Words(string.Formatter):
-    """Also ``{n:counted layer}`` (``2 layers``), ``{n:were layer}`` (``2 layers were``), ``{names:joined ; }``."""
+    """Also ``{n:counted layer}`` (``2 layers``), ``{n:were layer}`` (``2 layers were``), ``{names:joined ; }``.
+
+    ``{pairs:each %s is %s}`` lists records of several values, ``{pairs:first 3 %s is %s}`` the first ones.
+    """
 
     def format_field(self, value: Any, format_spec: str) -> str:
         how, _, word = format_spec.partition(" ")
+        if how in ("each", "first"):
+            most, _, word = word.partition(" ") if how == "first" else (str(len(value)), "", word)
+            return listed([word % item for item in value], int(most))
         if how in ("counted", "were"):
             return (counted if how == "counted" else were)(value, word)
         return word.join(value) if how == "joined" else str(format(value, format_spec))
@@ -89,14 +95,14 @@ class Remark(Enum):
     FEED_INT8_PIXELS = FEED_INT8 + "; from pixels, rint(pixel * {factor:.8g})"
     FEED_UINT8 = "input '{name}' is uint8: feed pixels from 0 to 255 (scale, mean and std are in it)"
     FEED_UINT8_SCALED = "input '{name}' is uint8: feed pixels from 0 to 255 ({scale:.6g} is in the first scale)"
-    OF_FINDING = "{code}: {words}"
+    OF_FINDING = "{code}: {finding.message}{further}"
 
     # What is not quantized in FP16
     HALF_BY_DEFAULT = ("what is not quantized is FP16, inputs and outputs apart: {target} computes in the types of the "
                        "file (`high_precision='fp32'` leaves FP32)")
     HALF_IMPOSSIBLE = "what is not quantized stays FP32 and runs so on {target}: {error}"
     STAY_FP32 = ("{count} tensors stay FP32, with what writes and reads them, because their largest value nears FP16's "
-                 "65504: {named}")
+                 "65504: {kept:each %s (%.4g)}")
     NORMS_WRITTEN = ("{count} normalizations in pieces were written as LayerNormalization: FP16 cannot hold their "
                      "squares")
     NORMS_STAY_FP32 = ("{count} normalizations in pieces stay FP32 ({first} first): FP16 cannot hold their squares, "
@@ -156,14 +162,15 @@ class Remark(Enum):
     # extract
     CHECKED_BUILD = "{builder}: {status}"
     CHECKED_BUILD_SAYING = CHECKED_BUILD + ": {message}"
-    CHECKED_DIFFERENCES = "{builder}: built, but {differences:joined , }"
+    CHECKED_DIFFERENCES = "{builder}: built, but {differences:each predicted %s, built %s}"
     CHECKED_AS_PREDICTED = "{builder}: built as predicted"
     CHECKED_COMMAND = "{command}: exit code {code}"
     CHECKED_COMMAND_SAYING = CHECKED_COMMAND + ", saying '{says}'"
     TRIMMING_ENDED = ("trimming ended after {nodes:,} nodes predicted: the part may hold more than what counts; "
                       "`minimize` makes it smaller")
-    NOT_SHOWN = "with these hops the part does not show {missing}; give more, or no `hops`"
-    PREDICTED_OTHERWISE = "predicted otherwise than in the whole, because of the cut: {convolutions}"
+    NOT_SHOWN = "with these hops the part does not show {missing:first 4 %s}; give more, or no `hops`"
+    PREDICTED_OTHERWISE = ("predicted otherwise than in the whole, because of the cut: "
+                           "{convolutions:first 3 %s (%s to %s, here %s to %s)}")
     EXIT_CODE_ALONE = "what was held is the exit code, whatever the command says; `says` holds a text as well"
     INTERRUPTED = "interrupted after {tries} tries; more may make it smaller"
     STOPPED = "stopped after {tries} tries; a higher `limit` may make it smaller"

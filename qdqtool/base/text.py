@@ -10,7 +10,7 @@ Regular expressions that users give are compiled here too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from qdqtool.errors import QdqtoolError
@@ -68,6 +68,12 @@ def counted(number: int | str | None, word: str) -> str:
 def were(number: int, word: str) -> str:
     """``1 layer was``, ``2 layers were``."""
     return f"{counted(number, word)} {'was' if number == 1 else 'were'}"
+
+
+def listed(items: Sequence[str], most: int = 4) -> str:
+    """The first few of a list: ``a, b and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
 
 
 def ending(name: str, width: int) -> str:

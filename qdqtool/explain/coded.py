@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qdqtool.base.records import once
-from qdqtool.explain.messages import floats_of, quantizers_of
+from qdqtool.explain.messages import GpuLacks, floats_of, quantizers_of
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
+from qdqtool.trt import faults
+from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays, Step
+from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost
 from qdqtool.types import Finding, FindingCode, Refusal
 
 # What a refusal says -------------------------------------------------------------------------------------------------
@@ -109,109 +112,110 @@ def _fact(*names: str) -> Callable[[Any], bool]:
     return lambda r: r.fact.name in names
 
 
-SCALES_OF_STAYS = "Stays, for its scales"
-MADE: Mapping[str, tuple[Made, ...]] = {
+OF_SCALES = _scales(
+    lambda r: crossed(r.passed) if r.requantizes else crossed_by(r.siblings),
+    _fixed("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed))
+"""What a conversion becomes that is reported for the scales in front of and behind it."""
+
+MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     # Quantizers
-    "TypeUnknown": (Made("QTYPE"),),
-    "UnsignedZeroPoint": (_fixed("ZP-UINT8"),),
-    "NonzeroZeroPoint": (_fixed("ZP-NONZERO"),),
-    "ZeroPointMissing": (_fixed("DQ-3-INPUTS"),),
-    "ZeroPointCount": (_fixed("ZP-VOLUME"),),
-    "ScaleComputed": (Made("SCALE-DYNAMIC"),),
-    "ScaleHalf": (_fixed("SCALE-FP16"),),
-    "ScaleNotPositive": (_fixed("SCALE-NONPOS"),),
-    "ScaleRank": (Made("SCALE-RANK"),),
-    "ScaleCount": (Made("SCALE-COUNT"),),
-    "AxisOpset": (Made("OPSET-AXIS"),),
-    "ActivationPerChannel": (_fixed("ACT-PER-CHANNEL"),),
-    "ActivationScales": (Made("ACT-SCALE"),),
-    "OutlierScales": (Made("ACT-OUTLIER"),),
-    "OtherTypes": (Made("FP8-OUTSIDE"),),
-    "NothingQuantized": (Made("NO-QDQ"),),
+    faults.TypeUnknown: (Made("QTYPE"),),
+    faults.UnsignedZeroPoint: (_fixed("ZP-UINT8"),),
+    trt.NonzeroZeroPoint: (_fixed("ZP-NONZERO"),),
+    faults.ZeroPointMissing: (_fixed("DQ-3-INPUTS"),),
+    faults.ZeroPointCount: (_fixed("ZP-VOLUME"),),
+    trt.ScaleComputed: (Made("SCALE-DYNAMIC"),),
+    faults.ScaleHalf: (_fixed("SCALE-FP16"),),
+    faults.ScaleNotPositive: (_fixed("SCALE-NONPOS"),),
+    faults.ScaleRank: (Made("SCALE-RANK"),),
+    faults.ScaleCount: (Made("SCALE-COUNT"),),
+    faults.AxisOpset: (Made("OPSET-AXIS"),),
+    trt.ActivationPerChannel: (_fixed("ACT-PER-CHANNEL"),),
+    faults.ActivationScales: (Made("ACT-SCALE"),),
+    faults.OutlierScales: (Made("ACT-OUTLIER"),),
+    faults.OtherTypes: (Made("FP8-OUTSIDE"),),
+    faults.NothingQuantized: (Made("NO-QDQ"),),
     # Weights and biases
-    "WeightsBehind": (_fixed("WEIGHT-INDIRECT", lambda r: r.stored), _fixed("W-NONCONST")),
-    "WeightsNotConstant": (Made("W-NONCONST"),),
-    "WeightsNotDequantized": (_fixed("W-NO-DQ"),),
-    "StoredReadElsewhere": (_fixed("WEIGHT-INDIRECT"),),
-    "WeightsStored": (_fixed("WEIGHT-PREQUANT"),),
-    "WeightsShared": (_fixed("W-SHARED"),),
-    "WeightsOutput": (Made("W-Q-OUTPUT"),),
-    "WeightsAxis": (_fixed("CT-AXIS", lambda r: r.transposed), Made("W-AXIS")),
-    "WeightScales": (Made("W-SCALE"),),
-    "BiasQuantized": (_fixed("BIAS-DQ"),),
-    "FloatTypesDiffer": (Made("FLOAT-MIXED"),),
-    "ProductOfActivations": (Made("MATMUL-COMPUTED"),),
+    faults.WeightsBehind: (_fixed("WEIGHT-INDIRECT", lambda r: r.stored), _fixed("W-NONCONST")),
+    trt.WeightsNotConstant: (Made("W-NONCONST"),),
+    trt.WeightsNotDequantized: (_fixed("W-NO-DQ"),),
+    faults.StoredReadElsewhere: (_fixed("WEIGHT-INDIRECT"),),
+    faults.WeightsStored: (_fixed("WEIGHT-PREQUANT"),),
+    trt.WeightsShared: (_fixed("W-SHARED"),),
+    faults.WeightsOutput: (Made("W-Q-OUTPUT"),),
+    trt.WeightsAxis: (_fixed("CT-AXIS", lambda r: r.transposed), Made("W-AXIS")),
+    faults.WeightScales: (Made("W-SCALE"),),
+    faults.BiasQuantized: (_fixed("BIAS-DQ"),),
+    trt.FloatTypesDiffer: (Made("FLOAT-MIXED"),),
+    faults.ProductOfActivations: (Made("MATMUL-COMPUTED"),),
     # Inputs
-    "InputNotDequantized": (
+    trt.InputNotDequantized: (
         Made("NOT-QUANTIZED", lambda r: not r.weights_quantized), Made("IN-BLOCKED", lambda r: r.dq), Made("IN-FLOAT")),
-    "InMyelin": (Made("FLOAT-OTHER", lambda r: r.data_quantized and r.weights_quantized), Made("NOT-QUANTIZED")),
+    trt.InMyelin: (Made("FLOAT-OTHER", lambda r: r.data_quantized and r.weights_quantized), Made("NOT-QUANTIZED")),
     # Outputs
-    "BatchNormNotConstant": (_fixed("BN-UNFOLDED"),),
-    "ConvTransposeBatchNorm": (_fixed("CT-BN"),),
-    "OutputScale": (Made("OUT-FLOAT"),),
-    "ActivationJoined": (Made("OUT-FLOAT"),),
-    "OutputNotQuantized": (
+    trt.BatchNormNotConstant: (_fixed("BN-UNFOLDED"),),
+    trt.ConvTransposeBatchNorm: (_fixed("CT-BN"),),
+    trt.OutputScale: (Made("OUT-FLOAT"),),
+    trt.ActivationJoined: (Made("OUT-FLOAT"),),
+    trt.OutputNotQuantized: (
         Made("POOL-FLOAT", average_behind), Made("SILU-NO-Q-AFTER", _silu_is_last), Made("OUT-FLOAT")),
-    "OutputManyConsumers": (
+    trt.OutputManyConsumers: (
         _fixed("POOL-MIXED", shared_pool), _fixed("SKIP-FLOAT", float_sum), Made("OUT-MIXED")),
-    "OutputDifferentScales": _scales(lambda r: crossed_by(r.readers)),
-    "ConcatScales": (_fixed("CONCAT-SCALE"),),
-    "PoolingOneSide": (Made("POOL-FLOAT"),),
-    "ReduceNotPooling": (Made("POOL-FLOAT"),),
-    "ResidualFloat": (_fixed("SKIP-FLOAT"),),
-    "ResidualBothQuantized": (_fixed("ADD-BOTH"),),
-    "AddOutputNotQuantized": (_fixed("ADD-OUT-FLOAT"),),
-    "ActivationBeforeAdd": (_fixed("ADD-ACT"),),
+    trt.OutputDifferentScales: _scales(lambda r: crossed_by(r.readers)),
+    trt.ConcatScales: (_fixed("CONCAT-SCALE"),),
+    trt.PoolingOneSide: (Made("POOL-FLOAT"),),
+    trt.ReduceNotPooling: (Made("POOL-FLOAT"),),
+    trt.ResidualFloat: (_fixed("SKIP-FLOAT"),),
+    trt.ResidualBothQuantized: (_fixed("ADD-BOTH"),),
+    trt.AddOutputNotQuantized: (_fixed("ADD-OUT-FLOAT"),),
+    trt.ActivationBeforeAdd: (_fixed("ADD-ACT"),),
     # Conversions
-    "Stays": (
+    trt.Stays: (
         _fixed("INPUT-CONVERSION",
                lambda r: r.quantize and not r.requantizes and not r.origin.node), _fixed("CONVERSION")),
-    SCALES_OF_STAYS: _scales(
-        lambda r: crossed(r.passed) if r.requantizes else crossed_by(r.siblings),
-        _fixed("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed)),
-    "ScalesDiffer": (_fixed("DOUBLE-QDQ"),),
+    trt.ScalesDiffer: (_fixed("DOUBLE-QDQ"),),
     # Placement and shapes
-    "InsideActivation": (_fixed("SILU-INNER-Q", lambda r: r.silu), _fixed("ACT-INNER-Q")),
-    "BehindPad": (_fixed("PAD-SPLIT"),),
-    "JoinedBehindHead": (_fixed("HEAD-CONCAT"),),
-    "HeadQuantized": (Made("HEAD-SCORE", lambda r: r.branch == "class"), _fixed("HEAD-QUANT")),
-    "QuantizedStream": (Made("RESIDUAL-STREAM"),),
-    "Grouped": (Made("GROUP-SLOW"),),
-    "Channels": (Made("CH-SMALL", lambda r: r.small), Made("CH-ALIGN")),
-    "DepthwiseSilu": (Made("DW-SILU"),),
-    "DepthwiseAdd": (Made("DW-ADD"),),
-    "LargeKernel": (Made("KERNEL-LARGE"),),
-    "Convolution3D": (Made("CONV3D-INT8"),),
-    "Deconvolution3D": (Made("CT3D-FLOAT"),),
-    "DeconvolutionFloat": (Made("CT-FLOAT"),),
+    trt.InsideActivation: (_fixed("SILU-INNER-Q", lambda r: r.silu), _fixed("ACT-INNER-Q")),
+    trt.BehindPad: (_fixed("PAD-SPLIT"),),
+    faults.JoinedBehindHead: (_fixed("HEAD-CONCAT"),),
+    faults.HeadQuantized: (Made("HEAD-SCORE", lambda r: r.branch == "class"), _fixed("HEAD-QUANT")),
+    faults.QuantizedStream: (Made("RESIDUAL-STREAM"),),
+    faults.Grouped: (Made("GROUP-SLOW"),),
+    faults.Channels: (Made("CH-SMALL", lambda r: r.small), Made("CH-ALIGN")),
+    faults.DepthwiseSilu: (Made("DW-SILU"),),
+    faults.DepthwiseAdd: (Made("DW-ADD"),),
+    faults.LargeKernel: (Made("KERNEL-LARGE"),),
+    faults.Convolution3D: (Made("CONV3D-INT8"),),
+    trt.Deconvolution3D: (Made("CT3D-FLOAT"),),
+    faults.DeconvolutionFloat: (Made("CT-FLOAT"),),
     # Operators and float types
-    "IntegerOperator": (Made("QOPERATOR"),),
-    "UnknownOperator": (Made("PLUGIN-OUTSIDE"),),
-    "NormalizationFloat": (Made("NORM-FLOAT"),),
-    "NormInPieces": (_fixed("NORM-PIECES"),),
-    "ConstantsInHalf": (Made("CONST-FP16"),),
-    "EinsumFloat": (Made("EINSUM-FLOAT"),),
-    "FloatFlag": (Made("FLAG-FP16"),),
-    "FloatStays": (_fixed("FLOAT-FP32"),),
-    "TakenByMyelin": (Made("MYELIN-REGION"),),
+    faults.IntegerOperator: (Made("QOPERATOR"),),
+    faults.UnknownOperator: (Made("PLUGIN-OUTSIDE"),),
+    faults.NormalizationFloat: (Made("NORM-FLOAT"),),
+    faults.NormInPieces: (_fixed("NORM-PIECES"),),
+    faults.ConstantsInHalf: (Made("CONST-FP16"),),
+    faults.EinsumFloat: (Made("EINSUM-FLOAT"),),
+    faults.FloatFlag: (Made("FLAG-FP16"),),
+    faults.FloatStays: (_fixed("FLOAT-FP32"),),
+    faults.TakenByMyelin: (Made("MYELIN-REGION"),),
     # TensorRT-RTX
-    "IntegersLost": (
+    IntegersLost: (
         Made("POOL-MIXED", _because("POOL")), _fixed("CONCAT-SCALE", _because("JOIN_SCALE")),
         _fixed("SCALE-SHAPE1", _because("INPUT_SHAPE1")), Made("QTYPE", _because("TYPES")),
         Made("FLOAT-SM75", _because("TURING")), Made("W-AXIS", _because("WEIGHTS_AXIS")),
         Made("W-AXIS", lambda r: r.weights and r.why.name in ("AXIS", "SUM_AXIS")),
         _fixed("ACT-PER-CHANNEL", _because("INPUT_AXIS", "AXIS", "SUM_AXIS")),
         Made("W-NO-DQ", lambda r: r.weights), Made("IN-BLOCKED")),
-    "CompilerFault": (
+    CompilerFault: (
         Made("QTYPE", _because("CONSTANT_TYPE", "HARDWARE_TYPE")), Made("BUILD-CRASHES", _because("SCALE")),
         Made("SCALE-RANK", _because("BLOCKS")), Made("ZP-NONZERO", _because("ZERO_POINT")), Made("BUILD-FAILS")),
     # GPUs
-    "GpuLacks": (
+    GpuLacks: (
         Made("GPU-NO-INT8", _fact("NO_INT8")), Made("GPU-DP4A", _fact("DP4A_TENSOR", "DP4A_FP16", "DP4A_FP32")),
         Made("GPU-FUSION", _fact("FUSION")), Made("GPU-KERNELS", _fact("KERNELS")),
         Made("GPU-JETSON", _fact("JETSON")), Made("GPU-NO-FP16", _fact("NO_FP16")), Made("GPU-VERSION")),
 }
-"""By the name of a refusal's class, for those of other targets need not be loaded: the codes, the first that holds."""
+"""By the class of a refusal: the codes, the first that holds."""
 
 
 def code_of(refusal: Refusal, scales: bool = False) -> FindingCode:
@@ -220,24 +224,24 @@ def code_of(refusal: Refusal, scales: bool = False) -> FindingCode:
     Raises:
         KeyError: Nothing is reported of refusals of its class.
     """
-    made = MADE[SCALES_OF_STAYS if scales and isinstance(refusal, Stays) else type(refusal).__name__]
+    made = OF_SCALES if scales and isinstance(refusal, Stays) else MADE[type(refusal)]
     return next(m.code for m in made if m.when is None or m.when(refusal))
 
 
-def _fixes() -> dict[FindingCode, frozenset[str]]:
-    found: dict[FindingCode, set[str]] = defaultdict(set)
+def _fixes() -> dict[FindingCode, frozenset[type[Refusal]]]:
+    found: dict[FindingCode, set[type[Refusal]]] = defaultdict(set)
     for kind, made in MADE.items():
-        for m in made:
+        for m in (*made, *(OF_SCALES if kind is Stays else ())):
             if m.fixed:
-                found[m.code].add(kind.partition(",")[0])
+                found[m.code].add(kind)
     return {code: frozenset(kinds) for code, kinds in found.items()}
 
 
 FIXES = _fixes()
-"""The refusals that ``fix`` takes, by code: names of their classes."""
+"""The classes of refusals that ``fix`` takes, by code."""
 
 
 def fixed(finding: Finding) -> list[Refusal]:
     """The refusals behind a finding that ``fix`` takes; none for one that no step takes."""
     taken = FIXES.get(finding.code, ())
-    return [r for c in finding.causes for r in (c.refusal, *c.also) if type(r).__name__ in taken]
+    return [r for c in finding.causes for r in (c.refusal, *c.also) if type(r) in taken]

@@ -18,7 +18,7 @@ _REFUSALS: tuple[type[Refusal], ...] = (
     faults.ScaleCount, faults.ScaleNotPositive, faults.ScaleRank, faults.ZeroPointCount,
 )
 _AT_NODE = (Why.OPERATOR, Why.SHARED, Why.POOL, Why.JOIN_FLOAT, Why.JOIN_SCALE, Why.PAD)  # reported there
-CODES = frozenset(m.code for kind in _REFUSALS for m in MADE[kind.__name__])
+CODES = frozenset(m.code for kind in _REFUSALS for m in MADE[kind])
 """The codes that say what the compiler does; what the model alone shows has others there."""
 _OF_PAIR = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # what a pair's scale costs all that read it
 

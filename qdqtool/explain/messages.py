@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from qdqtool.base.records import once, replaced
+from qdqtool.base.records import once
 from qdqtool.model.operators import SUMS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size, Step
@@ -48,16 +48,14 @@ def says(kind: type[R], text: Callable[[R], Words | str]) -> None:
     words(kind)(lambda finding, cause, refusal: text(refusal))
 
 
-def worded(finding: Finding, sizes: bool = True) -> Words:
-    """The message and the fix; without ``sizes`` of tensors, which a part of a model may have otherwise."""
+def worded(finding: Finding) -> Words:
+    """The message and the fix."""
     from qdqtool.explain import codes
 
     entry = codes.get(finding.code)
     message = fix = ""
     for cause in finding.causes:
         refusal, kind = cause.refusal, type(cause.refusal)
-        if not sizes and hasattr(refusal, "elements"):
-            refusal = replaced(refusal, elements=None)
         if kind not in _WORDINGS:
             importlib.import_module(_ROOMS[kind.__module__])
         found = _WORDINGS[kind](finding, cause, refusal)

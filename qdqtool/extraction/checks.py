@@ -115,8 +115,7 @@ class BuilderCheck:
             remark = Remark.CHECKED_BUILD_SAYING if self.whole.message else Remark.CHECKED_BUILD
             return remark(builder=self._builder, status=self.whole.status, message=self.whole.message)
         if self.whole.differences:
-            differences = [f"predicted {p}, built {b}" for p, b in sorted(self.whole.differences)]
-            return Remark.CHECKED_DIFFERENCES(builder=self._builder, differences=differences)
+            return Remark.CHECKED_DIFFERENCES(builder=self._builder, differences=sorted(self.whole.differences))
         return Remark.CHECKED_AS_PREDICTED(builder=self._builder)
 
     def behaviour(self, proto: onnx.ModelProto) -> Behaviour:

@@ -14,7 +14,9 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED, Stopped, track
+from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import constants
 from qdqtool.extraction.private import made_private
@@ -25,8 +27,6 @@ from qdqtool.extraction.select import (
     Shrinker,
     choose,
     grow,
-    key,
-    listed,
     of_findings,
     of_node,
     same,
@@ -194,7 +194,7 @@ class Job:
         prediction = self._predict(self.proto)
         missing = self.shown.missing(prediction)
         if missing:
-            self.notes.append(Remark.NOT_SHOWN(missing=listed(missing)))
+            self.notes.append(Remark.NOT_SHOWN(missing=missing))
         keys = {key(f) for f in prediction.findings}
         there = {c.name: c for c in prediction.convolutions}
         self.shown = Shown(
@@ -204,9 +204,8 @@ class Job:
 
     def _note_changed(self, changed: Sequence[ConvOutcome], there: dict[str, ConvOutcome]) -> None:
         if changed:
-            lines = [f"{c.name} ({c.precision} to {c.output}, here {there[c.name].precision} to "
-                     f"{there[c.name].output})" for c in changed]
-            self.notes.append(Remark.PREDICTED_OTHERWISE(convolutions=listed(lines, 3)))
+            here = [(c.name, c.precision, c.output, there[c.name].precision, there[c.name].output) for c in changed]
+            self.notes.append(Remark.PREDICTED_OTHERWISE(convolutions=here))
 
     # Shrinking ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.explain.messages import worded
+from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, Move, pruned
 from qdqtool.model.graph import Node
@@ -47,11 +47,6 @@ class Shown:
     def holds(self, prediction: Prediction) -> bool:
         """Whether a prediction shows everything."""
         return not self.missing(prediction)
-
-
-def key(finding: Finding) -> tuple[str, str, str, str, str]:
-    """Equal for two findings that say the same; sizes of tensors apart, which a smaller model changes."""
-    return str(finding.code), str(finding.severity), finding.node, *worded(finding, sizes=False)
 
 
 def same(one: ConvOutcome, two: ConvOutcome) -> bool:
@@ -97,12 +92,6 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
         count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
         raise ModelError(f"{what}: `finding` {wanted}: {count} of {code}{place}, counted from 1")
     return found[int(number) - 1]
-
-
-def listed(items: Sequence[str], most: int = 4) -> str:
-    """A list in words."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
 
 
 # Parts ---------------------------------------------------------------------------------------------------------------

@@ -402,7 +402,7 @@ class _Work:
         """
         self._prepare()
         if self._reference is None or self._noise is None:
-            return Remark.NOT_COMPARABLE(error=str(self._cannot_run), kind=type(self._cannot_run)), None
+            return Remark.NOT_COMPARABLE(error=self._cannot_run), None
         try:
             proto, _ = compare.runnable(candidate, self._body)
             if aim.costs:
@@ -429,7 +429,7 @@ class _Work:
                 self._cannot_run = self._cannot_run or error.with_traceback(None)
             else:
                 if self._cannot_run:
-                    self.notes.append(Remark.COMPARED_IN_BODY(error=str(self._cannot_run), kind=type(self._cannot_run)))
+                    self.notes.append(Remark.COMPARED_IN_BODY(error=self._cannot_run))
                 self._cannot_run = None
                 return
 

@@ -95,7 +95,7 @@ class Step(Aim):
                  if f.code in self.codes and (refusals := fixed(f))]
         told = {r for f in found for r in f.refusals}
         for r in prediction.refusals:
-            code = next((c for c in self.codes if type(r).__name__ in FIXES[c]), None)
+            code = next((c for c in self.codes if type(r) in FIXES[c]), None)
             if code is not None and r not in told:
                 found.append(_Reported(code, r.node, (r,), 2))
         reported = list(dict.fromkeys(r for f in found for r in f.refusals))

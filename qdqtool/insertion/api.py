@@ -112,7 +112,7 @@ def insert(
         placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
-        raise ModelError(f"{source or 'model'}: nothing to quantize; {counted(count, 'node')}: {reason}")
+        raise ModelError(f"nothing to quantize; {counted(count, 'node')}: {reason}", source or "model")
     groups = scale_groups(work, placement.readers, placing.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
@@ -212,7 +212,7 @@ def _refused(prediction: Prediction) -> list[Note]:
 
 
 def _warning(finding: Finding, further: str) -> Note:
-    return Remark.OF_FINDING(code=finding.code, words=finding.message + further)
+    return Remark.OF_FINDING(code=finding.code, finding=finding, further=further)
 
 
 def _of_outliers(
@@ -261,8 +261,7 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
     if by_default:
         notes.append(Remark.HALF_BY_DEFAULT(target=target.name))
     if kept:
-        named = ", ".join(f"{tensor} ({amax:.4g})" for tensor, amax in kept.items())
-        notes.append(Remark.STAY_FP32(count=len(kept), named=named))
+        notes.append(Remark.STAY_FP32(count=len(kept), kept=list(kept.items())))
     pieces = layer_norms(model)
     others = [p for p in pieces if as_one(model, p) is None]
     left = [p for p in others if not in_half(model, (p.square, p.mean))]

@@ -223,9 +223,9 @@ class Compared:
 
 def compared_tensors(model: Model) -> list[str]:
     """Where the error is measured: the last convolutions in front of any decoding, else the network's outputs."""
-    head = find_head(model)
-    finals = [n for n in model.ordered if n.index in head.finals | head.boxes]
-    return list(dict.fromkeys(n.output for n in finals if n.op == "Conv")) or list(model.outputs)
+    last = find_head(model).last
+    ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
+    return list(dict.fromkeys(ends)) or list(model.outputs)
 
 
 def without_pair(model: Model, entry: QuantizedTensor) -> Model:

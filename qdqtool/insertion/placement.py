@@ -42,7 +42,7 @@ from qdqtool.explain.left_float import (
     WeightsRank,
     WeightsType,
 )
-from qdqtool.explain.lint.operators import LARGE_KERNEL
+from qdqtool.explain.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
     all_dequantized,
@@ -61,7 +61,7 @@ from qdqtool.model.sizes import FLOATS, contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.options import Placing
-from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
+from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Refusal
 
@@ -88,7 +88,7 @@ class Rules:
         floats: Names of nodes to leave float for accuracy; other than a pattern, a name may fit no node.
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
-        failing: Codes of the forms of convolutions that builds for the target failed on, to leave float.
+        failing: Forms of convolutions that builds for the target failed on, to leave float: classes of their refusals.
         bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add.
     """
 
@@ -103,7 +103,7 @@ class Rules:
     floats: Collection[str] = ()
     quantized: Collection[str] = ()
     attention: str = Placing.attention
-    failing: Collection[str] = ()
+    failing: Collection[type[Refusal]] = ()
     bare: Collection[str] = ()
 
 
@@ -169,8 +169,8 @@ def place(model: Model, rules: Rules) -> Placement:
     if not any(n.op in WEIGHTED for n in model.nodes):
         left = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
         raise ModelError(
-            f"{model.path or 'model'}: no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
-            f"{left}"
+            f"no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize{left}",
+            model.path or "model",
         )
     _place_around(model, placement, chosen)
     roles = {r.role for readers in placement.readers.values() for r in readers}
@@ -282,8 +282,8 @@ def _place_weighted(model: Model, node: Node, placement: Placement, chosen: _Cho
     assert value is not None
     if not np.isfinite(value).all():
         raise ModelError(
-            f"{model.path or 'model'}: the weights '{weight}' of node '{node.name}' hold NaN or infinity; "
-            "export the model again, or leave the node float with `exclude`"
+            f"the weights '{weight}' of node '{node.name}' hold NaN or infinity; "
+            "export the model again, or leave the node float with `exclude`", model.path or "model",
         )
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
@@ -343,17 +343,12 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
     if of(node).kind != LayerKind.CONVOLUTION:
         return None
     shape = model.constant_shape(node.input(1)) or ()
-    if "KERNEL-LARGE" in rules.failing and min(shape[2:], default=0) >= LARGE_KERNEL:
-        return LargeKernel(PLACEMENT, node.name, tuple(shape[2:]))
+    found: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
     if shape[1:2] == (1,) and node.integer("group", 1) > 1:
         readers = model.readers(node.output)
-        into = {r.op for r in readers}
         gated = any((a := of(r).activation) is not None and a.gate for r in readers)
-        if "DW-ADD" in rules.failing and into == {"Add"}:
-            return DepthwiseAdd(PLACEMENT, node.name, readers[0].name)
-        if "DW-SILU" in rules.failing and gated and "Mul" in into:
-            return DepthwiseSilu(PLACEMENT, node.name)
-    return None
+        found += depthwise(PLACEMENT, node, gated and any(r.op == "Mul" for r in readers), readers)
+    return next((r for r in found if r is not None and type(r) in rules.failing), None)
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
+from qdqtool.explain.coded import MADE
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.scales import ScaleGroup, scale_groups, weight_scale
 from qdqtool.model import qdq
@@ -21,6 +22,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.options import Placing
+from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import settled
 from qdqtool.trt.refusals import ResidualBothQuantized
 from qdqtool.trt.targets import Target
@@ -211,8 +213,9 @@ def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
     """The rules that the user's choices and the target's abilities make for a prepared model."""
     rules = Rules(placing.head, placing.residual, OPTIONS[0], placing.exclude, placing.include, placing.exclude_op,
                   not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
-                  failing=[c for c in ("KERNEL-LARGE", "DW-ADD", "DW-SILU")
-                           if (held := codes.get(c).on(target.name)) is not None and held.severity != Severity.INFO])
+                  failing=[form for form in (LargeKernel, DepthwiseAdd, DepthwiseSilu)
+                           if (held := codes.get(MADE[form][0].code).on(target.name)) is not None
+                           and held.severity != Severity.INFO])
     trials = Trials(model, rules, target, placing.unify)
     bare = written_bare(trials)
     return replace(rules, bare=bare, residual_after_activation=after_activation(trials, bare))

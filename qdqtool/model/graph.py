@@ -230,8 +230,8 @@ class Model:
             if name:
                 if name in producers:
                     raise ModelError(
-                        f"{self.path or 'model'}: tensor '{name}' is made by two nodes "
-                        f"('{self.producers[name].name}' and '{node.name}'); the file is damaged, export it again"
+                        f"tensor '{name}' is made by two nodes ('{self.producers[name].name}' and '{node.name}'); "
+                        "the file is damaged, export it again", self.path or "model",
                     )
                 producers[name] = node
         for name in (*node.inputs, *node.captured) if node.captured else node.inputs:
@@ -256,7 +256,7 @@ class Model:
         if len(order) != len(self.nodes):
             made = {n.index for n in order}
             stuck = next(n for n in self.nodes if n.index not in made)
-            raise ModelError(f"{self.path or 'model'}: the graph has a cycle through node '{stuck.name}'")
+            raise ModelError(f"the graph has a cycle through node '{stuck.name}'", self.path or "model")
         return order
 
     def replace_nodes(self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]) -> None:

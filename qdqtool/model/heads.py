@@ -50,6 +50,11 @@ class Head:
     boxes: set[int] = field(default_factory=set)
     finals: set[int] = field(default_factory=set)
 
+    @property
+    def last(self) -> set[int]:
+        """The last convolutions in front of any decoding: all of these, those of the boxes behind an activation too."""
+        return self.finals | self.boxes
+
 
 def find_head(model: Model) -> Head:
     """Finds the head by structure; names play no part."""

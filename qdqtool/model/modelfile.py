@@ -321,7 +321,7 @@ def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
     location = external.location_of(tensor)
     path = os.path.join(model.base_dir, location)
     state = "a directory" if location and os.path.isdir(path) else "no file" if os.path.exists(path) else "missing"
-    return ModelError(f"{model.path or 'model'}: weight file '{location}' of tensor '{tensor.name}' is {state}")
+    return ModelError(f"weight file '{location}' of tensor '{tensor.name}' is {state}", model.path or "model")
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:

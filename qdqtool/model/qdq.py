@@ -286,3 +286,10 @@ def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
         return None
     q = model.producer(dq.input(0))
     return dq, q if is_q(q) else None
+
+
+def without_pairs(model: Model, tensor: str) -> str:
+    """The tensor that stands in the float network for what pairs in a row make."""
+    while (found := source_of_dq(model, tensor)) is not None and found[1] is not None:
+        tensor = found[1].input(0)
+    return tensor

@@ -395,8 +395,7 @@ def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None
         simulated, ms = _total(result, twin.resolved(placed, result.asked or 1)[0], target)
     except QdqtoolError as error:
         if result.is_float:
-            reason = str(error).removeprefix(f"{given.path or 'model'}: ")
-            result.notes.append(Remark.GAIN_UNKNOWN(why=reason))
+            result.notes.append(Remark.GAIN_UNKNOWN(why=error.reason))
         return None
     summary = simulated.summary()
     return BestTime(ms, result.float_time.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"],

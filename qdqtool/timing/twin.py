@@ -75,7 +75,7 @@ def best_placement(model: Model, target: Target) -> Model:
     work, half, _, _ = prepared(model, model, target, Placing().weights, None)
     placement = place(work, rules_for(work, Placing(), target))
     if not placement.readers:
-        raise ModelError(f"{model.path or 'model'}: nothing can be quantized")
+        raise ModelError("nothing can be quantized", model.path or "model")
     placed = sketch(work, placement, scale_groups(work, placement.readers))
     if half:
         for tensor in placed.proto.graph.initializer:

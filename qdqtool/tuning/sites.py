@@ -88,8 +88,7 @@ def find_sites(planner: Planner) -> list[Site]:
 
 def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
     """Quantized nodes from which one last convolution alone is reached, by that convolution."""
-    head = find_head(model)
-    ends = head.finals | head.boxes
+    ends = find_head(model).last
     branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
         return branches
@@ -112,7 +111,7 @@ def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
     places = find_coordinates(planner.model, head.finals).all
     left = {w.node.index for w in placement.weights}
     ends = [n for n in planner.model.ordered
-            if n.index in (head.boxes | head.finals | places) - head.dfl - left and n.op in WEIGHTED]  # fmt: skip
+            if n.index in (head.last | places) - head.dfl - left and n.op in WEIGHTED]  # fmt: skip
     if not ends:
         return []
     tried = planner.placement(Configuration(quantized=frozenset(n.name for n in ends)))

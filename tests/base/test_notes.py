@@ -20,6 +20,16 @@ def test_words_are_made_of_values() -> None:
     assert Remark.UNTYPED_TIMES(files=["a", "b{c}"]).startswith("a and b{c}: times of layers")
     assert Remark.SLOWED(watts=70.0, clock=1590.4, least=1200.6) == (
         "70 W may not keep 1590 MHz under load: the upper end is for 1201 MHz; `clock` is better")
+    kept = [("a", 65504.0), ("b", 7e4)]
+    assert Remark.STAY_FP32(count=2, kept=kept).endswith("nears FP16's 65504: a (6.55e+04), b (7e+04)")
+    names = [f"n{i}" for i in range(6)]
+    assert Remark.NOT_SHOWN(missing=names) == (
+        "with these hops the part does not show n0, n1, n2, n3 and 2 more; give more, or no `hops`")
+    changed = [(name, "INT8", "INT8", "INT8", "FLOAT") for name in names[:4]]
+    assert Remark.PREDICTED_OTHERWISE(convolutions=changed).endswith(
+        "n1 (INT8 to INT8, here INT8 to FLOAT), n2 (INT8 to INT8, here INT8 to FLOAT) and 1 more")
+    assert Remark.CHECKED_DIFFERENCES(builder="b", differences=[("INT8", "FP16"), ("x", "y")]) == (
+        "b: built, but predicted INT8, built FP16, predicted x, built y")
     with pytest.raises(KeyError):
         Remark.WEIGHTS_COPIED()
 

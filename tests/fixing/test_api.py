@@ -283,8 +283,7 @@ def test_scales_of_no_value_and_heads(g):
 
 
 def test_classes_and_codes_of_fixes():
-    known = {c.__name__ for c in Refusal.__subclasses__()}
-    assert {name for names in FIXES.values() for name in names} <= known
+    assert {kind for kinds in FIXES.values() for kind in kinds} <= set(Refusal.__subclasses__())
     assert {c for step in STEPS for c in step.codes} | {c for aim, *_ in _WHOLE for c in aim.codes} == FIXES.keys()
     proto = model_of("RequantizeFusion/into-convolution")
     prediction = predict(proto, "trt10")
@@ -364,7 +363,7 @@ def test_what_is_accounted_for(g, monkeypatch):
     assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
     seen.clear()
     endless = fix(FAMILIES["residual"](400), target="trt8.5")
-    assert endless.refused[0].why_not.values["kind"] is NotFinite and not endless.applied
+    assert endless.refused[0].why_not.values["error"].__class__ is NotFinite and not endless.applied
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
@@ -423,7 +422,7 @@ def test_models_that_cannot_run():
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     why = fixed.refused[0].why_not
-    assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in why.values["error"]  # as onnxruntime names it
+    assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in str(why.values["error"])  # as onnxruntime names it
 
 
 @pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5)])

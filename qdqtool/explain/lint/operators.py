@@ -1,6 +1,7 @@
 """Operators that a target does not take or quantize, and what FP16 would spoil where the builder may use it."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
-LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
+_LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
 _ASKED = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 _TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
@@ -106,8 +107,26 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
         report.add(Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
     elif len(kernel) == 3:
         report.add(faults.Convolution3D(CHECK, conv.name), convolutions=concerned)
-    if kernel and min(kernel) >= LARGE_KERNEL and not deconvolution:
-        report.add(faults.LargeKernel(CHECK, conv.name, kernel), convolutions=concerned)
+    if not deconvolution and (large := large_kernel(CHECK, conv, kernel)) is not None:
+        report.add(large, convolutions=concerned)
+
+
+# Forms that placement leaves float where builds failed on them --------------------------------------------------------
+
+
+def large_kernel(looked: str, conv: Node, kernel: Sequence[int]) -> faults.LargeKernel | None:
+    """A patch embedding; ``kernel`` is its extent, ``looked`` says who asks."""
+    return faults.LargeKernel(looked, conv.name, tuple(kernel)) if min(kernel, default=0) >= _LARGE_KERNEL else None
+
+
+def depthwise(
+    looked: str, conv: Node, silu: bool, readers: Sequence[Node], last: bool = False
+) -> Iterator[faults.DepthwiseSilu | faults.DepthwiseAdd]:
+    """Forms of a depthwise convolution; ``readers`` are those of what stands in front of its activation."""
+    if silu:
+        yield faults.DepthwiseSilu(looked, conv.name, last)
+    if {n.op for n in readers} == {"Add"}:
+        yield faults.DepthwiseAdd(looked, conv.name, readers[0].name)
 
 
 # What FP16 would spoil where the builder may use it ------------------------------------------------------------------

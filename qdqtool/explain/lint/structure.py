@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from qdqtool.explain.lint.operators import depthwise
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.editor import float_model, placeholder
@@ -101,11 +102,10 @@ def last_convolutions(view: View) -> list[Node]:
     Empty where the network does not look like a detector: fewer than two such convolutions. These are the ones that
     insertion takes for a head's.
     """
-    last = [n for n in view.weighted if n.op == "Conv" and n.index not in view.feeds_weighted and not view.is_dfl(n)]
-    if len(last) < 2:
-        return []
+    if sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.weighted) < 2:
+        return []  # at most one: no float network has to be made to see that
     finals = _float_network(view)[0].finals
-    last = [n for n in last if n.index in finals]
+    last = [n for n in view.weighted if n.op == "Conv" and n.index in finals]
     return last if len(last) >= 2 else []
 
 
@@ -222,12 +222,10 @@ def _reads_network_input(view: View, conv: Node) -> bool:
 
 def _depthwise(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
     taken = [view.model.node(name) for name in fused]
-    if any(n.op == "Sigmoid" for n in taken) and any(of(n).operation == "PROD" for n in taken):
-        found = faults.DepthwiseSilu(CHECK, conv.name, conv.index not in view.feeds_weighted)
-        report.add(found, convolutions=[conv.name])
+    silu = any(n.op == "Sigmoid" for n in taken) and any(of(n).operation == "PROD" for n in taken)
     readers = view.model.readers(_in_front_of_activation(view, conv, fused))
-    if {n.op for n in readers} == {"Add"}:
-        report.add(faults.DepthwiseAdd(CHECK, conv.name, readers[0].name), convolutions=[conv.name])
+    for found in depthwise(CHECK, conv, silu, readers, conv.index not in view.feeds_weighted):
+        report.add(found, convolutions=[conv.name])
 
 
 def _float_types(view: View, report: Report) -> None:

@@ -1,0 +1,81 @@
+"""Findings are alike by what caused them: sizes and what a cut takes away apart, and never by their words."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from qdqtool.base.records import replaced
+from qdqtool.explain.alike import key
+from qdqtool.prediction import predict
+from qdqtool.trt.refusals import OutputNotQuantized, Reader, ReaderKind, Size, Stays, Step
+from qdqtool.types import Cause, Evidence, Finding, Precision, Severity
+from tests.explain.graphs import GRAPHS
+from tests.explain.test_refusals import TARGETS
+
+
+def made(refusal: Any, code: Any = "OUT-FLOAT", **more: Any) -> Finding:
+    """A finding that cannot be worded."""
+    def words(_: Finding) -> tuple[str, str]:
+        raise AssertionError("words were asked for")
+    return Finding(code, Severity.WARNING, "n", (Cause(refusal, **more),), Evidence.SEEN, words)
+
+
+CONV = Reader(ReaderKind.OP, "c", "Conv", feeds_weighted=True)
+PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), Size("8x4x4", 128))
+
+
+def test_sizes_and_what_lies_behind_the_readers_are_left_out() -> None:
+    first = key(made(PLAIN))
+    assert key(made(replaced(PLAIN, elements=Size("2", 2)))) == key(made(replaced(PLAIN, elements=None))) == first
+    gains = replaced(CONV, gains=True, path=(Step("s", "Slice"),))
+    assert key(made(replaced(PLAIN, readers=(gains,)))) == first
+    output = Reader(ReaderKind.OUTPUT, "a", "Output")
+    ends = [key(made(replaced(PLAIN, readers=(replaced(output, node=name),)))) for name in "ab"]
+    assert ends[0] == ends[1] != first
+
+
+@pytest.mark.parametrize("changes", [
+    {"tensor": "u"}, {"node": "m"}, {"activation": Step("s", "Relu")}, {"readers": ()},
+    {"readers": (replaced(CONV, node="d"),)}, {"readers": (replaced(CONV, scale=0.5),)},
+    {"readers": (replaced(CONV, feeds_weighted=False),)},  # left float: nothing behind it is quantized
+])
+def test_each_value_that_decides_counts(changes: dict[str, Any]) -> None:
+    assert key(made(replaced(PLAIN, **changes))) != key(made(PLAIN))
+
+
+def test_code_class_severity_and_gains_count() -> None:
+    finding = made(PLAIN)
+    for changes in ({"code": "OUT-MIXED"}, {"severity": Severity.INFO}, {"node": "m"}, {"gains": False}):
+        assert key(dataclasses.replace(finding, **changes)) != key(finding)  # type: ignore[arg-type]
+    assert key(made(PLAIN, also=(PLAIN,))) != key(finding)
+
+
+def test_a_scale_that_is_no_number_equals_another() -> None:
+    readers = [(replaced(CONV, scale=float("nan")),) for _ in range(2)]
+    assert key(made(replaced(PLAIN, readers=readers[0]))) == key(made(replaced(PLAIN, readers=readers[1])))
+
+
+def test_a_conversion_that_another_finding_explains() -> None:
+    """Who writes its tensor counts where nothing else explains it."""
+    for target in ("trt8.5", "trt8.6"):
+        stays = [c.refusal for make in GRAPHS.values() for f in predict(make(), target).findings
+                 if f.code == "CONVERSION" for c in f.causes]
+        assert len(stays) > 10
+        for r in stays:
+            assert isinstance(r, Stays)
+            moved = replaced(r, origin=replaced(r.origin, node="elsewhere", op="Relu", int8=not r.origin.int8))
+            plain = r.quantize and r.precision in (Precision.INT8, Precision.INT32)
+            assert (key(made(r, "CONVERSION")) == key(made(moved, "CONVERSION"))) is not plain
+            see = (("OUT-FLOAT", "c"),)
+            one, two = (made(x, "CONVERSION", see=see) for x in (r, moved))
+            assert key(one) == key(two) != key(made(r, "CONVERSION", see=(("OUT-FLOAT", "d"),)))
+
+
+@pytest.mark.parametrize("reason", GRAPHS)
+def test_no_two_findings_of_a_network_are_alike(reason: str) -> None:
+    for target in (TARGETS.get(reason, "trt8.5"), "trt11", "rtx1.7"):
+        findings = predict(GRAPHS[reason](), target).findings
+        again = predict(GRAPHS[reason](), target).findings
+        assert len({key(f) for f in findings}) == len(findings)
+        assert [key(f) for f in again] == [key(f) for f in findings]

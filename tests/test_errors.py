@@ -1,0 +1,26 @@
+"""Errors say of which file they are, apart from what is wrong with it."""
+
+import pickle
+
+from qdqtool.base.notes import Remark
+from qdqtool.errors import DataError, ModelError
+from qdqtool.options import Request
+from qdqtool.timing.estimate import predict_on
+from tests.trt.builder import Graph
+
+
+def test_path_and_reason_are_apart_and_the_message_is_both() -> None:
+    error = ModelError("is damaged", "a: b.onnx")
+    assert (str(error), error.path, error.reason) == ("a: b.onnx: is damaged", "a: b.onnx", "is damaged")
+    plain = DataError("a: is missing")
+    assert (str(plain), plain.path, plain.reason) == ("a: is missing", "", "a: is missing")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.path, again.reason) == (ModelError, str(error), error.path, error.reason)
+
+
+def test_why_a_gain_is_not_known_is_said_without_the_path() -> None:
+    g = Graph()
+    _, time = predict_on(g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", Request(gpu="RTX 3060"))
+    assert time is not None
+    (note,) = (n for n in time.notes if n.remark is Remark.GAIN_UNKNOWN)
+    assert note.values["why"] and not note.values["why"].startswith("model")
