@@ -121,9 +121,7 @@ class Part:
 
     def of(self, recipe: Recipe) -> Recipe:
         """The pairs that nodes of the part read."""
-        pairs = ((p, tuple(r for r in p.readers if r[0] in self.nodes)) for p in recipe.pairs)
-        return Recipe(tuple(replace(p, readers=readers) for p, readers in pairs if readers),
-                      tuple(w for w in recipe.weights if w[0] in self.nodes))  # fmt: skip
+        return recipe.only(self.nodes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +135,7 @@ class Step:
 
 # Jobs and tasks ------------------------------------------------------------------------------------------------------
 
+REVISION = 2  # to be raised where a recipe and a sample give other rows than before: those of a file are not mixed
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -364,7 +363,7 @@ class Network:
     ) -> Iterator[tuple[str, Row]]:
         """Every candidate on one sample: its error and, for ``whole``, what the metric sees."""
         sample = {**sample, **self._constants}
-        plain = [r for r in candidates if _plain(r)]
+        plain = [r for r in candidates if r.is_float]
         reference = self.references.known(number)
         if reference is None or plain:
             ((_, tensors),) = self._through(sample, plain[:1] or [Recipe((), ())], self._all)
@@ -374,7 +373,7 @@ class Network:
             for recipe in plain:
                 yield recipe.key, self._row(number, reference, tensors, whole)
             del tensors
-        others = [r for r in candidates if not _plain(r)]
+        others = [r for r in candidates if not r.is_float]
         for recipe, tensors in self._through(sample, others, self._all if whole else self.job.compared):
             yield recipe.key, self._row(number, reference, tensors, whole)
 
@@ -471,10 +470,6 @@ class Network:
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
         return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)), size
 
-
-def _plain(recipe: Recipe) -> bool:
-    """Whether it leaves the network float."""
-    return not recipe.pairs and not recipe.weights
 
 
 # Tasks on the threads of this process, or on the workers of a cluster (calibration.cluster): the same rows ------------
