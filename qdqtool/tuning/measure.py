@@ -289,11 +289,10 @@ class Held:
         self.made[step] = made
         self._left -= _bytes(made)
 
-    def leave(self, now: int, sources: Iterable[Step]) -> None:
-        """Ends a turn that read what some steps made."""
-        for source in set(sources):
-            if self._read[source][-1] <= now:
-                self._drop(source)
+    def leave(self, now: int) -> None:
+        """Ends a turn: what nothing reads any more goes, also what was computed again on the way."""
+        for step in [s for s in self.made if self._read[s][-1] <= now]:
+            self._drop(step)
         while self._left < 0 and self.made:
             self._drop(max(self.made, key=lambda s: next((t for t in self._read[s] if t > now), math.inf)))
 
@@ -418,7 +417,7 @@ class Network:
                 self._take(turn, sample, held)
             else:
                 yield turn, self._given(sources, sample, held)
-            held.leave(now, sources)
+            held.leave(now)
 
     def _take(self, step: Step, sample: _Arrays, held: Held) -> None:
         """Runs a step."""

@@ -293,7 +293,7 @@ class Search:
         """Measures steps of the chain, ever farther apart, past the first good one, and closes in on that.
 
         For the whole front it goes on until it costs what the dearest placement does that one would try without a
-        search, and measures what it has to set against those of them that nothing cheaper is better than.
+        search, and measures what it has to set against each of them.
         """
         dearest = max(p.cost.value for p in self.pool.values()) if self.whole_front else -math.inf
         named: list[tuple[str, Configuration]] = []
@@ -321,7 +321,7 @@ class Search:
         if self.whole_front:
             costs = [self.planner.cost(c).value for _, c in named]
             last = (max((i for i, cost in enumerate(costs) if cost <= p.cost.value + _EQUAL), default=None)
-                    for p in self.front())  # the last step that costs no more than a placement
+                    for p in self.points())  # the last step that costs no more than a placement
             self.measure([named[i] for i in last if i is not None])
         if good is None and named:
             self.measure([named[-1]])
