@@ -63,6 +63,7 @@ class Search:
     stopped: str = ""
     notes: list[Note] = field(default_factory=list)
     _alone: dict[Candidate, tuple[Recipe, Recipe]] = field(default_factory=dict)
+    _raced_on: dict[Candidate, list[int]] = field(default_factory=dict)  # samples; others may know a recipe on more
 
     # Before anything is measured --------------------------------------------------------------------------------
 
@@ -161,6 +162,7 @@ class Search:
         """
         until = self._until
         for images in self.ever_more():
+            self._raced_on |= {c: images for c in tried if len(images) > len(self._raced_on.get(c, ()))}
             recipes = [r for c in tried for r in self.alone(c) if not r.is_float]
             if not self.bench.sweep(recipes, what, until, images):
                 return False
@@ -366,6 +368,9 @@ class Search:
 
     def _gains(self, candidate: Candidate, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
         """The same for each of these samples."""
+        images = self._raced_on.get(candidate, ()) if images is None else images
+        if not images:
+            return np.empty(0)
         before, after = (0.0 if r.is_float else self.bench.swept(r, images) ** 2 for r in self.alone(candidate))
         gains: npt.NDArray[np.float64] = np.atleast_1d(before - after)
         return gains[~np.isnan(gains)]
