@@ -222,6 +222,9 @@ def _bought(page: Page, tuning: Tuning) -> None:
         if timed:
             row += f" {'-' if one.ms is None else f'{one.ms:+.3f}':>8}"
         page.line(f"  {ending(one.site, room):<{room}} {row}")
+    rest = set(tuning.chosen.sites) - {one.site for one in tuning.bought}
+    if rest:
+        page.fill(f"float too: {', '.join(s for s in tuning.chosen.sites if s in rest)}", 4, "  ")
     for tensor, choice in tuning.chosen.changed.items():
         page.fill(f"{tensor}: {choice}", 4, "  ")
 

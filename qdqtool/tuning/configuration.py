@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,17 @@ class Recipe:
             found[index].append((tensor, axis))
         return {index: tuple(sorted(entries, key=repr)) for index, entries in found.items()}
 
+    def only(self, nodes: Container[int]) -> Recipe:
+        """The pairs that some nodes read, by their indices."""
+        pairs = ((p, tuple(r for r in p.readers if r[0] in nodes)) for p in self.pairs)
+        return Recipe(tuple(replace(p, readers=readers) for p, readers in pairs if readers),
+                      tuple(w for w in self.weights if w[0] in nodes))  # fmt: skip
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it leaves the network float."""
+        return not self.pairs and not self.weights
+
     def build(self, model: Model, weights: str = Placing.weights) -> tuple[Model, list[QuantizedTensor]]:
         """The Q/DQ model, and what got a Q/DQ pair.
 
@@ -90,6 +101,12 @@ def first_change(model: Model, one: Recipe, other: Recipe) -> int:
     """Position in ``model.ordered`` of the first node that reads something else; the number of nodes if none does."""
     changed = (i for i, n in enumerate(model.ordered) if one.reads.get(n.index) != other.reads.get(n.index))
     return next(changed, len(model.ordered))
+
+
+def apart(one: Recipe, other: Recipe) -> tuple[Recipe, Recipe]:
+    """Both with those nodes alone quantized that read something else in the other."""
+    nodes = {n for n in {*one.reads, *other.reads} if one.reads.get(n) != other.reads.get(n)}
+    return one.only(nodes), other.only(nodes)
 
 
 def share_behind(model: Model) -> list[float]:

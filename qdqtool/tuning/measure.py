@@ -121,9 +121,7 @@ class Part:
 
     def of(self, recipe: Recipe) -> Recipe:
         """The pairs that nodes of the part read."""
-        pairs = ((p, tuple(r for r in p.readers if r[0] in self.nodes)) for p in recipe.pairs)
-        return Recipe(tuple(replace(p, readers=readers) for p, readers in pairs if readers),
-                      tuple(w for w in recipe.weights if w[0] in self.nodes))  # fmt: skip
+        return recipe.only(self.nodes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +135,7 @@ class Step:
 
 # Jobs and tasks ------------------------------------------------------------------------------------------------------
 
+REVISION = 2  # to be raised where a recipe and a sample give other rows than before: those of a file are not mixed
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -290,11 +289,10 @@ class Held:
         self.made[step] = made
         self._left -= _bytes(made)
 
-    def leave(self, now: int, sources: Iterable[Step]) -> None:
-        """Ends a turn that read what some steps made."""
-        for source in set(sources):
-            if self._read[source][-1] <= now:
-                self._drop(source)
+    def leave(self, now: int) -> None:
+        """Ends a turn: what nothing reads any more goes, also what was computed again on the way."""
+        for step in [s for s in self.made if self._read[s][-1] <= now]:
+            self._drop(step)
         while self._left < 0 and self.made:
             self._drop(max(self.made, key=lambda s: next((t for t in self._read[s] if t > now), math.inf)))
 
@@ -364,7 +362,7 @@ class Network:
     ) -> Iterator[tuple[str, Row]]:
         """Every candidate on one sample: its error and, for ``whole``, what the metric sees."""
         sample = {**sample, **self._constants}
-        plain = [r for r in candidates if _plain(r)]
+        plain = [r for r in candidates if r.is_float]
         reference = self.references.known(number)
         if reference is None or plain:
             ((_, tensors),) = self._through(sample, plain[:1] or [Recipe((), ())], self._all)
@@ -374,7 +372,7 @@ class Network:
             for recipe in plain:
                 yield recipe.key, self._row(number, reference, tensors, whole)
             del tensors
-        others = [r for r in candidates if not _plain(r)]
+        others = [r for r in candidates if not r.is_float]
         for recipe, tensors in self._through(sample, others, self._all if whole else self.job.compared):
             yield recipe.key, self._row(number, reference, tensors, whole)
 
@@ -419,7 +417,7 @@ class Network:
                 self._take(turn, sample, held)
             else:
                 yield turn, self._given(sources, sample, held)
-            held.leave(now, sources)
+            held.leave(now)
 
     def _take(self, step: Step, sample: _Arrays, held: Held) -> None:
         """Runs a step."""
@@ -471,10 +469,6 @@ class Network:
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
         return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)), size
 
-
-def _plain(recipe: Recipe) -> bool:
-    """Whether it leaves the network float."""
-    return not recipe.pairs and not recipe.weights
 
 
 # Tasks on the threads of this process, or on the workers of a cluster (calibration.cluster): the same rows ------------

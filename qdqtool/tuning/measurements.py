@@ -32,7 +32,7 @@ from qdqtool.base.process import track
 from qdqtool.errors import DataError
 from qdqtool.options import Effort
 from qdqtool.tuning.configuration import Recipe
-from qdqtool.tuning.measure import Job, Mapper, Result, Row, Rows, Task
+from qdqtool.tuning.measure import REVISION, Job, Mapper, Result, Row, Rows, Task
 from qdqtool.tuning.metrics import Evidence, resampled
 from qdqtool.types import TOOL_VERSION, Json
 
@@ -56,7 +56,7 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Json) -> None:
         self.path = None if path is None else Path(path)
-        self.identity = {**identity, "tool": TOOL_VERSION}
+        self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
         self.rows: dict[str, dict[str, Rows]] = {SWEEP: {}, WHOLE: {}}
         self.resumed = 0
         self._saved = time.monotonic()
@@ -121,7 +121,7 @@ class Store:
 
 
 _WORDS = {"images": "set of images", "settings": "setting (target, method, metric or its source, head ...)",
-          "tool": "version of qdqtool"}  # fmt: skip
+          "tool": "version of qdqtool", "measurement": "way of measuring (of another commit)"}  # fmt: skip
 
 
 def _row(data: Any) -> Row | None:

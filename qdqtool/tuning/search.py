@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import spread
+from qdqtool import prediction
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning import sites as choices
-from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, first_change, share_behind
+from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, apart, first_change, share_behind
 from qdqtool.tuning.measurements import SWEEP, Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judged, Site
@@ -24,6 +25,7 @@ from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judge
 _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
 _REMOVED = 12  # choices that are taken back one by one in the end
+_BOUGHT = 6  # choices of the chosen placement, the largest, that are measured without each
 _OVER = 4  # placements just over a budget that are looked at for one choice less
 _LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
 _EQUAL = 1e-9  # by which the cost of equal placements may differ
@@ -31,9 +33,10 @@ _FITTING = 3  # last steps of the chain within a budget, which are measured
 _JUDGED = 2  # placements that are judged when the time is over
 _JUDGING = 0.2  # part of a time limit that this may take,
 _FEWEST_JUDGED = 4  # with at least so many samples
-_WRITING = 0.03  # part of it that is left for the prediction and the files
-FIRST_SAMPLES = 4  # on which all choices are measured alone,
-BETTER = 1 / 2  # and this part of them on twice as many
+_WRITING = 0.03  # part of it that is left for the prediction and the files, at least,
+_WRITTEN = 2.0  # and so many times what the prediction and the bytes of everything INT8 take
+FIRST_SAMPLES = 2  # on which all choices are measured alone,
+BETTER = 1 / 4  # and this part of them on twice as many
 _SURE = 2.0  # standard errors by which another scale has to be better
 FLOAT_RECIPE = Recipe((), ())
 
@@ -59,6 +62,8 @@ class Search:
     pool: dict[str, Point] = field(default_factory=dict)
     stopped: str = ""
     notes: list[Note] = field(default_factory=list)
+    _alone: dict[Candidate, tuple[Recipe, Recipe]] = field(default_factory=dict)
+    _raced_on: dict[Candidate, list[int]] = field(default_factory=dict)  # samples; others may know a recipe on more
 
     # Before anything is measured --------------------------------------------------------------------------------
 
@@ -131,15 +136,15 @@ class Search:
         return self._reaches(self.start, self.bench.sets.judged_on)
 
     def _sweep(self) -> bool:
-        """The error of each choice alone; where time is limited, of those choices that it is enough for.
+        """What each choice alone takes away from the error; where time is limited, of those that it is enough for.
 
         Returns:
             False where the time for it was over before all were measured.
         """
         images = next(self.ever_more())
         tried = self.swept() if self._until is None else self._promising(self._until, images)
-        measured = self._halved([j.candidate for j in tried], "Sensitivity", -math.inf)
-        return measured is not None and len(tried) == len(self.swept())
+        measured = self._raced([j.candidate for j in tried], "Sensitivity", -math.inf)
+        return measured and len(tried) == len(self.swept())
 
     @property
     def _until(self) -> float | None:
@@ -148,24 +153,34 @@ class Search:
         end = self.bench.deadline
         return None if end is None else end - min(self.limit / 3, 2 / 3 * (end - time.monotonic()))
 
-    def _halved(self, tried: Sequence[Candidate], what: str, least: float) -> list[Candidate] | None:
-        """Measures each choice alone on a few samples; the better half of them, as far as they gain more than
-        ``least``, then on twice as many, and so on to all.
+    def _raced(self, tried: Sequence[Candidate], what: str, least: float) -> bool:
+        """Measures each choice alone on a few samples; the best of them, as far as they gain more than ``least``, then
+        on twice as many, and so on to all.
 
         Returns:
-            Those that were measured on all samples; None where the time for it was over first.
+            False where the time for it was over first.
         """
-        until, measured = self._until, list(tried)
+        until = self._until
         for images in self.ever_more():
-            measured = list(tried)
-            recipes = [self.recipe(self.with_choice(c)) for c in tried]
-            if not self.bench.sweep([self.recipe(self.start), *recipes], what, until, images):
-                return None
+            self._raced_on |= {c: images for c in tried if len(images) > len(self._raced_on.get(c, ()))}
+            recipes = [r for c in tried for r in self.alone(c) if not r.is_float]
+            if not self.bench.sweep(recipes, what, until, images):
+                return False
             gains = {c: self._gain(c, images) for c in tried}
             if not all(map(math.isnan, gains.values())):  # else none of these images can be read
                 better = sorted((c for c in tried if gains[c] > least), key=lambda c: -gains[c])
                 tried = better[: math.ceil(BETTER * len(tried))]
-        return measured
+        return True
+
+    def alone(self, candidate: Candidate) -> tuple[Recipe, Recipe]:
+        """The float network with those nodes alone quantized that a choice changes, as they are without it and with it.
+
+        What the choice takes away from the output's error shows there. Beside everything else in INT8 it does not: any
+        change turns roundings of all that follows round, which moves the error by more than most choices do.
+        """
+        if candidate not in self._alone:
+            self._alone[candidate] = apart(self.recipe(self.start), self.recipe(self.with_choice(candidate)))
+        return self._alone[candidate]
 
     def ever_more(self) -> Iterator[list[int]]:
         """The samples for single sites: a few, those and as many again, and so on to all."""
@@ -190,14 +205,13 @@ class Search:
         return [j for j, seconds in zip(ranked, needed, strict=True) if seconds <= left]
 
     def _unknown(self, judged: Judged, images: Sequence[int]) -> int:
-        """How many of these images a choice has not been measured on."""
-        known = self.bench.store.known(SWEEP, self.recipe(self.with_choice(judged.candidate)).key)
-        return sum(n not in known for n in images)
+        """How many runs on these images a choice still needs."""
+        known = [self.bench.store.known(SWEEP, r.key) for r in self.alone(judged.candidate) if not r.is_float]
+        return sum(n not in rows for rows in known for n in images)
 
     def share(self, judged: Judged) -> float:
         """The part of a run's multiplications that a sweep has to do again for a choice."""
-        one, other = self.recipe(self.start), self.recipe(self.with_choice(judged.candidate))
-        return self._behind[first_change(self.planner.model, one, other)]
+        return self._behind[first_change(self.planner.model, *self.alone(judged.candidate))]
 
     @functools.cached_property
     def _behind(self) -> list[float]:
@@ -215,42 +229,43 @@ class Search:
             bench.sets.judged_on = tuple(judged[i] for i in spread(len(judged), room))
             self.notes.append(Remark.JUDGED_ON(room=room, images=len(judged)))
         one, left = each * len(bench.sets.judged_on), bench.deadline - time.monotonic()
-        self.ends = bench.deadline - _WRITING * self.limit
+        writing = max(_WRITING * self.limit, _WRITTEN * self._write_once())
+        self.ends = bench.deadline - writing
         self.last_judged = self.ends - 1.5 * one
-        bench.deadline -= min(_JUDGED * one + _WRITING * self.limit, left / 2)
+        bench.deadline -= min(_JUDGED * one + writing, left / 2)
+
+    def _write_once(self) -> float:
+        """Seconds that it takes to build and predict everything INT8, as is done with what is chosen in the end."""
+        began = time.monotonic()
+        made, _ = self.planner.build(self.planner.plan(self.start), "float")
+        prediction.predict(made, self.planner.target)
+        made.proto.SerializeToString()
+        return time.monotonic() - began
 
     def with_choice(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
 
-    def loss(self, configuration: Configuration) -> float | None:
-        """By how much it makes the output error smaller, on the samples that it was measured on."""
-        before, after = self._squared(self.start), self._squared(configuration)
-        both = ~np.isnan(before) & ~np.isnan(after)
-        return float(np.sqrt(before[both].mean()) - np.sqrt(after[both].mean())) if both.any() else None
+    def error(self) -> float | None:
+        """Root of the mean squared output error of everything INT8; None where it was not measured."""
+        errors = self.bench.errors(self.recipe(self.start))
+        return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
 
-    def error(self, configuration: Configuration) -> float | None:
-        """Root of the mean squared output error over the samples; None where it was not measured."""
-        errors = self._squared(configuration)
-        return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors)))
-
-    def _squared(self, configuration: Configuration) -> npt.NDArray[np.float64]:
-        """Squared output errors on the samples for single sites, NaN where it was not measured."""
-        squares: npt.NDArray[np.float64] = self.bench.errors(self.recipe(configuration)) ** 2
-        return squares
+    def error_with(self, candidate: Candidate) -> float | None:
+        """The same without what a choice alone takes away from its square; None where that was not measured."""
+        before, gain = self.error(), self._gain(candidate)
+        return None if before is None or math.isnan(gain) else math.sqrt(max(0.0, before**2 - gain))
 
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
-        before = self._squared(self.start)
         worst = [j.candidate.site for j, _ in self._gained()
                  if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
         price = self.planner.cost(self.start).value
         self.scales = [c for c in choices.other_scales(self.planner, worst[:_LOOKED_AT]) if not c.configuration.apart
                        or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
-        tried = self._halved(self.scales, "Other ranges", 0.0) or []
+        self._raced(self.scales, "Other ranges", 0.0)
         better: list[tuple[float, Candidate]] = []
-        for candidate in tried:
-            gain = before - self._squared(self.with_choice(candidate))
-            gain = gain[~np.isnan(gain)]
+        for candidate in self.scales:
+            gain = self._gains(candidate)
             if len(gain) >= 4 and gain.mean() > _SURE * gain.std(ddof=1) / math.sqrt(len(gain)):
                 better.append((float(gain.mean()), candidate))
         ranges = self.start
@@ -334,7 +349,7 @@ class Search:
 
     def gains(self) -> list[Gain]:
         """Measured floats; those that do not make the output error smaller come last."""
-        least = _LEAST * (self.error(self.start) or 0.0) ** 2
+        least = _LEAST * (self.error() or 0.0) ** 2
         price = self.planner.cost(self.start).value
         return [Gain(j.candidate.configuration, max(gain, least), j.cost.value - price)
                 for j, gain in self._gained() if j.candidate.choice == FLOAT]  # fmt: skip
@@ -346,13 +361,19 @@ class Search:
         return sorted((g for g in gains if not math.isnan(g[1])), key=lambda x: -x[1])
 
     def _gain(self, candidate: Candidate, images: Sequence[int] | None = None) -> float:
-        """By how much a choice made the squared error smaller, on the samples that it was measured on alone, or on
-        ``images``; NaN for none."""
-        before, after = (self.bench.swept(self.recipe(c), images) ** 2
-                         for c in (self.start, self.with_choice(candidate)))  # fmt: skip
-        gain = before - after
-        gain = gain[~np.isnan(gain)]
-        return float(gain.mean()) if len(gain) else math.nan
+        """By how much a choice alone makes the squared error smaller, on the samples that it was measured on, or on
+        those of ``images``; NaN for none."""
+        gains = self._gains(candidate, images)
+        return float(gains.mean()) if len(gains) else math.nan
+
+    def _gains(self, candidate: Candidate, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+        """The same for each of these samples."""
+        images = self._raced_on.get(candidate, ()) if images is None else images
+        if not images:
+            return np.empty(0)
+        before, after = (0.0 if r.is_float else self.bench.swept(r, images) ** 2 for r in self.alone(candidate))
+        gains: npt.NDArray[np.float64] = np.atleast_1d(before - after)
+        return gains[~np.isnan(gains)]
 
     def obvious(self) -> list[tuple[str, Configuration]]:
         """What one would try without a search: the head float, and the worst convolutions."""
@@ -551,8 +572,8 @@ class Search:
             self.bench.deadline = None
 
     def bought(self, point: Point) -> list[Bought]:
-        """What each choice of a placement bought: measured again without it."""
-        parts = self.parts(point.configuration)[:_REMOVED] if point.cost.int8 else []
+        """What each of the largest choices of a placement bought: measured again without it."""
+        parts = self.parts(point.configuration)[:_BOUGHT] if point.cost.int8 else []
         less = [self.without(point.configuration, s) for s in parts]
         self.bench.whole([self.recipe(c) for c in less], self.bench.sets.chosen_on, "What each choice bought")
         found = []

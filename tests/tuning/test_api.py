@@ -1,6 +1,7 @@
 """``qdqtool.tune`` as a whole, on networks small enough to try everything."""
 
 import itertools
+import math
 import time
 import types
 from collections import defaultdict
@@ -13,6 +14,7 @@ import onnx
 import pytest
 
 import qdqtool
+from calibration.dataset import spread
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
@@ -24,7 +26,7 @@ from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, expected, measurements
 from qdqtool.tuning import search as search_module
-from qdqtool.tuning.configuration import Configuration
+from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Mapper, Result, Task, local
 from qdqtool.tuning.result import Tuning
 from qdqtool.tuning.search import Search
@@ -35,7 +37,7 @@ from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
 from tests.tables import cases
-from tests.tuning.nets import branchy, resnet, segmentation
+from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
 DATA = images(16, 16, 16)
 # Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
@@ -143,8 +145,31 @@ def test_what_cannot_pay_is_never_measured() -> None:
     never = [c for s in tuning.sites for c in s.choices if c.why]
     assert never and all(c.error is None for c in never)
     measured = [c for s in tuning.sites for c in s.choices if not c.why]
-    assert len(asked) <= len(measured) + 1  # and everything INT8
+    floats = sum(c.choice == "float" for c in measured)
+    assert len(asked) <= floats + 2 * (len(measured) - floats)  # other scales: without and with
     assert tuning.effort["never_measured"] == len(never)
+
+
+def test_what_a_choice_takes_away_is_the_error_of_its_nodes_alone() -> None:
+    tuning = tune(keep=KEEP, swept_on=1)
+    planner = planner_of(branchy(), CALIBRATION, "auto")
+    whole = planner.plan(Configuration()).recipe
+    (sample,) = (CHOSEN[i] for i in spread(len(CHOSEN), 1))
+
+    def squared(recipe: Recipe) -> float:
+        return (1.0 - agreement(recipe.build(planner.model)[0].proto, [sample])) ** 2
+
+    base, compared = squared(whole), 0
+    for site in tuning.sites:
+        nodes = {planner.model.node(n).index for n in site.nodes}
+        without = planner.plan(Configuration(floats=frozenset(site.nodes))).recipe
+        if site.loss is None or without.key != whole.only({*whole.reads} - nodes).key:  # others read something else too
+            continue
+        alone = squared(whole.only(nodes))
+        assert site.choices[0].error == pytest.approx(math.sqrt(base - alone), rel=1e-3)
+        assert site.loss == pytest.approx(math.sqrt(base) - math.sqrt(base - alone), rel=1e-3, abs=1e-6)
+        compared += 1
+    assert compared >= 3
 
 
 def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> None:
@@ -354,7 +379,7 @@ def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_pla
         found.append(tune(data, keep=KEEP, mapper=watched(counting, 2)))
         rows = {key: measured for key, measured in rows.items() if measured}
         sizes = sorted(map(len, rows.values()))
-        assert set(sizes) == ({2, 4, 8, 12} if first == 2 else {12})
+        assert set(sizes) == ({2, 4, 12} if first == 2 else {12})  # the quarter of four is one, on 8 and on all
         assert first == 100 or sizes.count(2) > 2 * sizes.count(12) > 0
     assert found[0].chosen.sites == found[1].chosen.sites and found[0].chosen.metric == found[1].chosen.metric
     assert all(s.loss is None or isinstance(s.loss, float) for s in found[0].sites)
@@ -370,34 +395,34 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     for module in (api, expected, measurements, search_module):
         monkeypatch.setattr(module, "time", clock)
     sweeps: list[float] = []
-    together = [0.0]  # seconds that combinations took
-    swept: dict[str, None] = {}
-    alone: set[str] = set()
-    base: list[str] = []
+    together = [0.0]  # seconds that combinations took on the images to choose on, the first four
+    swept: list[set[int]] = []  # convolutions that a sweep quantizes
+    before: list[set[int]] = []  # those that are float in what was measured as a whole before that
+    base: set[int] = set()
 
     def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         whole = any(t.whole for t in tasks)
-        asked = [c for t in tasks for c in t.candidates if c.pairs]
-        base.extend([c.key for c in asked[:1]] if not base else [])  # the first to be quantized is everything INT8
-        keys = dict.fromkeys(c.key for c in asked if c.key not in base)
+        asked = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
+        base.update(asked[0] if asked and not base else ())  # the first to be quantized is everything INT8
         if not whole:
-            swept.update(keys)
+            swept.extend(asked)
         elif not swept:
-            alone.update(keys)
+            before.extend(base - nodes for nodes in asked)
         for result in local(1)(job, tasks):
             took = sum(map(len, result.rows.values()))
             now[0] += took
             sweeps.extend([] if whole else [now[0]])
-            together[0] += took * whole
+            together[0] += took * (whole and all(n < 4 for rows in result.rows.values() for n in rows))
             yield result
 
     tuning = tune(keep=0.9999, mapper=counting, workers=1, time_limit=limit)
     assert now[0] <= 1.1 * limit and tuning.chosen.metric is not None
     points = [p.name for p in (*tuning.front, *tuning.others)]
-    assert {"everything INT8", "1 by their own error", "2 by their own error"} <= set(points)
+    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= set(points)
     assert all(at <= 0.7 * limit for at in sweeps) or together[0] >= limit / 3
-    assert not swept or next(iter(swept)) in alone  # the largest error of its own comes first
-    assert limit >= 90 or len(swept) < len(tuning.sites)
+    assert not swept or {1, 2, 4} <= {len(nodes) for nodes in before}  # these before any sensitivity,
+    assert not swept or swept[0] in before  # of which the largest error of its own comes first
+    assert limit >= 90 or len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)
     if limit >= 90:
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
 
