@@ -75,8 +75,9 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
 
 
 _TWO_FAULTS = """
-import onnx, sys
-ops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}
+import sys
+data = open(sys.argv[1], 'rb').read()
+ops = {op for op in ('Conv', 'MaxPool', 'Relu') if b'\x22' + bytes([len(op)]) + op.encode() in data}
 print('x' * 3_000_000)
 if {'Conv', 'MaxPool'} <= ops:
     sys.exit('Error: pooling of ' + str(len(ops)))

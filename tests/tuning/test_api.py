@@ -14,7 +14,6 @@ import pytest
 
 import qdqtool
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
@@ -31,7 +30,7 @@ from qdqtool.tuning.result import Tuning
 from qdqtool.tuning.search import Search
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
-from tests.insertion.nets import check, images, run
+from tests.insertion.nets import check, detector, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
@@ -438,7 +437,7 @@ def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(monkeyp
 
     monkeypatch.setattr(Search, "measure", watching)
     monkeypatch.setattr(Search, "_sweep", lambda self: asked.append("sensitivity"))  # the time for it is over
-    tuning = qdqtool.tune(yolov8n(64, classes=3), images(8, 3, 64), keep=1.0, metric=agrees, time_limit=3600)
+    tuning = qdqtool.tune(detector(), images(8, 3, 64, name="images"), keep=1.0, metric=agrees, time_limit=3600)
     first = asked[: asked.index("sensitivity")]
     worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
     assert first[-7:] == ["last convolutions float", "whole head float", *worst]

@@ -18,6 +18,7 @@ import qdqtool
 from calibration.cache import load_statistics
 from calibration.methods import METHODS, amax_of
 from qdqtool.cli import run
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -281,7 +282,7 @@ def relus(names: list[str]) -> onnx.ModelProto:
 
 
 def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
-    model = collect(yolov8x_qdq()).model
+    model = collect(yolov8n(64)).model
     titles = [box.title for box in model.modules.boxes]
     assert [f"model.{i}" for i in range(22)] == [t for t in titles if t.count("/") == 0 and "22" not in t][1:-1]
     for at, box in enumerate(model.modules.boxes):
