@@ -363,7 +363,7 @@ def test_what_is_accounted_for(g, monkeypatch):
         fix(FAMILIES["residual"](100), target="trt8.5")
     assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
     seen.clear()
-    endless = fix(FAMILIES["residual"](400), target="trt8.5")
+    endless = fix(FAMILIES["residual"](300), target="trt8.5")
     assert endless.refused[0].why_not.values["kind"] is NotFinite and not endless.applied
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 

@@ -32,9 +32,14 @@ from qdqtool.trt.trace import render
 from tests.insertion.nets import Net
 from tests.render.reporting.conftest import Made
 from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME, QUICK_FIRST, truth
+from tests.trt.evidence import DIFFERENT, HOME, truth
 from tests.trt.evidence import model as published
+
+
+FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
+SOME_FIRST = slow_after(len(FIRST), [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])
 
 
 @functools.cache
@@ -43,7 +48,7 @@ def page_of(case: str) -> data.Page:
     return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
+@pytest.mark.parametrize("case", SOME_FIRST)
 def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> None:
     prediction = qdqtool.predict(published(case), truth(case)["target"])
     model = page_of(case).model
@@ -62,7 +67,7 @@ def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> 
             assert finding.id in model.nodes[number].findings
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
+@pytest.mark.parametrize("case", SOME_FIRST)
 def test_drawings_hold_every_node_and_no_boxes_overlap(case: str) -> None:
     page = page_of(case)
     index = published(case)
