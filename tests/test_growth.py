@@ -158,7 +158,7 @@ def test_what_many_quantizers_share_costs_no_more_to_leave():
             editor.bypass(node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"])
         editor.finish()
 
-    _grows(lambda size: _seconds(work, Model(FAMILIES["fan-out, equal"](size))), 4000)
+    _grows(lambda size: _seconds(work, Model(FAMILIES["fan-out, equal"](size))), 2000)
 
 
 def test_graph_from_a_log():

@@ -1,4 +1,4 @@
-"""A detector, its nodes those of a YOLOv8, as onnxruntime's quantize_static writes it by default: nothing runs in INT8, until it is fixed."""
+"""A detector with the nodes of a YOLOv8, as quantize_static of onnxruntime writes it: nothing is INT8 until fixed."""
 
 import numpy as np
 import onnx

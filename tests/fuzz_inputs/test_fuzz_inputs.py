@@ -1,4 +1,4 @@
-"""A hundred mutated inputs, two hundred when it is slow; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
+"""A hundred mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
 
 import contextlib
 import io

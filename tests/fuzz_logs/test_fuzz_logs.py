@@ -1,4 +1,4 @@
-"""Two hundred mutated files, five hundred when it is slow, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
+"""Two hundred mutated files, five hundred when slow, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
 
 import io
 import subprocess
