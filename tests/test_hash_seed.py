@@ -12,7 +12,7 @@ from tests import growth
 COMMANDS = (
     ("predict", "m.onnx", "--format", "json"),
     ("fix", "m.onnx", "-o", "out.onnx", "--format", "json"),
-    ("extract", "m.onnx", "--finding", "CODE", "--minimize", "--limit", "20", "-o", "out-part.onnx"),
+    ("extract", "m.onnx", "--finding", "CODE", "--minimize", "--limit", "8", "-o", "out-part.onnx"),
     ("report", "m.onnx", "-o", "out.html"),
 )
 

@@ -18,12 +18,12 @@ from click.testing import CliRunner
 
 from qdqtool.base import process
 from qdqtool.commands import cli
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
 from qdqtool.render.output import as_options, coloured, in_colour, worded, wrap
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
+from tests.insertion.nets import detector
 from tests.tables import cases
 
 EXAMPLES = table("examples")
@@ -160,9 +160,9 @@ def test_completion_of_the_script(variables: dict[str, str], said: str) -> None:
 
 
 def test_an_answer_without_warnings_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The demo's network; `--all` and `--layers` show what is left out."""
-    save(yolov8n(96), tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 96, 96), np.float32))
+    """Of a detector, as that of the demo's network is (test_demo.py); `--all` and `--layers` show what is left out."""
+    save(detector(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
     model, made = str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx")
     assert cli.run(["insert", model, "--calib", str(tmp_path / "x.npz"), "--method", "max", "-o", made]) == 0
     short = capsys.readouterr().out

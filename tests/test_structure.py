@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -17,7 +17,7 @@ import onnx.defs
 import pytest
 
 from qdqtool.commands.cli import cli
-from tests.sources import nodes_of
+from tests.sources import nodes_of, walked
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -46,6 +46,7 @@ LISTS = ("add", "append", "extend", "insert", "pop", "remove")  # what changes a
 SAID = {"checked", "fix", "kept", "message", "note", "notes", "sentence", "warnings", "why", "why_not"}
 LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
          "startswith"}  # fmt: skip
+_NAMES = re.compile(rf"\b(?:{'|'.join(sorted(SAID))})\b")
 OF_WORDS = (
     "tests/render/", "tests/explain/test_wording.py", "tests/test_agreement_of_findings.py",
     "tests/builders/test_tensorrt.py",  # messages of a compiler
@@ -286,10 +287,12 @@ def graphs_edited() -> Broken:
 
 def sentences_read() -> Broken:
     """A note, a finding or a change is asked for its remark, code and values, not for its words (base/notes.py)."""
-    for path in (*sources().values(), *sorted((HOME / "tests").rglob("*.py"))):
+    ours = [*sources().values()]
+    for path in (*ours, *sorted((HOME / "tests").rglob("*.py"))):
         name = str(path.relative_to(HOME))
         if not name.startswith(OF_WORDS):
-            yield from ((f"words: {name}", str(line)) for line in lines_that_read(path.read_text(encoding="utf-8")))
+            found = lines_that_read(path.read_text(encoding="utf-8"), nodes_of(path) if path in ours else None)
+            yield from ((f"words: {name}", str(line)) for line in found)
 
 
 def words_compared() -> Broken:
@@ -326,19 +329,27 @@ def forms_refused() -> Broken:
                 yield f"form: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
 
 
-def lines_that_read(source: str) -> list[int]:
-    """Lines that look into what results say: a field of SAID, or a name that was given one, beside words."""
+def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list[int]:
+    """Lines that look into what results say: a field of SAID, or a name that was given one, beside words.
+
+    ``nodes`` are those of the source, where somebody has them.
+    """
     found = []
-    for function in (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)):
-        nodes = list(ast.walk(function))
+    named = [number for number, line in enumerate(source.splitlines(), 1) if _NAMES.search(line)]
+    if nodes is None:
+        nodes = walked(ast.parse(source)) if named else []
+    for function in (n for n in nodes if isinstance(n, ast.FunctionDef)):
+        if not any(function.lineno <= number <= (function.end_lineno or 0) for number in named):
+            continue  # where none of these fields is named, none is read
+        inside = walked(function)
         given: set[str] = set()
         for _ in range(2):  # a comprehension may stand in front of what it is given
-            for node in nodes:
+            for node in inside:
                 target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (
                     (node.target, node.iter) if isinstance(node, ast.comprehension | ast.For) else (None, None))
                 if target is not None and value is not None and _is_said(value, given):
                     given.update(n.id for n in ast.walk(target) if isinstance(n, ast.Name))
-        for node in nodes:
+        for node in inside:
             pairs: list[tuple[ast.expr, ast.expr]] = []
             if isinstance(node, ast.Compare):
                 for one, other in zip([node.left, *node.comparators], node.comparators, strict=False):

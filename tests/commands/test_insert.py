@@ -6,17 +6,17 @@ import onnx
 import pytest
 from PIL import Image
 
-from qdqtool.commands.demo_run import write_images, yolov8n
+from qdqtool.commands.demo_run import write_images
 from tests.commands.conftest import Cli
-from tests.insertion.nets import Net, check
+from tests.insertion.nets import Net, check, detector
 from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A YOLOv8n m.onnx, two convolutions small.onnx, and a folder of images."""
+    """A detector m.onnx, two convolutions small.onnx, and a folder of images."""
     path = tmp_path_factory.mktemp("insert")
-    onnx.save(yolov8n(64, classes=3), path / "m.onnx")
+    onnx.save(detector(), path / "m.onnx")
     net = Net(3, 64)
     net.output(net.op("Softmax", "end", net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))))
     onnx.save(net.model(), path / "small.onnx")
@@ -31,8 +31,8 @@ def test_text_and_everything(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyP
     check(onnx.load(folder / "m_qdq.onnx"))
     assert cli.err == ""
     for part in (
-        "quantized 61 activations (focus 61) and the weights of 60 nodes", "Left float (4 nodes)",
-        "/model.22/dfl/conv/Conv", "only 6 calibration images", "64 convolutions: 60 INT8 (54 to INT8, 6 to float), 4",
+        "quantized 24 activations (focus 24) and the weights of 27 nodes", "Left float (4 nodes)",
+        "/model.22/dfl/conv/Conv", "only 6 calibration images", "31 convolutions: 27 INT8 (21 to INT8, 6 to float), 4",
         "conversion at /model.0/conv/_input_quantizer/QuantizeLinear",
         f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10",
     ):
@@ -41,9 +41,9 @@ def test_text_and_everything(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyP
     text = cli("insert", folder / "m.onnx", "--calib", folder / "images", "-o", tmp_path / "q.onnx", "--method", "max",
                "--all", "--target", "trt10")
     scales = text.split("Activation scales\n")[1].split("\n\n")[0].splitlines()
-    assert len(scales) == 61
+    assert len(scales) == 24
     assert all(float(row.split()[0]) > 0 and row.split()[1] == "max" for row in scales)
-    assert sum(row.startswith("  - scale ") for row in text.splitlines()) == 10
+    assert sum(row.startswith("  - scale ") for row in text.splitlines()) == 2
     assert "Predicted for trt10" in text
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from tests.tables import cases
 from tests.timing.models import chain, saved
-from tests.trt import evidence
 
 
 @pytest.fixture
@@ -90,14 +89,15 @@ def test_gpus(cli, monkeypatch):
     cli("gpus", "nonsense", code=2)
 
 
-def profile_of(case, tmp_path, factor=1.0):
+def profile_of(path, tmp_path, factor=1.0):
     """A profile with the layers of a prediction, as if it had been measured."""
+    from qdqtool.model.modelfile import load
     from qdqtool.prediction import predict
     from qdqtool.timing.estimate import estimate
     from qdqtool.timing.gpus import find
     from qdqtool.trt.targets import target_named
 
-    index = evidence.model(case)
+    index = load(path)
     target = target_named("trt8.4")
     prediction = predict(index, target)
     times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers
@@ -107,14 +107,14 @@ def profile_of(case, tmp_path, factor=1.0):
     listing = {"Layers": [{"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers]}
     (tmp_path / "layers.json").write_text(json.dumps(listing))
     (tmp_path / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
-    return str(evidence.HOME / case / "model.onnx.gz"), str(tmp_path / "layers.json"), str(tmp_path / "profile.json")
+    return path, str(tmp_path / "layers.json"), str(tmp_path / "profile.json")
 
 
-def test_verify_compares_times(tmp_path, cli):
-    files = profile_of("resnet18-a100-qat-residual", tmp_path)
+def test_verify_compares_times(model, tmp_path, cli):
+    files = profile_of(model, tmp_path)
     times = cli.json("verify", *files, "--gpu", "A100 80GB PCIe", code=1)["times"]
     assert times["within"] and times["layers"]["median_error"] < 0.01 and not times["slow"]
-    files = profile_of("resnet18-a100-qat-residual", tmp_path, 3.0)
+    files = profile_of(model, tmp_path, 3.0)
     out = cli("verify", *files, "--gpu", "A100 80GB PCIe", code=1)
     assert "outside the range" in out and "slow:" in out
 

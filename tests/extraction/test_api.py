@@ -52,7 +52,7 @@ def test_a_finding_and_its_names() -> None:
     assert [(f.code, f.node) for f in result.shown.findings] == [("SKIP-FLOAT", "b1.sum")]
 
 
-@pytest.mark.parametrize("code", slow_after(2, ["CONCAT-SCALE:2", "BN-UNFOLDED", "OUT-FLOAT", "SKIP-FLOAT:8"]))
+@pytest.mark.parametrize("code", slow_after(1, ["CONCAT-SCALE:2", "BN-UNFOLDED", "OUT-FLOAT", "SKIP-FLOAT:8"]))
 def test_findings_of_a_real_network(code: str) -> None:
     result = qdqtool.extract(str(YOLO), finding=code)
     onnx.checker.check_model(result.proto)  # not its shapes: those of the whole, rebuilt, are at odds in the head
@@ -107,9 +107,8 @@ def test_what_is_not_cut_or_changed() -> None:
         assert all(v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for v in proto.graph.input)
     model = residual()
     before = model.SerializeToString(deterministic=True)
-    qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True)
+    first, second = (qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True) for _ in range(2))
     assert model.SerializeToString(deterministic=True) == before
-    first, second = (qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, private=True) for _ in range(2))
     assert first.proto.SerializeToString(deterministic=True) == second.proto.SerializeToString(deterministic=True)
     result = qdqtool.extract(residual(), inputs=["stem.r:0"], outputs=["b0.r1:0"])
     assert [v.name for v in result.proto.graph.input] == ["stem.r:0"]
@@ -331,7 +330,7 @@ def test_counts_and_names_of_structure() -> None:
     assert [d.dim_value for d in typed.graph.output[0].type.tensor_type.shape.dim] == [1, 8, 1, 1]
 
 
-@pytest.mark.parametrize("code", slow_after(1, ["SKIP-FLOAT", "CONCAT-SCALE", "BN-UNFOLDED"]))
+@pytest.mark.parametrize("code", slow_after(1, ["SKIP-FLOAT", "BN-UNFOLDED"]))
 def test_a_real_network(code: str) -> None:
     result = qdqtool.extract(str(YOLO), finding=code, private=True)
     whole = onnx.load_from_string(gzip.decompress(YOLO.read_bytes()))

@@ -43,10 +43,13 @@ def test_builds_that_are_refused_and_healthy_ones() -> None:
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
 
 
+PYTHON = f"'{sys.executable}' -IS"  # which starts in half of the time
+
+
 def script(folder: Path, source: str) -> str:
     path = folder / "check it.py"
     path.write_text(source)
-    return f"'{sys.executable}' '{path}'"
+    return f"{PYTHON} '{path}'"
 
 
 def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
@@ -64,7 +67,7 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match="does not depend on the model"):
         qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
     trap = tmp_path / "trap"
-    check = CommandCheck(residual(1), f"'{sys.executable}' -c 'pass' ; touch {trap} $(touch {trap})")
+    check = CommandCheck(residual(1), f"{PYTHON} -c 'pass' ; touch {trap} $(touch {trap})")
     check.close()
     assert not trap.exists()
     seen = tmp_path / "seen"
@@ -75,8 +78,9 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
 
 
 _TWO_FAULTS = """
-import onnx, sys
-ops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}
+import sys
+data = open(sys.argv[1], 'rb').read()
+ops = {op for op in ('Conv', 'MaxPool', 'Relu') if b'\x22' + bytes([len(op)]) + op.encode() in data}
 print('x' * 3_000_000)
 if {'Conv', 'MaxPool'} <= ops:
     sys.exit('Error: pooling of ' + str(len(ops)))
@@ -138,8 +142,8 @@ def test_commands_that_are_none(command: str, said: str) -> None:
 
 def test_commands_without_end(tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match="did not end within"):
-        CommandCheck(residual(1), f"'{sys.executable}' -c 'import time; time.sleep(30)'", timeout=0.5)
-    command = f"'{sys.executable}' -c 'import time; time.sleep(30)'"
+        CommandCheck(residual(1), f"{PYTHON} -c 'import time; time.sleep(30)'", timeout=0.5)
+    command = f"{PYTHON} -c 'import time; time.sleep(30)'"
     with pytest.raises(QdqtoolError, match=r"did not end within 0\.4 s on the whole model"):
         qdqtool.extract(residual(1), check=command, check_timeout=0.4)
     with pytest.raises(QdqtoolError, match="`check_timeout=0`: give seconds above 0"):
@@ -171,7 +175,7 @@ def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:
 
 def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "COMMAND_OUTPUT", 100_000)
-    command = f"'{sys.executable}' -c \"print('here' + 'x' * 3_000_000 + 'there')\""
+    command = f"{PYTHON} -c \"print('here' + 'x' * 3_000_000 + 'there')\""
     check = CommandCheck(residual(1), command, "here")
     assert check._output.stat().st_size == 100_000 and check.holds(residual(1))
     check.close()

@@ -1,4 +1,4 @@
-"""Two hundred mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
+"""A hundred mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
 
 import contextlib
 import io
@@ -8,6 +8,7 @@ import pytest
 from qdqtool.commands.cli import run
 from tests.fuzz_inputs.check import LEFT, Bench
 from tests.fuzz_inputs.seeds import COMMANDS
+from tests.slow import slow_after
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_whole_inputs_are_read(bench: Bench) -> None:
     assert codes.count(0) >= len(codes) - 9
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", slow_after(2, range(4)))
 def test_no_input_breaks_a_command(bench: Bench, part: int) -> None:
     codes = [bench.check(number, 7) for number in range(part * 50, part * 50 + 50)]
     for file in bench.folder.glob("mutated-*"):

@@ -1,18 +1,25 @@
 """What tests of tuning share."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from qdqtool import prediction
+from qdqtool.model.graph import Model
+from qdqtool.trt.targets import Target
+from qdqtool.tuning import configuration
 from qdqtool.tuning.configuration import Cost, Planner, Recipe
+from qdqtool.types import Prediction
 
 
 @pytest.fixture(scope="package", autouse=True)
 def each_placement_is_predicted_once() -> Iterator[None]:
     """Most tests tune one and the same network, which takes as long as all predictions of its placements."""
     kept: dict[Any, Cost] = {}
-    real = Planner._cost
+    predictions: dict[Any, Prediction] = {}
+    real, predict = Planner._cost, prediction.predict
 
     def cost(self: Planner, recipe: Recipe) -> Cost:
         model = self._slim.proto.SerializeToString(deterministic=True)
@@ -21,6 +28,14 @@ def each_placement_is_predicted_once() -> Iterator[None]:
             kept[key] = real(self, recipe)
         return kept[key]
 
+    def predicted(index: Model, target: Target, advice: bool) -> Prediction:
+        """Whatever the GPU."""
+        key = (index.proto.SerializeToString(deterministic=True), target, advice)
+        if key not in predictions:
+            predictions[key] = predict(index, target, advice=advice)
+        return predictions[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Planner, "_cost", cost)
+        patch.setattr(configuration, "prediction", SimpleNamespace(predict=predicted))
         yield

@@ -16,7 +16,6 @@ import pytest
 import qdqtool
 from calibration.dataset import spread
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
@@ -27,12 +26,13 @@ from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, expected, measurements
 from qdqtool.tuning import search as search_module
 from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.measure import Job, Mapper, Result, Task, local
+from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, local
+from qdqtool.tuning.metrics import OutputAgreement
 from qdqtool.tuning.result import Tuning
 from qdqtool.tuning.search import Search
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
-from tests.insertion.nets import check, images, run
+from tests.insertion.nets import check, detector, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
@@ -43,6 +43,29 @@ DATA = images(16, 16, 16)
 # Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
 CALIBRATION, CHOSEN, JUDGED = [d for i, d in enumerate(DATA) if i % 4 < 2], DATA[2::4], DATA[3::4]
 KEEP = 0.984
+ROWS = Network.rows
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_placement_runs_once_on_a_sample() -> Iterator[None]:
+    """What is measured of it is the same in every tuning, which `test_measure.py` holds against whole networks."""
+    kept: dict[Any, Row] = {}
+
+    def rows(self: Network, number: int, sample: Any, candidates: Sequence[Recipe], whole: bool) -> Iterator[Any]:
+        job = self.job
+        network = (job.model, job.compared, job.scores, whole, *(sample[t].tobytes() for t in sorted(sample)))
+        if not isinstance(job.metric, OutputAgreement):
+            yield from ROWS(self, number, sample, candidates, whole)
+            return
+        yield from ((r.key, kept[*network, r.key]) for r in candidates if (*network, r.key) in kept)
+        left = [r for r in candidates if (*network, r.key) not in kept]
+        for key, row in ROWS(self, number, sample, left, whole) if left else ():
+            kept[*network, key] = row
+            yield key, row
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Network, "rows", rows)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +231,8 @@ def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
 
 
 @pytest.mark.parametrize("workers", slow_after(1, [3, 1]))
-def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int) -> None:
+def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Network, "rows", ROWS)  # measured anew
     again = tune(keep=KEEP, workers=workers)
     assert told(again) == told(tuned)
     assert again.model.SerializeToString(deterministic=True) == tuned.model.SerializeToString(deterministic=True)
@@ -438,7 +462,7 @@ def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(monkeyp
 
     monkeypatch.setattr(Search, "measure", watching)
     monkeypatch.setattr(Search, "_sweep", lambda self: asked.append("sensitivity"))  # the time for it is over
-    tuning = qdqtool.tune(yolov8n(64, classes=3), images(8, 3, 64), keep=1.0, metric=agrees, time_limit=3600)
+    tuning = qdqtool.tune(detector(), images(8, 3, 64, name="images"), keep=1.0, metric=agrees, time_limit=3600)
     first = asked[: asked.index("sensitivity")]
     worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
     assert first[-7:] == ["last convolutions float", "whole head float", *worst]

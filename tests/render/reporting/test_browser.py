@@ -15,9 +15,9 @@ import qdqtool
 from tests.render.reporting.browser import Page
 from tests.render.reporting.conftest import Made
 from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
-from tests.render.reporting.test_collect import result, write
+from tests.render.reporting.test_collect import FIRST, result, write
 from tests.render.reporting.test_page import hostile
-from tests.trt.evidence import CASES, HOME, truth
+from tests.trt.evidence import HOME, truth
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", FIRST)
 def test_evidence_builds_open_without_a_complaint(chromium: Page, case: str, tmp_path: Path) -> None:
     report = qdqtool.report(HOME / case / "model.onnx.gz", target=truth(case)["target"])
     report.save(tmp_path / "r.html")

@@ -18,6 +18,7 @@ import qdqtool
 from calibration.cache import load_statistics
 from calibration.methods import METHODS, amax_of
 from qdqtool.commands.cli import run
+from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -31,9 +32,13 @@ from qdqtool.trt.trace import render
 from tests.insertion.nets import Net
 from tests.render.reporting.conftest import Made
 from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME, QUICK_FIRST, truth
+from tests.trt.evidence import DIFFERENT, HOME, truth
 from tests.trt.evidence import model as published
+
+FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
+SOME_FIRST = slow_after(len(FIRST), [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])
 
 
 @functools.cache
@@ -42,7 +47,7 @@ def page_of(case: str) -> data.Page:
     return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
+@pytest.mark.parametrize("case", SOME_FIRST)
 def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> None:
     prediction = qdqtool.predict(published(case), truth(case)["target"])
     model = page_of(case).model
@@ -61,7 +66,7 @@ def test_convolutions_and_conversions_are_those_of_the_prediction(case: str) -> 
             assert finding.id in model.nodes[number].findings
 
 
-@pytest.mark.parametrize("case", QUICK_FIRST)
+@pytest.mark.parametrize("case", SOME_FIRST)
 def test_drawings_hold_every_node_and_no_boxes_overlap(case: str) -> None:
     page = page_of(case)
     index = published(case)
@@ -281,7 +286,7 @@ def relus(names: list[str]) -> onnx.ModelProto:
 
 
 def test_modules_are_those_of_the_names_and_stretches_without_names() -> None:
-    model = collect(yolov8x_qdq()).model
+    model = collect(yolov8n(64)).model
     titles = [box.title for box in model.modules.boxes]
     assert [f"model.{i}" for i in range(22)] == [t for t in titles if t.count("/") == 0 and "22" not in t][1:-1]
     for at, box in enumerate(model.modules.boxes):
