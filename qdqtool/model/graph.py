@@ -510,7 +510,7 @@ class Model:
         for node in (n for n in self.ordered if not self._is_typed(n)):
             found = self._made(node) or alike.outputs(node.proto, node.op, [self.type_of(t) for t in node.inputs])
             made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
-            if found is None or any(types.get(t, kind)[0] not in (0, kind[0]) for t, kind in made.items()):
+            if found is None or any(types[t][0] not in (0, made[t][0]) for t in types.keys() & made):
                 break
             types.update(made)
         else:
