@@ -24,7 +24,7 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
-from qdqtool.model.inference import infer
+from qdqtool.model.inference import Alike, infer
 from qdqtool.model.subgraphs import captured, in_order, require_texts
 
 Shape = tuple[int | None, ...]
@@ -504,15 +504,15 @@ class Model:
         if self._variant_of is not None:
             return self._variant_of._known_types()
         graph = self.proto.graph
-        stated = (*graph.value_info, *graph.input, *graph.output)
+        stated, alike = (*graph.value_info, *graph.input, *graph.output), Alike(self.proto)
         types = self._types = {v.name: _type_of(v.type) for v in stated}
-        for node in self.ordered:  # exporters state the float tensors, and quantizers leave out their own
-            if self._is_typed(node):
-                continue
-            found = self._made(node)
-            if found is None:
+        # Exporters state the float tensors, and quantizers leave out their own.
+        for node in (n for n in self.ordered if not self._is_typed(n)):
+            found = self._made(node) or alike.outputs(node.proto, node.op, [self.type_of(t) for t in node.inputs])
+            made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
+            if found is None or any(types[t][0] not in (0, made[t][0]) for t in types.keys() & made):
                 break
-            types[node.output] = found[0]
+            types.update(made)
         else:
             return types
         types = self._types = {v.name: _type_of(v.type) for v in stated}
@@ -526,8 +526,8 @@ class Model:
         return types
 
     def _is_typed(self, node: Node) -> bool:
-        assert self._types is not None
-        return all(self._types.get(t, (0, None))[1] is not None for t in node.outputs if t)
+        types = self._types or {}
+        return all(types.get(t, (0, None))[1] is not None for t in node.outputs if t)
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""

@@ -261,6 +261,60 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
     return not _Inference(proto).hidden
 
 
+# What these make has a type that follows from the types of what they read, whatever the values.
+_BY_TYPE = frozenset((
+    "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "Div", "Flatten", "Gemm",
+    "GlobalAveragePool", "HardSigmoid", "HardSwish", "LeakyRelu", "MatMul", "MaxPool", "Mul", "Relu", "Sigmoid",
+    "Softmax", "Split", "Sub", "Tanh", "Transpose",
+))
+Known = tuple[int, tuple[int | None, ...] | None]  # element type, 0 where it is not known, and dimensions
+
+
+class Alike:
+    """Types of what nodes make: onnx is asked once for all that are alike in operator, attributes and inputs' types.
+
+    So it says what its inference of the whole model says, which takes far longer for many nodes. Only of operators
+    whose results' types follow from those of their inputs, where these are wholly known.
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
+        own = {f.name for f in proto.functions if f.domain in _STANDARD}
+        self._schemas = {op: onnx.defs.get_schema(op, opset, "") for op in _BY_TYPE - own if onnx.defs.has(op, opset)}
+        self._asked: dict[tuple[object, ...], list[Known] | None] = {}
+
+    def outputs(self, node: onnx.NodeProto, op: str, inputs: Sequence[Known]) -> list[Known] | None:
+        """The types of a node's results; None where they are not to be had so.
+
+        Args:
+            node: The node.
+            op: Its operator.
+            inputs: The types of what it reads, one for each input.
+        """
+        if op not in self._schemas or node.domain not in _STANDARD:
+            return None
+        attributes = node.attribute
+        key = op, len(node.output), *inputs, *([a.SerializeToString() for a in attributes] if attributes else ())
+        if key not in self._asked:
+            self._asked[key] = self._ask(node, inputs)
+        return self._asked[key]
+
+    def _ask(self, node: onnx.NodeProto, inputs: Sequence[Known]) -> list[Known] | None:
+        if _odd(node, None) or not all(
+                kind and dims is not None and None not in dims and len(dims) <= budgets.RANK for kind, dims in inputs):
+            return None
+        types = {t: onnx.helper.make_tensor_type_proto(*kind) for t, kind in zip(node.input, inputs, strict=True)}
+        try:
+            made = onnx.shape_inference.infer_node_outputs(self._schemas[node.op_type], node, types)
+        except Exception:  # a damaged node
+            return None
+        found = [made[t].tensor_type for t in node.output if t in made]
+        if len(found) < len(node.output) or not all(
+                f.HasField("shape") and all(d.HasField("dim_value") for d in f.shape.dim) for f in found):
+            return None
+        return [(f.elem_type, tuple(d.dim_value for d in f.shape.dim)) for f in found]
+
+
 def shorten_names(proto: onnx.ModelProto) -> None:
     """Cuts long symbolic names of dimensions for good: onnx gives every tensor behind a copy of them."""
     _shorten(list(_long_names(proto, nodes_of(proto))))

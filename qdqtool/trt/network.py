@@ -104,7 +104,9 @@ class Network:
 
     def of_kind(self, *kinds: LayerKind) -> list[Layer]:
         """The layers of some kinds, in the order in which the optimizer visits them."""
-        return sorted((layer for kind in kinds for layer in self._by_kind[kind].values()), key=_RANK)
+        found = [layer for kind in kinds for layer in self._by_kind[kind].values()]
+        found.sort(key=_RANK)
+        return found
 
     def has(self, *kinds: LayerKind) -> bool:
         """Whether there are layers of some kinds."""

@@ -21,7 +21,7 @@ from qdqtool.base.process import Crew
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external, sessions
 from qdqtool.model.graph import Model, without_data
-from qdqtool.model.inference import FOLLOWED, grows, infer, shorten_names, stays_small
+from qdqtool.model.inference import FOLLOWED, Alike, grows, infer, shorten_names, stays_small
 from qdqtool.model.sessions import open_proto
 
 LONG = 1 << 40
@@ -481,3 +481,84 @@ def test_attributes_that_onnx_reads_wrongly_are_kept_from_it(tmp_path):
     *begun, peak = done.stdout.split("\n")[:-1]
     assert done.returncode == 0, (begun, peak, done.stderr)
     assert begun == list(models) and int(peak) < 500_000  # kB
+
+
+# Nodes that are alike ------------------------------------------------------------------------------------------------
+
+_IMAGE, _KERNEL, _FLAT = [2, 6, 9, 10], [4, 6, 3, 3], [6]
+_ALIKE: dict[str, tuple[list[list[int]], int, dict[str, Any]]] = {
+    **{op: ([_IMAGE, [6, 1, 1]], 1, {}) for op in ("Add", "Div", "Mul", "Sub")},
+    **{op: ([_IMAGE], 1, {}) for op in ("GlobalAveragePool", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu",
+                                        "Sigmoid", "Softmax", "Tanh", "Clip")},
+    **{op: ([_IMAGE], 1, {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]})
+       for op in ("AveragePool", "MaxPool")},
+    "BatchNormalization": ([_IMAGE, _FLAT, _FLAT, _FLAT, _FLAT], 1, {}),
+    "Concat": ([_IMAGE, _IMAGE], 1, {"axis": -1}),
+    "Conv": ([_IMAGE, _KERNEL], 1, {"strides": [2, 1], "dilations": [1, 2]}),
+    "ConvTranspose": ([_IMAGE, [6, 2, 3, 3]], 1, {"strides": [2, 2], "group": 2}),
+    "Flatten": ([_IMAGE], 1, {"axis": 2}),
+    "Gemm": ([[5, 6], [7, 6]], 1, {"transB": 1}),
+    "MatMul": ([_IMAGE, [10, 3]], 1, {}),
+    "Split": ([_IMAGE], 2, {"axis": 1}),
+    "Transpose": ([_IMAGE], 1, {"perm": [0, 2, 3, 1]}),
+}  # fmt: skip
+
+
+def _typed(proto):
+    for value in proto.graph.output:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    return proto
+
+
+def _of_one(op, dims, outputs, attributes):
+    inputs = [_value(f"x{i}", d, TensorProto.FLOAT) for i, d in enumerate(dims)]
+    names = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, [v.name for v in inputs], names, **attributes)
+    return _typed(_model([node], inputs, names, version=17 if op == "Split" else 18))
+
+
+@pytest.mark.parametrize("op", sorted(_ALIKE))
+def test_the_types_of_nodes_that_are_alike_are_those_of_the_whole_model(op):
+    dims, outputs, attributes = _ALIKE[op]
+    proto = _of_one(op, dims, outputs, attributes)
+    whole = infer(proto)
+    found = Alike(proto).outputs(proto.graph.node[0], op, [(TensorProto.FLOAT, tuple(d)) for d in dims])
+    assert found == [(TensorProto.FLOAT, tuple(d.dim_value for d in whole[f"y{i}"].tensor_type.shape.dim))
+                     for i in range(outputs)]
+
+
+def test_every_operator_whose_types_follow_from_those_that_it_reads_is_compared():
+    assert _ALIKE.keys() == Alike(_of_one("Relu", [_IMAGE], 1, {}))._schemas.keys()
+
+
+def test_onnx_is_asked_once_for_nodes_that_are_alike(monkeypatch):
+    asked, ask = [], onnx.shape_inference.infer_node_outputs
+    monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", lambda *a: asked.append(a[1].name) or ask(*a))
+    names = [_node("Relu", "x", "a"), _node("Relu", "a", "b"), _node("Concat", "a b", "c", axis=1),
+             _node("Concat", "a b", "d", axis=2), _node("Concat", "b a", "y", axis=1)]
+    for node in names:
+        node.name = node.output[0]
+    model = Model(_typed(_model(names, [_value("x", _IMAGE, TensorProto.FLOAT)])))
+    assert (model.shape("c"), model.shape("d"), model.shape("y")) == ((2, 12, 9, 10), (2, 6, 18, 10), (2, 12, 9, 10))
+    assert asked == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(("kind", "attributes"), [
+    ((0, (2, 3)), {}), ((1, None), {}), ((1, (None, 3)), {}), ((1, (1,) * 65), {}), ((1, (2, 3)), {"axis": 5}),
+])
+def test_what_is_not_wholly_known_or_damaged_has_no_type_of_its_own(kind, attributes):
+    proto = _of_one("Concat", [[2, 3]], 1, {"axis": 1, **attributes})
+    assert Alike(proto).outputs(proto.graph.node[0], "Concat", [kind]) is None
+
+
+def test_a_function_of_the_model_in_place_of_an_operator_is_not_taken_for_it():
+    proto = _of_one("Relu", [[2, 3]], 1, {})
+    assert Alike(proto).outputs(proto.graph.node[0], "Relu", [(1, (2, 3))]) == [(1, (2, 3))]
+    proto.functions.add(name="Relu", domain="")
+    assert Alike(proto).outputs(proto.graph.node[0], "Relu", [(1, (2, 3))]) is None
+
+
+def test_a_type_that_the_file_states_otherwise_is_left_to_the_whole_inference():
+    proto = _of_one("Relu", [[2, 3]], 1, {})
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    assert Model(proto).type_of("y0") == (TensorProto.FLOAT16, None)

@@ -31,11 +31,14 @@ def run(view: View, report: Report) -> None:
     outside: dict[str, list[Node]] = defaultdict(list)
     unknown: dict[str, list[Node]] = defaultdict(list)
     plain: dict[tuple[str, str], bool] = {}
+    quantized = view.quantized
     for node in view.model.nodes:
         kind = node.op, node.domain
         if kind not in plain:
             plain[kind] = _is_plain(node)
         if plain[kind]:
+            if node.index in quantized and of(node).kind in _ASKED:
+                _convolution(view, report, node)
             continue
         if qdq.is_qdq(node):
             if (precision := view.params(node).precision) in _OTHER_TYPES:
@@ -51,8 +54,6 @@ def run(view: View, report: Report) -> None:
                        values=view.values(node.input(0)))
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
-        elif of(node).kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION) and node.index in view.quantized:
-            _convolution(view, report, node)
     if outside:
         nodes = [n for same in outside.values() for n in same]
         kinds = tuple((kind, len(same)) for kind, same in outside.items())
@@ -67,9 +68,8 @@ def run(view: View, report: Report) -> None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether nothing is asked of the nodes of an operator, whatever they read."""
-    known = of(node)
-    return known.name != "" and known.kind not in _ASKED and node.op not in (qdq.Q, qdq.DQ, "Einsum") and not (
+    """Whether nothing is asked of the nodes of an operator, whatever they read, but the form of a convolution."""
+    return of(node).name != "" and node.op not in (qdq.Q, qdq.DQ, "Einsum") and not (
         _computes_integers(node) or _normalizes(node))
 
 

@@ -31,7 +31,7 @@ class HorizontalMergeQNodes(Pass):
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
 
     def apply(self, network: Network) -> None:
-        qs = network.near(LayerKind.QUANTIZE)
+        qs = [q for q in network.near(LayerKind.QUANTIZE) if len(q.data.consumers) > 1]
         read = Counter(q.data for q in qs)
         by_tensor: dict[Tensor, list[Layer]] = {}
         for q in sorted((q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)):

@@ -56,21 +56,22 @@ class PointWiseFusion(Pass):
             self._take_constants(network)
 
     def _refuse_inside(self, q: Layer) -> None:
-        above, ends = q.data.maker(LayerKind.ACTIVATION), _dequantized(q)
-        conv, size, node = _quantized_convolution(q.data), elements(q.data), node_name(q)
+        above = q.data.maker(LayerKind.ACTIVATION)
+        conv = _quantized_convolution(q.data)
         if conv is not None and q.data.only_reader() is q:
+            ends = _dequantized(q)
             gates = [r for r in ends if r.kind == LayerKind.ACTIVATION]
             muls = [r for r in ends if r.kind != LayerKind.ACTIVATION]
             if gates and all(m.operation == "PROD" and any(_made_of(t) in gates for t in m.inputs) for m in muls):
                 inner = (n for g in gates if g.op in GATES for n in g.out.consumers
                          if n.kind == LayerKind.QUANTIZE and any(m in muls for m in _dequantized(n)))
                 self.refuse(InsideActivation(
-                    self.name, node, node_name(conv), node_name(gates[0]), any(m.op == "Mul" for m in muls), False,
-                    node_name(next(inner, None)), size))
+                    self.name, node_name(q), node_name(conv), node_name(gates[0]), any(m.op == "Mul" for m in muls),
+                    False, node_name(next(inner, None)), elements(q.data)))
         elif above is not None and above.op in GATES and (conv := _quantized_convolution(above.data)) is not None:
-            if any(m.op == "Mul" and above.data in m.inputs for m in ends):
+            if any(m.op == "Mul" and above.data in m.inputs for m in _dequantized(q)):
                 self.refuse(InsideActivation(
-                    self.name, node, node_name(conv), node_name(above), True, True, "", elements(above.data)))
+                    self.name, node_name(q), node_name(conv), node_name(above), True, True, "", elements(above.data)))
 
     def _take_constants(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):

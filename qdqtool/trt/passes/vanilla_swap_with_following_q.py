@@ -36,7 +36,8 @@ class VanillaSwapWithFollowingQ(Pass):
         readers: dict[Tensor, tuple[Reader, ...]] = {}  # while nothing moves: of Qs side by side all are the same
         while todo:
             q = todo.popleft()
-            op = q.data.producer
+            source = q.data
+            op = source.producer
             if op is None or q.computed_scale:
                 continue
             if op.passage is None or op.kind is _CONCATENATION:
@@ -44,12 +45,12 @@ class VanillaSwapWithFollowingQ(Pass):
                     q.blocked = NotCommuting(self.name, node_name(op), op.op, node_name(q))
                     self.refuse(q.blocked)
                 continue
-            if q.data.only_reader() is not q:
+            if source.only_reader() is not q:
                 if not network.refusing:
                     continue
-                if q.data not in readers:
-                    readers[q.data] = readers_of(q.data)
-                self._many(op, q, readers[q.data], refused)
+                if source not in readers:
+                    readers[source] = readers_of(source)
+                self._many(op, q, readers[source], refused)
                 continue
             if q.quant is not None and q.quant.per_channel:
                 continue
