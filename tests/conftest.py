@@ -26,12 +26,18 @@ for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads th
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-SOURCES = ("test_structure.py", "test_files.py", "test_producers.py")  # they read the same trees
+#: Files, or folders, whose tests share what takes long to make: trees of sources, a cluster, libraries of training.
+SHARING = (
+    ("tests/test_structure.py", "tests/test_files.py", "tests/explain/test_producers.py"),
+    ("tests/calibration/test_clustered.py", "tests/calibration/cluster/test_mapping.py",
+     "tests/tuning/test_clustered.py"),
+    ("tests/qat/",),
+)
 
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 20), ("all", 40)):
+for name, examples in (("quick", 10), ("all", 40)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -99,6 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Who is first reads all tests alone: what that compiles, the others find."""
+    gc.disable()  # next to nothing of what is read is let go, and looking for it takes a fifth of the time
     with open(__file__) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,16 +120,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left = [i for i in items if i.get_closest_marker(mark)]
             items[:] = [i for i in items if not i.get_closest_marker(mark)]
             config.hook.pytest_deselected(items=left)
-    if config.pluginmanager.hasplugin("xdist"):  # what a file's tests share is made once, libraries of training as well
-        for item in items:
-            group = "training" if item.path.parent.name == "qat" else str(item.path)
-            group = "sources" if item.path.name in SOURCES else group
-            item.add_marker(pytest.mark.xdist_group("cluster" if "client" in item.fixturenames else group))
+
+
+def shared_by(nodeid: str) -> str:
+    """What a test shares things with: its file, or several."""
+    file = nodeid.partition("::")[0]
+    return next((group[0] for group in SHARING if file.startswith(group)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process has all tests of a file, for what they share is made once.
+
+    The marks that xdist 3.8 has for it do nothing in pytest 9.2, which keeps no id that it could change.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = shared_by
+    return scheduler
 
 
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # what all imports made is never garbage
+    gc.set_threshold(20_000)
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -42,9 +42,9 @@ def test_prose_is_refused(text: str) -> None:
 
 def test_blank_lines_and_junk_take_no_time() -> None:
     started = time.process_time()
-    build = read("\n" * 1_000_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 1_000_000)
-    assert time.process_time() - started < 2
-    assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 2_000_004, 2_000_001)
+    build = read("\n" * 200_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 200_000)
+    assert time.process_time() - started < 1
+    assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 400_004, 400_001)
     started = time.process_time()
     build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 300_000)
     assert time.process_time() - started < 5
