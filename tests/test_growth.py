@@ -43,8 +43,6 @@ WORK = {
 }
 # A drawing is improved until its budget of work is used up: what the smallest of these takes is not yet all of that.
 DRAWN = [(1000, 4000)]
-# What is listed of each tensor (readers, the ways to them) is bounded, and all full only from so many nodes on.
-FILLED = {"crossed Concats with pairs": [(1000, 2000), (2000, 4000)]}
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
 DOUBLINGS = [(500, 1000), (1000, 2000), (2000, 4000)]
 RATIO, LEAST = 8.0, 0.03  # of seconds for four times the input, and what is too short to be measured
@@ -89,7 +87,7 @@ def _grows_with_the_file(measured, work, family: str, sizes, size=onnx.ModelProt
 @pytest.mark.parametrize("command", WORK)
 @pytest.mark.growth
 def test_work(command, family):
-    _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else FILLED.get(family, DOUBLINGS))
+    _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else DOUBLINGS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -116,8 +114,7 @@ def _held(model: onnx.ModelProto) -> int:
 ])  # fmt: skip
 def test_work_of_some(command, family):
     """`make growth` takes all commands and families, up to 4,000 nodes."""
-    sizes = FILLED.get(family, DOUBLINGS)
-    _grows_with_the_file(_calls, WORK[command], family, [(200, 400)] if family in QUICK else sizes[:1])
+    _grows_with_the_file(_calls, WORK[command], family, [(200, 400)] if family in QUICK else DOUBLINGS[:1])
 
 
 def test_what_many_read_is_looked_at_once():

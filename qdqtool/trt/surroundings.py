@@ -63,7 +63,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     left, room = _STEPS, _PATHS
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
-    beyond: list[Reader] = []  # an operator behind which nobody looked is called a reader only where no other is known
+    beyond: tuple[Layer, Tensor, tuple[Step, ...]] | None = None  # the first operator behind which nobody looked
     for current, path in queue:
         if len(found) >= _READERS:
             more = more or _place(current, path)
@@ -82,7 +82,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
             elif (through and layer.passage is not None
                   and (layer.data is current or layer.kind == LayerKind.CONCATENATION)):
                 if len(visited) > _LIMIT or room <= len(path):
-                    beyond = beyond or [_reader(layer, current, path)]
+                    beyond = beyond or (layer, current, path)
                     more = more or node_name(layer)
                     continue
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
@@ -95,7 +95,9 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                 found.append(_reader(layer, current, path))
     if len(found) > _READERS:
         more = more or _place(tensor, ())
-    return Shared(found[:_READERS] or beyond, more)
+    if not found and beyond is not None:  # which is called a reader only where no other is known
+        found.append(_reader(*beyond))
+    return Shared(found[:_READERS], more)
 
 
 def _place(tensor: Tensor, path: tuple[Step, ...]) -> str:
