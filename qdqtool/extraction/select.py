@@ -297,16 +297,19 @@ class Shrinker:
         holds: Whether a smaller one still shows what it should; one that raises does not.
         moves: How to make it smaller; see :mod:`qdqtool.extraction.moves`.
         limit: The most models to try.
+        bounded: Whether nodes and bytes of all of them are limited too, see :mod:`qdqtool.base.budgets`.
 
     Attributes:
         proto: The smallest model found so far that holds.
         tried: Models tried.
-        exhausted: Whether the limit ended the search.
+        exhausted: Whether a limit ended the search.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = 2000
+        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = 2000,
+        bounded: bool = False,
     ) -> None:
+        self._left = (budgets.MINIMIZED_NODES, budgets.MINIMIZED_BYTES) if bounded else None
         self._strict = True
         try:
             self.proto = self._typed(proto)
@@ -335,7 +338,7 @@ class Shrinker:
                 while found:
                     found = False
                     for candidate in move(self.proto):
-                        if self.tried >= self._limit:
+                        if self.tried >= self._limit or not self._affords(candidate):
                             self.exhausted = True
                             return
                         answer = self._try(candidate)
@@ -351,6 +354,11 @@ class Shrinker:
         for _ in self.steps():
             pass
         return self.proto
+
+    def _affords(self, candidate: onnx.ModelProto) -> bool:
+        if self._left is not None:
+            self._left = (self._left[0] - len(candidate.graph.node), self._left[1] - candidate.ByteSize())
+        return self._left is None or min(self._left) >= 0
 
     def _try(self, candidate: onnx.ModelProto) -> bool | None:
         """Whether a candidate holds (it is then the new model); None when it is no model, or was tried before."""

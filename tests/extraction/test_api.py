@@ -258,6 +258,20 @@ def test_of_many_branches_beside_each_other_a_group_is_tried_alone(monkeypatch: 
     assert sum(drawn) < 2.5 * len(proto.graph.node)
 
 
+@pytest.mark.parametrize("limit", ["MINIMIZED_NODES", "MINIMIZED_BYTES"])
+def test_minimizing_ends_within_its_budget_unless_a_limit_is_given(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 tries on 40 MB, or on thousands of nodes, would take an hour."""
+    model = residual()
+    whole = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True)
+    size = len(model.graph.node) if limit == "MINIMIZED_NODES" else model.ByteSize()
+    monkeypatch.setattr(budgets, limit, 3 * size)
+    bounded = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True)
+    assert Remark.STOPPED in remarks(bounded.notes) and Remark.STOPPED not in remarks(whole.notes)
+    assert len(whole.proto.graph.node) <= len(bounded.proto.graph.node)
+    asked = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=2000)
+    assert asked.proto.SerializeToString() == whole.proto.SerializeToString()
+
+
 @pytest.fixture(scope="module")
 def pair() -> tuple[qdqtool.Extraction, qdqtool.Extraction]:
     """The same part, as it is and made private."""
