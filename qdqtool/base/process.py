@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from qdqtool.base.deferred import defer
+from qdqtool.base.folders import TemporaryFolder
 from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130
@@ -445,45 +445,6 @@ def end_marked(mark: str) -> None:
 def unmarked() -> dict[str, str]:
     """This process's environment without the mark."""
     return {name: value for name, value in os.environ.items() if name != _MARK}
-
-
-class TemporaryFolder:
-    """A folder that is removed with its content when the block ends, when nothing holds it any more, or at the end.
-
-    Only the process that made it removes it: what the user's code forks, and ends by ``sys.exit``, does not.
-
-    Attributes:
-        name: Its path.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        import tempfile  # takes its time
-
-        self.name = tempfile.mkdtemp(prefix=prefix)
-        self._remove = weakref.finalize(self, _remove_folder, self.name, os.getpid())
-
-    def __enter__(self) -> str:
-        return self.name
-
-    def __exit__(self, *error: object) -> None:
-        self.cleanup()
-
-    def cleanup(self) -> None:
-        """Removes it now."""
-        self._remove()
-
-
-def _remove_folder(path: str, maker: int) -> None:
-    if os.getpid() != maker:
-        return
-    import shutil
-
-    for folder, inner, _ in os.walk(path):  # a command of the user's may have taken away the right to write there
-        for name in inner:
-            if not os.path.islink(place := os.path.join(folder, name)):
-                with contextlib.suppress(OSError):
-                    os.chmod(place, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def temporary_folder(purpose: str = "") -> TemporaryFolder:
