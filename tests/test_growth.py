@@ -43,9 +43,8 @@ WORK = {
 }
 # A drawing is improved until its budget of work is used up: what the smallest of these takes is not yet all of that.
 DRAWN = [(1000, 4000)]
-# What is listed of each tensor (readers, the ways to them) is bounded, and all full only from so many nodes on.
-FILLED = {"crossed Concats with pairs": [(1000, 2000), (2000, 4000)]}
-LATER = ("rolling Concat", "Concat of pairs")  # the same, from 500
+# What is listed of each tensor (readers, the ways to them) is bounded, and all full only from 500 nodes on.
+LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs")
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
 DOUBLINGS = [(500, 1000), (1000, 2000), (2000, 4000)]
 RATIO, LEAST = 8.0, 0.03  # of seconds for four times the input, and what is too short to be measured
@@ -90,7 +89,7 @@ def _grows_with_the_file(measured, work, family: str, sizes, size=onnx.ModelProt
 @pytest.mark.parametrize("command", WORK)
 @pytest.mark.growth
 def test_work(command, family):
-    _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else FILLED.get(family, DOUBLINGS))
+    _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else DOUBLINGS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,7 +111,7 @@ def _held(model: onnx.ModelProto) -> int:
 
 @pytest.mark.parametrize(("command", "family"), [
     *(("predict", family) for family in QUICK), ("fix", QUICK[0]), ("extract", QUICK[0]),
-    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in (*QUICK, *FILLED)),
+    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in QUICK),
     *(pytest.param(c, f, marks=pytest.mark.slow) for c in ("fix", "extract") for f in SOME),
 ])  # fmt: skip
 def test_work_of_some(command, family):

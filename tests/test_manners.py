@@ -137,6 +137,35 @@ def test_what_the_users_code_forks_has_pythons_manners() -> None:
     assert (done.stdout, done.stderr) == (f"[0, {-signal.SIGTERM.value}] False\n", "")
 
 
+_LEAVES = """
+import os, sys
+from qdqtool.base import process
+from qdqtool.base.outputs import atomic_write, together
+kept = process.temporary_folder()
+with process.temporary_folder() as inner, together():
+    with atomic_write("out") as file:
+        file.write(b"1")
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.makedirs(inner + "/locked/in")
+    os.chmod(inner + "/locked", 0o500)
+    print(ended, os.path.isdir(inner), os.path.isdir(kept.name))
+print(os.path.exists("out"), os.path.exists(inner), os.path.isdir(kept.name))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+def test_what_the_users_code_forks_takes_nothing_away_when_it_ends(tmp_path: Path) -> None:
+    """Only the process that made a folder, or a file that waits for its name, removes it; and that one does."""
+    (temporary := tmp_path / "temporary").mkdir()
+    done = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=60, check=False,
+                          cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)})
+    assert (done.stdout, done.stderr) == ("3 True True\nTrue False True\n", "")
+    assert not list(temporary.iterdir())
+
+
 def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def ends(*_: object) -> None:
         raise EOFError("No data left in file")

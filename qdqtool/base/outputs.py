@@ -48,8 +48,9 @@ class _Staged:
 
 @dataclass
 class _Outputs:
-    """The outputs of one command."""
+    """The outputs of one command, in the process that began it: what that forked leaves them alone."""
 
+    process: int = field(default_factory=os.getpid)
     staged: list[_Staged] = field(default_factory=list)
     written: set[Key] = field(default_factory=set)
 
@@ -89,6 +90,8 @@ class _Outputs:
                     os.unlink(one.backup)
 
     def discard(self) -> None:
+        if os.getpid() != self.process:
+            return
         files, self.staged = self.staged, []
         _put_back(files)
 

@@ -19,13 +19,11 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qdqtool.base.deferred import defer
+from qdqtool.base.folders import TemporaryFolder
 from qdqtool.errors import QdqtoolError
-
-if TYPE_CHECKING:
-    import tempfile
 
 INTERRUPTED = 130
 _CODES = {"SIGINT": INTERRUPTED, "SIGTERM": 143, "SIGHUP": 129}
@@ -449,11 +447,9 @@ def unmarked() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != _MARK}
 
 
-def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:
+def temporary_folder(purpose: str = "") -> TemporaryFolder:
     """A new folder ``qdqtool-...``; on Linux it is removed with its content if this process is killed, too."""
-    import tempfile  # takes its time
-
-    folder = tempfile.TemporaryDirectory(prefix=f"qdqtool-{purpose}", ignore_cleanup_errors=True)
+    folder = TemporaryFolder(f"qdqtool-{purpose}")
     remove_at_end(folder.name)
     return folder
 

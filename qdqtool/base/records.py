@@ -6,7 +6,7 @@ A hundred small classes are loaded with every command; Python's own decorator co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
@@ -38,7 +38,18 @@ def record(kind: type[T]) -> type[T]:
 
 
 class Shared(tuple[T, ...]):
-    """A tuple that many records hold: what is worked out of it is kept with it."""
+    """A tuple that many records hold: what is worked out of it is kept with it.
+
+    Attributes:
+        more: Where further items are that were not looked for; empty where these are all.
+    """
+
+    more: str
+
+    def __new__(cls, items: Iterable[T] = (), more: str = "") -> Shared[T]:
+        made = super().__new__(cls, items)
+        made.more = more
+        return made
 
     def once(self, work: Callable[[Sequence[T]], R]) -> R:
         """The result of a function of these items; not to be changed."""
@@ -48,8 +59,8 @@ class Shared(tuple[T, ...]):
         found: R = kept[work]
         return found
 
-    def __reduce__(self) -> tuple[type[Shared[T]], tuple[tuple[T, ...]]]:
-        return type(self), (tuple(self),)
+    def __reduce__(self) -> tuple[type[Shared[T]], tuple[tuple[T, ...], str]]:
+        return type(self), (tuple(self), self.more)
 
 
 def once(work: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:

@@ -118,10 +118,19 @@ def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
         return f"nothing reads{it}"
     if all(r.kind == ReaderKind.OUTPUT for r in readers):
         return "it is the network's output"
+    more = getattr(readers, "more", "")
+    if more and [r.node for r in readers] == [more]:
+        return f"what reads{it} is behind {more} and was not looked at"
     floats = list(dict.fromkeys(reader_names(floats_of(readers))))
     if not floats:
-        return f"{names(reader_names(readers))} quantizes{it}"
-    return f"{names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float"
+        return f"{names(reader_names(readers))} quantizes{it}{others_words(readers)}"
+    return f"{names(floats)} {'read' if len(floats) > 1 else 'reads'}{it} as float{others_words(readers)}"
+
+
+def others_words(readers: Sequence[Reader]) -> str:
+    """`` (and others behind cat7, which were not looked at)``; empty where these are all that read a tensor."""
+    more = getattr(readers, "more", "")
+    return f" (and others behind {more}, which were not looked at)" if more else ""
 
 
 def origin_words(origin: Origin, tensor: str = "") -> str:

@@ -13,6 +13,7 @@ from qdqtool.explain.messages import (
     names,
     node_words,
     origin_words,
+    others_words,
     quantizers_of,
     reader_names,
     readers_words,
@@ -149,19 +150,19 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     if pool is not None:
         return (
             f"{_writes(r)} because {pool.node} ({pool.op}) is read by {names(reader_names(quantized))} in INT8 and by "
-            f"{names(reader_names(floats))} as float: no Q can move up past it.",
+            f"{names(reader_names(floats))} as float{others_words(r.readers)}: no Q can move up past it.",
             _skip_fix(add.node, f"the result of {pool.node}", behind_pool(r)) if add is not None else "",
         )
     if add is not None:
         return (
             f"{_writes(r)} because {add.node} reads it as float (its residual input has no Q/DQ), beside "
-            f"{names(reader_names(quantized))}.",
+            f"{names(reader_names(quantized))}{others_words(r.readers)}.",
             _skip_fix(add.node, f"'{r.tensor}'", quantized),
         )
     readers = list(dict.fromkeys(reader_names(floats)))
     return (
         f"{_writes(r)} because {names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, beside "
-        f"{names(reader_names(quantized))}.",
+        f"{names(reader_names(quantized))}{others_words(r.readers)}.",
         f"Quantize the float reader too with scale {scale_words(quantized[0].scale)}." if finding.gains else
         "No action needed: INT8 brings nothing to that reader.",
     )
@@ -312,10 +313,10 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
         return _parts(cause.also[0], consequence, own)
     if len({s for s in own if s is not None}) < 2:
         return (
-            f"{consequence}: {names(reader_names(quantizers))} quantize it, and their scales are not available to "
-            "compare.", "",
+            f"{consequence}: {names(reader_names(quantizers))} quantize it{others_words(readers)}, and their scales "
+            "are not available to compare.", "",
         )
-    listed = names((f"{scale_words(q.scale)} ({q.node})" for q in quantizers), _PARTS)
+    listed = names((f"{scale_words(q.scale)} ({q.node})" for q in quantizers), _PARTS) + others_words(readers)
     between = crossed_by(readers)
     where = f"scales {listed} on '{tensor}'" if between is None else (
         f"{between.node} ({between.op}) is between scales {listed}"
@@ -376,10 +377,12 @@ def _blocked(r: trt.Stays, refusal: Refusal) -> str:
     if isinstance(refusal, trt.ManyConsumers):
         floats = floats_of(refusal.readers)
         plain = all(x.kind != ReaderKind.OUTPUT for x in floats)
-        who = f", which {readers_words(floats, it='')}" if plain else (
-            f", whose result is read by {names(reader_names(floats))} as well"
+        others = others_words(refusal.readers)
+        who = f", which {readers_words(floats, it='')}{others}" if plain else (
+            f", whose result is read by {names(reader_names(floats))} as well{others}"
         )
         return f"it cannot move up past {node_words(refusal.node, refusal.op)}{who}"
     if isinstance(refusal, trt.ConcatReadElsewhere):
-        return f"{refusal.node} (Concat) is read by {names(reader_names(floats_of(refusal.readers)))} as float as well"
+        return (f"{refusal.node} (Concat) is read by {names(reader_names(floats_of(refusal.readers)))} as float as well"
+                f"{others_words(refusal.readers)}")
     return f"{refusal.node} runs in float"

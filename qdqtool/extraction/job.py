@@ -233,7 +233,7 @@ class Job:
         assert self.check is not None
         self.checked = self.check.words
 
-    def minimize(self, limit: int, keep_interrupted: bool = False) -> None:
+    def minimize(self, limit: int, keep_interrupted: bool = False, bounded: bool = False) -> None:
         """Shrinks the part, or the whole model where the part does not build as the whole does."""
         check = self.check
         asked = bool(self.shown.findings or self.shown.convolutions)
@@ -245,7 +245,7 @@ class Job:
 
         if check is not None and check.loose:
             self.notes.append(Remark.EXIT_CODE_ALONE())
-        shrinker = Shrinker(self.proto, holds, limit=limit)
+        shrinker = Shrinker(self.proto, holds, limit=limit, bounded=bounded)
         try:
             for _ in track(shrinker.steps(), "minimizing", limit):
                 pass
@@ -255,7 +255,7 @@ class Job:
             self.interrupted = True
             self.notes.append(Remark.INTERRUPTED(tries=shrinker.tried))
         if shrinker.exhausted:
-            self.notes.append(Remark.STOPPED(tries=limit))
+            self.notes.append(Remark.STOPPED(tries=shrinker.tried))
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             if not self.checked:
@@ -360,7 +360,7 @@ def extract(
             job.use(builder, check, says or "", stack, timeout)
         job.keep_checked()
         if minimize:
-            job.minimize(tries, keep_interrupted)
+            job.minimize(tries, keep_interrupted, bounded=limit is None and job.check is None)
         elif job.widened:
             job.notes.append(Remark.WHOLE_KEPT())
     result = job.finish(shrinking.private)

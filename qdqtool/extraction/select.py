@@ -4,6 +4,7 @@ The part is then trimmed while it does, and made smaller by leaving nodes out.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -98,6 +99,8 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
 
 
 Holds = Callable[[Part], bool]
+_WIDE = 50  # times as many nodes as the farthest is away: of YOLOv8 they are 4, of Inception's blocks less
+_GROUPS = 8  # of branches
 _FINDING = 8  # times as long as finding what is left of a part does predicting it take
 
 _RADII = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
@@ -147,10 +150,13 @@ def trim(
     goes with them. It ends early where the effort is spent.
     """
     effort = effort or Effort()
+    for found in _one_group(cutter, part, anchors, holds, effort):
+        part = found or part
+        yield found
     fixed = {n.index for n in anchors}
     size = max(1, len(part.nodes) // 2)
     while True:
-        order = [i for i in _by_distance(cutter, part, anchors) if i not in fixed]
+        order = [i for i in _Spread(cutter, part, anchors).order if i not in fixed]
         shrunk = False
         start = 0
         while start < len(order):
@@ -177,6 +183,30 @@ def trim(
             return
 
 
+def _one_group(
+    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort
+) -> Iterator[Part | None]:
+    """A group of the branches of a wide part, and of these, as long as one shows it; None for each that does not.
+
+    Eight of an eighth cost as much as one try without one of them.
+    """
+    while (spread := _Spread(cutter, part, anchors)).wide:
+        for kept in spread.groups():
+            smaller = _without(cutter, part, set(spread.order) - kept, anchors)
+            if smaller is None:
+                continue
+            effort.left -= len(smaller.nodes)
+            if effort.left < 0:
+                return
+            if holds(smaller):
+                part = smaller
+                yield part
+                break
+            yield None
+        else:
+            return
+
+
 def _without(cutter: Cutter, part: Part, gone: set[int], anchors: Sequence[Node]) -> Part | None:
     """The part without some nodes; None where it would be no smaller."""
     left = part.nodes - gone - cutter.constant
@@ -199,16 +229,51 @@ def _joined(cutter: Cutter, nodes: frozenset[int], anchors: Sequence[Node]) -> s
     return found
 
 
-def _by_distance(cutter: Cutter, part: Part, anchors: Sequence[Node]) -> list[int]:
-    """The part's nodes, the farthest from the anchors first, constant ones apart."""
-    distance = {n.index: 0 for n in anchors}
-    queue = list(anchors)
-    for node in queue:
-        for other in cutter.neighbours(node):
-            if other.index in part.nodes and other.index not in distance:
-                distance[other.index] = distance[node.index] + 1
-                queue.append(other)
-    return sorted(part.nodes - cutter.constant, key=lambda i: (-distance.get(i, len(part.nodes)), i))
+class _Spread:
+    """The nodes of a part around the anchors, constant ones apart.
+
+    Attributes:
+        order: Their indices, the farthest from the anchors first.
+        wide: Whether there are many beside each other.
+    """
+
+    def __init__(self, cutter: Cutter, part: Part, anchors: Sequence[Node]) -> None:
+        self._distance = distance = {n.index: 0 for n in anchors}
+        self._before: dict[int, int] = {}
+        queue = list(anchors)
+        for node in queue:
+            for other in cutter.neighbours(node):
+                if other.index in part.nodes and other.index not in distance:
+                    distance[other.index] = distance[node.index] + 1
+                    self._before[other.index] = node.index
+                    queue.append(other)
+        inner = part.nodes - cutter.constant
+        self.order = sorted(inner, key=lambda i: (-distance.get(i, len(part.nodes)), i))
+        self.wide = len(distance) > _WIDE * max(1, *distance.values())
+
+    def groups(self) -> Iterator[set[int]]:
+        """Branches that begin beside each other, an eighth of all at a time, each with the nodes near the anchors."""
+        near = {i for i, far in self._distance.items() if not far}
+        branches: dict[int, list[int]] = {}
+        for index in self._before:  # the nearest first
+            branches.setdefault(self._before[index], []).append(index)
+        order, begun = [], sorted(near, reverse=True)
+        while begun:  # each branch as a whole
+            order.append(begun.pop())
+            begun += branches.get(order[-1], ())[::-1]
+        size = -(-len(order) // _GROUPS)
+        rings = [list(ring) for _, ring in itertools.groupby(self._before, self._distance.__getitem__)]
+        for ring in rings:
+            if len(near) + len(ring) > size:
+                break
+            near.update(ring)
+        for start in range(0, len(order), size):
+            kept = set(near)
+            for index in order[start : start + size]:
+                while index not in kept:
+                    kept.add(index)
+                    index = self._before[index]
+            yield kept
 
 
 ModelHolds = Callable[[onnx.ModelProto], bool]
@@ -222,16 +287,19 @@ class Shrinker:
         holds: Whether a smaller one still shows what it should; one that raises does not.
         moves: How to make it smaller; see :mod:`qdqtool.extraction.moves`.
         limit: The most models to try.
+        bounded: Whether nodes and bytes of all of them are limited too, see :mod:`qdqtool.base.budgets`.
 
     Attributes:
         proto: The smallest model found so far that holds.
         tried: Models tried.
-        exhausted: Whether the limit ended the search.
+        exhausted: Whether a limit ended the search.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = TRIES
+        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = TRIES,
+        bounded: bool = False,
     ) -> None:
+        self._left = (budgets.MINIMIZED_NODES, budgets.MINIMIZED_BYTES) if bounded else None
         self._strict = True
         try:
             self.proto = self._typed(proto)
@@ -260,7 +328,7 @@ class Shrinker:
                 while found:
                     found = False
                     for candidate in move(self.proto):
-                        if self.tried >= self._limit:
+                        if self.tried >= self._limit or not self._affords(candidate):
                             self.exhausted = True
                             return
                         answer = self._try(candidate)
@@ -276,6 +344,11 @@ class Shrinker:
         for _ in self.steps():
             pass
         return self.proto
+
+    def _affords(self, candidate: onnx.ModelProto) -> bool:
+        if self._left is not None:
+            self._left = (self._left[0] - len(candidate.graph.node), self._left[1] - candidate.ByteSize())
+        return self._left is None or min(self._left) >= 0
 
     def _try(self, candidate: onnx.ModelProto) -> bool | None:
         """Whether a candidate holds (it is then the new model); None when it is no model, or was tried before."""

@@ -226,6 +226,8 @@ def _constant(node: onnx.NodeProto) -> Extent:
 _HIDDEN = "qdqtool.hidden"
 _STANDARD = ("", "ai.onnx")
 _ROUNDS = 4
+_TABLES = 100_000  # entries of the tables that onnx copies for calls: 0.02 seconds
+_SCOPES = 20_000_000  # entries of the tables of tensors that it copies for subgraphs: a second
 _NAME = 60  # characters kept of the name of a dimension while onnx infers
 
 Types = dict[str, onnx.TypeProto]
@@ -243,14 +245,33 @@ def infer(proto: onnx.ModelProto) -> Types | None:
         :data:`qdqtool.base.budgets.SHAPE_ENTRIES` entries, or of unknown length, takes part in the
         computation of a shape.
     """
-    return _Inference(proto).types(follow=True)
+    whole = _with_few_functions(proto)
+    return None if whole is None else _Inference(whole).types(follow=True)
 
 
 def grows(proto: onnx.ModelProto) -> bool:
     """Whether onnx's inference, without data propagation, could need much more memory than the file is large."""
-    inference = _Inference(proto)
+    whole = _with_few_functions(proto)
+    if whole is None:
+        return True
+    inference = _Inference(whole)
     inference.types(follow=False)
     return bool(inference.hidden)
+
+
+def _with_few_functions(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """A model that calls few functions of its own, or the same one with their nodes in the places of the calls: at each
+    call onnx's inference copies the table of all of them. None where that cannot be made."""
+    functions = {(f.domain, f.name) for f in proto.functions}
+    if not functions or len(functions) * sum((n.domain, n.op_type) in functions for n in nodes_of(proto)) < _TABLES:
+        return proto
+    from onnx import inliner
+
+    try:
+        inlined: onnx.ModelProto = inliner.inline_local_functions(proto)
+    except Exception:  # it raises whatever its parts raise
+        return None
+    return inlined
 
 
 def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], version: int) -> bool:
@@ -349,7 +370,7 @@ class _Inference:
     """Inference of a model, with the nodes hidden that are not shown to stay small.
 
     Attributes:
-        hidden: Nodes that are always hidden, by identity.
+        hidden: Nodes that are always hidden, by identity: also those with subgraphs behind many such.
         unfollowed: Nodes that are hidden where values are followed.
     """
 
@@ -431,12 +452,13 @@ class _Inference:
         """Decides which nodes are hidden, by what is known of types."""
         self.hidden: set[int] = set()
         self.unfollowed: set[int] = set()
-        self._entries = 0
+        self._entries = self._copied = 0
         self._graph(self._proto.graph, None, self._known)
 
     def _graph(self, graph: onnx.GraphProto, outer: _Scope | None, known: Types) -> None:
         extents = _Scope()
         extents.outer = outer
+        extents.tensors = len(graph.node) + len(graph.initializer) + (outer.tensors if outer is not None else 0)
         for value in (*graph.value_info, *graph.input):
             extents[value.name] = of_type(known.get(value.name, value.type))
         for tensor in graph.initializer:
@@ -461,6 +483,9 @@ class _Inference:
                     self.hidden.add(id(node))
                 for attribute in node.attribute:
                     for graph in held(attribute):
+                        self._copied += extents.tensors
+                        if self._copied > _SCOPES:
+                            self.hidden.add(id(node))
                         stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
                         self._graph(graph, extents, stated)
             if function is not None:
@@ -504,6 +529,7 @@ class _Scope(dict[str, Extent]):
     """Extents of a graph's tensors; asked for others, those of the graph around it."""
 
     outer: _Scope | None = None
+    tensors = 0  # of the whole graph and those around it
 
     def __missing__(self, tensor: str) -> Extent:
         return UNTYPED if self.outer is None else self.outer[tensor]

@@ -23,12 +23,21 @@ def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
 
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     """The graphs inside nodes, and inside the nodes of these."""
+    levels = [_graphs_of(nodes)]  # no recursion: each graph would be handed up through all levels around it
+    while levels:
+        graph = next(levels[-1], None)
+        if graph is None:
+            levels.pop()
+        else:
+            yield graph
+            levels.append(_graphs_of(graph.node))
+
+
+def _graphs_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     for node in nodes:
         if node.attribute:  # most nodes have none, and an iteration over them takes longer than a look
             for attribute in node.attribute:
-                for graph in held(attribute):
-                    yield graph
-                    yield from inner_graphs(graph.node)
+                yield from held(attribute)
 
 
 def with_inner(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

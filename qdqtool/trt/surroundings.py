@@ -54,15 +54,22 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     Args:
         tensor: The tensor.
         through: False names the direct readers only.
+
+    Returns:
+        The readers; where there are too many to list, ``more`` of the tuple names what others are behind.
     """
+    more = ""
     found: list[Reader] = []
     left, room = _STEPS, _PATHS
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
-    beyond: list[Reader] = []  # an operator behind which nobody looked is called a reader only where no other is known
+    beyond: tuple[Layer, Tensor, tuple[Step, ...]] | None = None  # the first operator behind which nobody looked
     for current, path in queue:
         if len(found) >= _READERS:
+            more = more or _place(current, path)
             break
+        if len(current.consumers) > _READERS:
+            more = more or _place(current, path)
         if current.is_output:
             found.append(Reader(ReaderKind.OUTPUT, current.name, "Output", path))
         for layer in itertools.islice(current.consumers, _READERS):
@@ -75,7 +82,8 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
             elif (through and layer.passage is not None
                   and (layer.data is current or layer.kind == LayerKind.CONCATENATION)):
                 if len(visited) > _LIMIT or room <= len(path):
-                    beyond = beyond or [_reader(layer, current, path)]
+                    beyond = beyond or (layer, current, path)
+                    more = more or node_name(layer)
                     continue
                 part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
                 for output in layer.outputs:
@@ -85,7 +93,16 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                         queue.append((output, (*path, step_of(layer, part))))
             else:
                 found.append(_reader(layer, current, path))
-    return Shared(found[:_READERS] or beyond)
+    if len(found) > _READERS:
+        more = more or _place(tensor, ())
+    if not found and beyond is not None:  # which is called a reader only where no other is known
+        found.append(_reader(*beyond))
+    return Shared(found[:_READERS], more)
+
+
+def _place(tensor: Tensor, path: tuple[Step, ...]) -> str:
+    """What readers of a tensor are behind: the operator on the way there, or the tensor."""
+    return path[-1].node if path else tensor.source
 
 
 def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:

@@ -21,6 +21,7 @@ from qdqtool.extraction.select import Shrinker
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.growth import split_joined
 from tests.insertion.nets import run
 from tests.slow import slow_after
 from tests.tables import cases
@@ -242,6 +243,32 @@ def test_trimming_a_wide_part_ends_within_its_budget(monkeypatch: pytest.MonkeyP
     assert sum(drawn) < 500 + 3 * 64
     assert Remark.TRIMMING_ENDED in remarks(found.notes)
     assert {c.name for c in found.shown.convolutions} >= {"conv7"}
+
+
+def test_of_many_branches_beside_each_other_a_group_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking away the farthest nodes, the ends of all branches, leaves each of them: that took five times the whole."""
+    proto = split_joined(450)
+    drawn = []
+    sketch = Cutter.sketch
+    monkeypatch.setattr(Cutter, "sketch", lambda self, part: drawn.append(len(part.nodes)) or sketch(self, part))
+    concat = [n.name for n in proto.graph.node if n.op_type == "Concat"][3]
+    found = extract(proto, node=concat, target="trt8.5")
+    assert [f.code for f in found.shown.findings] == ["CONCAT-SCALE"] and len(found.proto.graph.node) == 7
+    assert sum(drawn) < 2.5 * len(proto.graph.node)
+
+
+@pytest.mark.parametrize("limit", ["MINIMIZED_NODES", "MINIMIZED_BYTES"])
+def test_minimizing_ends_within_its_budget_unless_a_limit_is_given(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 tries on 40 MB, or on thousands of nodes, would take an hour."""
+    model = residual()
+    whole = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True)
+    size = len(model.graph.node) if limit == "MINIMIZED_NODES" else model.ByteSize()
+    monkeypatch.setattr(budgets, limit, 3 * size)
+    bounded = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True)
+    assert Remark.STOPPED in remarks(bounded.notes) and Remark.STOPPED not in remarks(whole.notes)
+    assert len(whole.proto.graph.node) <= len(bounded.proto.graph.node)
+    asked = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=2000)
+    assert asked.proto.SerializeToString() == whole.proto.SerializeToString()
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,12 @@
 """What refusals record of the readers and the origin of a tensor."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 import qdqtool
+from qdqtool.explain.messages import others_words, readers_words
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt import importer
@@ -77,6 +80,33 @@ def test_what_a_q_could_pass_is_no_reader_because_nobody_looked_behind_it(g: Gra
         outputs.append(g.op("Neg", g.pair(last, f"p{i}"), f"n{i}"))
     found = readers_of(layer(network_of(g, *outputs), "e").out)
     assert len(found) > 15 and {r.kind for r in found} == {ReaderKind.Q}
+
+
+def test_a_list_of_readers_says_that_it_is_cut(g: Graph) -> None:
+    """Of 130 readers 100 are listed; behind 110 poolings nobody looks; and the words say so. 90 are all there are."""
+    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+    network = network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(130)))
+    many = readers_of(layer(network, "e").out)
+    assert (len(many), many.more) == (100, "e:0")
+    assert readers_words(many) == (
+        "n0 (Neg), n1 (Neg), n2 (Neg) and 97 more read it as float (and others behind e:0, which were not looked at)")
+    assert pickle.loads(pickle.dumps(many)).more == "e:0"
+    g = Graph()
+    x = g.op("Exp", g.input(1, 8, 4, 4), "e")
+    few = readers_of(layer(network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(90))), "e").out)
+    assert (len(few), few.more, others_words(few)) == (90, "", "")
+    for others in (0, 1):
+        g = Graph()
+        x = last = g.op("Exp", g.input(1, 8, 4, 4), "e")
+        for i in range(110):
+            last = g.pool(last, f"pool{i}")
+        network = network_of(g, g.op("Neg", last, "far"), *(g.op("Neg", x, f"near{i}") for i in range(others)))
+        found = readers_of(layer(network, "e").out)
+        behind = found.more
+        assert behind.startswith("pool") and [r.node for r in found] == ["near0" if others else behind]
+        assert readers_words(found) == (
+            f"near0 (Neg) reads it as float (and others behind {behind}, which were not looked at)" if others else
+            f"what reads it is behind {behind} and was not looked at")
 
 
 @pytest.mark.parametrize(
