@@ -299,9 +299,8 @@ class Alike:
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
-        own = {f.name for f in proto.functions if f.domain in _STANDARD}
-        self._schemas = {op: onnx.defs.get_schema(op, opset, "") for op in _BY_TYPE - own if onnx.defs.has(op, opset)}
+        self._opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
+        self._operators = _BY_TYPE - {f.name for f in proto.functions if f.domain in _STANDARD}
         self._asked: dict[tuple[object, ...], list[Known] | None] = {}
 
     def outputs(self, node: onnx.NodeProto, op: str, inputs: Sequence[Known]) -> list[Known] | None:
@@ -312,7 +311,7 @@ class Alike:
             op: Its operator.
             inputs: The types of what it reads, one for each input.
         """
-        if op not in self._schemas or node.domain not in _STANDARD:
+        if op not in self._operators or node.domain not in _STANDARD:
             return None
         attributes = node.attribute
         key = op, len(node.output), *inputs, *([a.SerializeToString() for a in attributes] if attributes else ())
@@ -321,12 +320,13 @@ class Alike:
         return self._asked[key]
 
     def _ask(self, node: onnx.NodeProto, inputs: Sequence[Known]) -> list[Known] | None:
-        if _odd(node, None) or not all(
+        if not onnx.defs.has(node.op_type, self._opset) or _odd(node, None) or not all(
                 kind and dims is not None and None not in dims and len(dims) <= budgets.RANK for kind, dims in inputs):
             return None
+        schema = onnx.defs.get_schema(node.op_type, self._opset, "")
         types = {t: onnx.helper.make_tensor_type_proto(*kind) for t, kind in zip(node.input, inputs, strict=True)}
         try:
-            made = onnx.shape_inference.infer_node_outputs(self._schemas[node.op_type], node, types)
+            made = onnx.shape_inference.infer_node_outputs(schema, node, types)
         except Exception:  # a damaged node
             return None
         found = [made[t].tensor_type for t in node.output if t in made]

@@ -564,7 +564,7 @@ def test_the_types_of_nodes_that_are_alike_are_those_of_the_whole_model(op):
 
 
 def test_every_operator_whose_types_follow_from_those_that_it_reads_is_compared():
-    assert _ALIKE.keys() == Alike(_of_one("Relu", [_IMAGE], 1, {}))._schemas.keys()
+    assert _ALIKE.keys() == Alike(_of_one("Relu", [_IMAGE], 1, {}))._operators
 
 
 def test_onnx_is_asked_once_for_nodes_that_are_alike(monkeypatch):
