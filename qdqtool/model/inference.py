@@ -265,6 +265,17 @@ def _with_few_functions(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     functions = {(f.domain, f.name) for f in proto.functions}
     if not functions or len(functions) * sum((n.domain, n.op_type) in functions for n in nodes_of(proto)) < _TABLES:
         return proto
+    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in f.node} & functions for f in proto.functions}
+    seen: set[tuple[str, str]] = set()
+
+    def visit(function: tuple[str, str]) -> None:  # a chain too deep for Python is too deep for onnx's own recursion
+        if function not in seen:
+            seen.add(function)
+            for other in called[function]:
+                visit(other)
+
+    for function in called:
+        visit(function)
     from onnx import inliner
 
     try:
