@@ -131,13 +131,18 @@ def test_a_model_nested_too_deeply_is_called_so(tmp_path: Path) -> None:
     assert "cut off or damaged" in said(path)
 
 
-def test_a_chain_of_functions_too_deep_for_python_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("inside", [False, True], ids=["at once", "in a subgraph"])
+def test_a_chain_of_functions_too_deep_for_python_is_named(
+    inside: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     opsets = [onnx.helper.make_opsetid(*o) for o in (("", 17), ("own", 1))]
-    functions = [
-        onnx.helper.make_function("own", f"f{k}", ["a"], ["b"], [onnx.helper.make_node(
-            "Relu" if k == 3000 else f"f{k + 1}", ["a"], ["b"], domain="" if k == 3000 else "own")], opsets)
-        for k in range(3001)
-    ]
+    calls = [onnx.helper.make_node(f"f{k}", ["a"], ["b"], domain="own") for k in range(1, 3001)]
+    calls.append(onnx.helper.make_node("Relu", ["a"], ["b"]))
+    if inside:
+        result = onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, None)
+        branches = [onnx.helper.make_graph([call], "branch", [], [result]) for call in calls]
+        calls = [onnx.helper.make_node("If", ["a"], ["b"], then_branch=b, else_branch=branches[-1]) for b in branches]
+    functions = [onnx.helper.make_function("own", f"f{k}", ["a"], ["b"], [c], opsets) for k, c in enumerate(calls)]
     net = Net()
     model = net.done(net.add("f0", net.conv("x"), domain="own"))
     model.functions.extend(functions)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.model.subgraphs import held, nodes_of
+from qdqtool.model.subgraphs import calls_of, held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
 _INTEGERS = 1 << 31  # what onnx reads of an attribute
@@ -262,19 +262,20 @@ def grows(proto: onnx.ModelProto) -> bool:
 def _with_few_functions(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """A model that calls few functions of its own, or the same one with their nodes in the places of the calls: at each
     call onnx's inference copies the table of all of them. None where that cannot be made."""
-    functions = {(f.domain, f.name) for f in proto.functions}
-    if not functions or len(functions) * sum((n.domain, n.op_type) in functions for n in nodes_of(proto)) < _TABLES:
+    if not proto.functions:
         return proto
-    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in f.node} & functions for f in proto.functions}
-    seen: set[tuple[str, str]] = set()
+    own = {(f.domain, f.name) for f in proto.functions}
+    if len(own) * sum((n.domain, n.op_type) in own for n in nodes_of(proto)) < _TABLES:
+        return proto
+    calls, seen = calls_of(proto), set()
 
-    def visit(function: tuple[str, str]) -> None:  # a chain too deep for Python is too deep for onnx's own recursion
+    def visit(function: tuple[str, str, str]) -> None:  # what is too deep for Python is too deep for onnx's recursion
         if function not in seen:
             seen.add(function)
-            for other in called[function]:
+            for other in calls[function]:
                 visit(other)
 
-    for function in called:
+    for function in calls:
         visit(function)
     from onnx import inliner
 

@@ -184,7 +184,7 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     from graphlib import CycleError, TopologicalSorter
 
     functions = _functions(proto)
-    calls = {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
+    calls = calls_of(proto)
     own = {key: sum(1 for _ in with_inner(f.node)) for key, f in functions.items()}
     own_bytes = {key: f.ByteSize() for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
@@ -206,6 +206,12 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     if copies > budgets.FUNCTION_COPIES:
         raise ModelError(f"{what}: what its own functions hold would be copied for each call, which takes "
                          f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions")
+
+
+def calls_of(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
+    """What each of a model's functions calls of them, also from subgraphs, in the file's order."""
+    functions = _functions(proto)
+    return {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
 
 
 def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
