@@ -24,7 +24,13 @@ class CompletedDocstrings(griffe.Extension):
         if func.module.path == "qdqtool":
             func.docstring = griffe.Docstring(inspect.getdoc(getattr(qdqtool, func.name)) or "", parent=func)
         elif func.docstring is not None and "{options}" in func.docstring.value:
-            real = getattr(importlib.import_module(func.module.path), func.name)
+            try:
+                real = getattr(importlib.import_module(func.module.path), func.name)
+            except ImportError:  # training needs torch, which reading about it does not
+                text = func.docstring.value.replace("    {options}\n", "")
+                where = "``help()`` lists its options where torch is installed."
+                func.docstring.value = text.replace("Args:", f"{where}\n\nArgs:")
+                return
             func.docstring.value = inspect.getdoc(real) or ""
             func.parameters = griffe.Parameters(*map(_parameter, inspect.signature(real).parameters.values()))
 
