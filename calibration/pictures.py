@@ -14,6 +14,7 @@ import math
 import os
 import posixpath
 import re
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -133,10 +134,11 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
     """
     with contextlib.ExitStack() as stack:
         try:
-            reason = unreadable(source) if isinstance(source, str | os.PathLike) else ""
-            if reason:
-                raise DataError(reason)
-            with Image.open(source, formats=_FORMATS) as picture:
+            if isinstance(source, str | os.PathLike):
+                if reason := unreadable(source):
+                    raise DataError(reason)
+                name, source = Path(source).name, stack.enter_context(open(source, "rb"))
+            with _opened(source, name) as picture:
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
                 count, each = picture.width * picture.height, _bytes_each(picture)
@@ -158,11 +160,22 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
             raise
         except Exception as error:  # a damaged file can raise nearly anything in the decoders
             reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-            if isinstance(source, str | os.PathLike):
-                raise DataError(reason.replace(str(source), Path(source).name)) from error
-            raise DataError(reason.replace(repr(source), repr(name))) from error
+            raise DataError(reason) from error
         yield found
         del found  # before another thread may begin
+
+
+def _opened(file: IO[bytes], name: str) -> Image.Image:
+    """As Pillow's ``Image.open``, which Ultralytics replaces by one that installs a package for what is no picture."""
+    file.seek(0)
+    start = file.read(16)
+    for form in _FORMATS:
+        factory, accept = Image.OPEN[form]
+        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # a plugin's "this is not mine"
+            if accept is None or accept(start) is True:
+                file.seek(0)
+                return factory(file, "")
+    raise DataError(f"cannot identify image file {name!r}")
 
 
 def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:

@@ -137,6 +137,16 @@ def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
     assert (decode(held) == noise(3, 5)).all()
 
 
+def test_a_library_that_replaces_pillows_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ultralytics' own, for one, installs a package when a file is no picture."""
+    Image.fromarray(noise(3, 5)).save(tmp_path / "p.png")
+    (tmp_path / "text.png").write_text("no picture")
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("somebody else's"))
+    assert (decode(tmp_path / "p.png") == noise(3, 5)).all()
+    with pytest.raises(DataError, match=r"^cannot identify image file 'text.png'$"):
+        decode(tmp_path / "text.png")
+
+
 @pytest.mark.parametrize("strip", [1, 7, 40, 1 << 22])
 def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strip: int) -> None:
     """Whatever part of the picture is looked at at a time; numbers beyond 16 bits are clipped."""
