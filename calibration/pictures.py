@@ -138,6 +138,8 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 if reason := unreadable(source):
                     raise DataError(reason)
                 name, source = Path(source).name, stack.enter_context(open(source, "rb"))
+            elif not source.seekable():
+                source = io.BytesIO(source.read())
             with _opened(source, name) as picture:
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")

@@ -7,19 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.make_stub import STUB, stub
+from tests.tools.make_stub import PACKAGES, path_of, stub
 
 
-def test_it_is_current() -> None:
-    assert STUB.read_text(encoding="utf-8") == stub(), "run python -m tests.tools.make_stub"
+def test_they_are_current() -> None:
+    for package in PACKAGES:
+        assert path_of(package).read_text(encoding="utf-8") == stub(package), "run python -m tests.tools.make_stub"
 
 
-USER = """import qdqtool
+USER = """import calibration, qdqtool
 
 qdqtool.predict("m.onnx", "trt8.5", way="python").convolutions
 qdqtool.insert("m.onnx", method="max", target="trt8.5", size=(64, 64)).save("q.onnx")
 qdqtool.predict("m.onnx", tarket="trt8.5")
 qdqtool.insert("m.onnx", method=3)
+calibration.collect("m.onnx", "images", ["x"], cache="c.npz")
+calibration.collect("m.onnx", "images", ["x"], cahce="c.npz")
+calibration.open_data("images", [], max_images="3")
 """
 
 
@@ -30,8 +34,8 @@ def test_mypy_reads_it(tmp_path: Path) -> None:
                  "--no-site-packages"]  # three quarters of the time goes into other libraries
     found = subprocess.run(
         [sys.executable, "-m", "mypy", *arguments, "user.py"], cwd=tmp_path, capture_output=True, text=True,
-        env={"MYPYPATH": str(STUB.parents[1])}, timeout=300,
+        env={"MYPYPATH": str(path_of(PACKAGES[0]).parents[1])}, timeout=300,
     )  # fmt: skip
     errors = [line for line in found.stdout.splitlines() if re.match(r"user\.py:\d+: error: ", line)]
-    assert [line.split(":")[1] for line in errors] == ["5", "6"], found.stdout + found.stderr
+    assert [line.split(":")[1] for line in errors] == ["5", "6", "8", "9"], found.stdout + found.stderr
     assert 'Unexpected keyword argument "tarket"' in errors[0] and 'expected "str"' in errors[1]

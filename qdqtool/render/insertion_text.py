@@ -247,8 +247,8 @@ def _sites(page: Page, tuning: Tuning) -> None:
     if not measured and not page.everything:
         page.heading("Everything INT8 is enough, so that no single site was measured (--front does)")
         return
-    page.heading("Where INT8 costs most: the part of the outputs' standard deviation that goes when this alone is "
-                 "float, and what that costs")
+    page.heading("Where INT8 costs most: the part of the outputs' standard deviation that this alone adds to the "
+                 "error, and what float costs there")
     for site in page.shown(measured, _SITES):
         change = site.as_json(tuning.base)
         price = f"{change['int8']:+d} INT8, {_more_conversions(change['conversions'])}"

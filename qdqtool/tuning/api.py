@@ -276,22 +276,23 @@ def _thinned(front: list[Point], chosen: Point) -> list[Point]:
 
 def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
-    before = search.error()
     taken = {s.name for s in search.parts(chosen.configuration)}
     by_site: dict[tuple[str, ...], list[Choice]] = defaultdict(list)  # by the nodes: one node and a group share a name
+    lost: dict[tuple[str, ...], float] = {}
     looked_at = [(j.candidate, j.cost, j.why_not) for j in search.judged]
     looked_at += [(c, search.planner.cost(search.with_choice(c)), "") for c in search.scales]
     for candidate, cost, why in looked_at:
-        error = None if why else search.error_with(candidate)
-        by_site[candidate.site.kind, *candidate.site.nodes].append(Choice(candidate.choice, cost, error, why))
+        key = candidate.site.kind, *candidate.site.nodes
+        before, error = (None if why else search.errors_with(candidate)) or (None, None)
+        if before is not None and error is not None and candidate.choice == FLOAT and not by_site[key]:
+            lost[key] = before - error
+        by_site[key].append(Choice(candidate.choice, cost, error, why))
     methods = dict(chosen.configuration.methods)
     found = []
     for site in search.sites:
-        choices = by_site[site.kind, *site.nodes]
+        key = site.kind, *site.nodes
+        choices, loss = by_site[key], lost.get(key)
         first = choices[0] if choices else None
-        loss = None
-        if first is not None and first.error is not None and before is not None and first.choice == FLOAT:
-            loss = before - first.error
         choice, why = site.default, "accurate enough in INT8" if site.default == INT8 else "the head preset"
         if set(site.nodes) <= search.start.floats:
             choice, why = FLOAT, FREE

@@ -174,17 +174,16 @@ class Measurements:
             return False
         return True
 
-    def errors(self, recipe: Recipe) -> npt.NDArray[np.float64]:
-        """Errors of a recipe on the samples for single sites that were measured, NaN for the others."""
-        rows = {**self.store.known(WHOLE, recipe.key), **self.store.known(SWEEP, recipe.key)}
-        return self._errors(rows, self.sets.swept_on)
+    def errors(self, recipe: Recipe, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+        """Errors of a recipe on the samples for single sites, or on other ``images``; NaN for what was not measured."""
+        return self._errors({**self.store.known(WHOLE, recipe.key), **self.store.known(SWEEP, recipe.key)}, images)
 
     def swept(self, recipe: Recipe, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
-        """The same of what sweeps alone measured, which does not depend on what else is known; on other ``images``."""
-        return self._errors(self.store.known(SWEEP, recipe.key), self.sets.swept_on if images is None else images)
+        """The same of what sweeps alone measured, which does not depend on what else is known."""
+        return self._errors(self.store.known(SWEEP, recipe.key), images)
 
-    def _errors(self, rows: Rows, images: Sequence[int]) -> npt.NDArray[np.float64]:
-        found = [rows.get(n) for n in images]
+    def _errors(self, rows: Rows, images: Sequence[int] | None) -> npt.NDArray[np.float64]:
+        found = [rows.get(n) for n in (self.sets.swept_on if images is None else images)]
         return np.asarray([math.nan if r is None else r.error for r in found], np.float64)
 
     # Whole runs: the metric ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class Choice:
 
     choice: str  # ``float``, ``int8``, a calibration method, or ``own-scale``
     cost: Cost  # of the network with this choice alone
-    error: float | None = None  # output error of everything INT8 without what this alone takes away; or None
+    error: float | None = None  # of everything INT8 without what this alone takes away; None where not measured
     why: str = ""  # why it was not measured, or empty
 
 
@@ -116,7 +116,7 @@ class Tuning:
         keep: The part of the float model's metric that was to be kept; None with a budget.
         budget_ms: Milliseconds that it may take; None without.
         chosen: The chosen placement.
-        bought: What each of its largest choices bought, six at most.
+        bought: What those of its choices bought that took most away alone, six at most.
         front: Placements of which none is both cheaper and better (on the samples that choices were made on).
         others: The others that were measured.
         sites: All sites.

@@ -228,8 +228,9 @@ class Search:
         if room < len(judged):
             bench.sets.judged_on = tuple(judged[i] for i in spread(len(judged), room))
             self.notes.append(Remark.JUDGED_ON(room=room, images=len(judged)))
-        one, left = each * len(bench.sets.judged_on), bench.deadline - time.monotonic()
+        one = each * len(bench.sets.judged_on)
         writing = max(_WRITING * self.limit, _WRITTEN * self._write_once())
+        left = bench.deadline - time.monotonic()
         self.ends = bench.deadline - writing
         self.last_judged = self.ends - 1.5 * one
         bench.deadline -= min(_JUDGED * one + writing, left / 2)
@@ -245,15 +246,18 @@ class Search:
     def with_choice(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)
 
-    def error(self) -> float | None:
-        """Root of the mean squared output error of everything INT8; None where it was not measured."""
-        errors = self.bench.errors(self.recipe(self.start))
+    def error(self, images: Sequence[int] | None = None) -> float | None:
+        """Root of the mean squared output error of everything INT8, on these samples; None where it was not measured.
+        """
+        errors = self.bench.errors(self.recipe(self.start), images)
         return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
 
-    def error_with(self, candidate: Candidate) -> float | None:
-        """The same without what a choice alone takes away from its square; None where that was not measured."""
-        before, gain = self.error(), self._gain(candidate)
-        return None if before is None or math.isnan(gain) else math.sqrt(max(0.0, before**2 - gain))
+    def errors_with(self, candidate: Candidate) -> tuple[float, float] | None:
+        """This error on the samples that a choice was measured on, and without what it alone takes away from the square
+        there; None where that was not measured."""
+        gain = self._gain(candidate)
+        before = None if math.isnan(gain) else self.error(self._raced_on[candidate])
+        return None if before is None else (before, math.sqrt(max(0.0, before**2 - gain)))
 
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
@@ -572,8 +576,10 @@ class Search:
             self.bench.deadline = None
 
     def bought(self, point: Point) -> list[Bought]:
-        """What each of the largest choices of a placement bought: measured again without it."""
-        parts = self.parts(point.configuration)[:_BOUGHT] if point.cost.int8 else []
+        """What those choices of a placement bought that gained most alone: measured again without each."""
+        gained = {j.candidate.site: gain for j, gain in self._gained() if j.candidate.choice == FLOAT}
+        parts = sorted(self.parts(point.configuration) if point.cost.int8 else [],
+                       key=lambda s: -gained.get(s, 0.0))[:_BOUGHT]  # fmt: skip
         less = [self.without(point.configuration, s) for s in parts]
         self.bench.whole([self.recipe(c) for c in less], self.bench.sets.chosen_on, "What each choice bought")
         found = []

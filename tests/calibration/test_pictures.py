@@ -135,6 +135,11 @@ def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
     held = io.BytesIO()
     Image.fromarray(noise(3, 5)).save(held, "PNG")
     assert (decode(held) == noise(3, 5)).all()
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as file:
+        file.write(held.getvalue())
+    with os.fdopen(reading, "rb") as file:
+        assert (decode(file) == noise(3, 5)).all()
 
 
 def test_a_library_that_replaces_pillows_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Writes qdqtool/__init__.pyi from the signatures of the functions: ``python -m tests.tools.make_stub``.
+"""Writes the stubs of packages from the signatures of their functions: ``python -m tests.tools.make_stub``.
 
 A function whose parameters are the fields of options has its signature at run time alone; type checkers and editors
 read the stub.
@@ -9,12 +9,13 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
+import calibration
 import qdqtool
 
-STUB = Path(qdqtool.__file__).with_suffix(".pyi")
+PACKAGES = (qdqtool, calibration)
 _OPTIONS = ("qdqtool.base.options", "qdqtool.options")  # modules whose annotations a function takes over
 _HEAD = '"""The signatures that functions have at run time; ``python -m tests.tools.make_stub`` writes them."""'
 _WIDTH = 120
@@ -29,7 +30,8 @@ def defined(module: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom):
             found |= {a.asname or a.name: f"from {node.module} import {a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
-            found |= {a.name: f"import {a.name}" for a in node.names if "." not in a.name}
+            found |= {a.asname or a.name: f"import {a.name}" + f" as {a.asname}" * (a.asname is not None)
+                      for a in node.names if a.asname or "." not in a.name}  # fmt: skip
         elif isinstance(node, ast.ClassDef):
             found[node.name] = f"from {module} import {node.name}"
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -41,6 +43,14 @@ def names(annotations: Iterator[str]) -> set[str]:
     return {n.id for text in annotations for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
 
 
+def literal(value: object) -> str:
+    try:
+        ast.literal_eval(repr(value))
+    except ValueError:
+        return "..."
+    return repr(value)
+
+
 def function_text(name: str, signature: inspect.Signature) -> str:
     """Its definition, in as many lines as it takes."""
     parts: list[str] = []
@@ -48,7 +58,7 @@ def function_text(name: str, signature: inspect.Signature) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not any(p.startswith("*") for p in parts):
             parts.append("*")
         star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        default = "" if parameter.default is parameter.empty else f" = {literal(parameter.default)}"
         parts.append(f"{star}{parameter.name}: {parameter.annotation}{default}")
     line = f"def {name}({', '.join(parts)}) -> {signature.return_annotation}: ..."
     if len(line) <= _WIDTH:
@@ -62,10 +72,18 @@ def _object(line: str) -> object:
     return scope[line.split()[-1]]
 
 
-def stub() -> str:
-    """The text of the stub."""
-    public: dict[str, Any] = {name: getattr(qdqtool, name) for name in qdqtool.__all__}
+def path_of(package: ModuleType) -> Path:
+    assert package.__file__ is not None
+    return Path(package.__file__).with_suffix(".pyi")
+
+
+def stub(package: ModuleType) -> str:
+    """The text of a package's stub."""
+    public: dict[str, Any] = {name: getattr(package, name) for name in package.__all__}
     classes = {n: f"from {v.__module__} import {n} as {n}" for n, v in public.items() if isinstance(v, type)}
+    constants = public.keys() & defined(package.__name__).keys() - classes.keys()
+    classes |= {n: f"{defined(package.__name__)[n]} as {n}" for n in constants
+                if not isinstance(public[n], FunctionType | str)}  # fmt: skip
     imports: dict[str, str] = {}
     functions = []
     for name, value in public.items():
@@ -79,8 +97,10 @@ def stub() -> str:
             functions.append(function_text(name, signature))
     lines = sorted({*imports.values(), *classes.values()}, key=lambda line: (line.startswith("from"), line))
     exported = "".join(f'    "{name}",\n' for name in public)
-    return "\n".join([_HEAD, "", *lines, "", f"__all__ = [\n{exported}]", "", "__version__: str", "", *functions, ""])
+    version = ["__version__: str", ""] if "__version__" in public else []
+    return "\n".join([_HEAD, "", *lines, "", f"__all__ = [\n{exported}]", "", *version, *functions, ""])
 
 
 if __name__ == "__main__":
-    STUB.write_text(stub(), encoding="utf-8")
+    for made in PACKAGES:
+        path_of(made).write_text(stub(made), encoding="utf-8")

@@ -4,17 +4,17 @@ import itertools
 import math
 import time
 import types
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 
 import qdqtool
-from calibration.dataset import spread
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
@@ -174,25 +174,32 @@ def test_what_cannot_pay_is_never_measured() -> None:
 
 
 def test_what_a_choice_takes_away_is_the_error_of_its_nodes_alone() -> None:
-    tuning = tune(keep=KEEP, swept_on=1)
+    """On the samples that it was measured on, of which one is unlike the others: all or the first two."""
+    data = [{n: 2 * v for n, v in d.items()} if d is CHOSEN[0] else d for d in DATA]
+    chosen = data[2::4]
+    tuning = tune(data, keep=KEEP, whole_front=True)
     planner = planner_of(branchy(), CALIBRATION, "auto")
     whole = planner.plan(Configuration()).recipe
-    (sample,) = (CHOSEN[i] for i in spread(len(CHOSEN), 1))
 
-    def squared(recipe: Recipe) -> float:
-        return (1.0 - agreement(recipe.build(planner.model)[0].proto, [sample])) ** 2
+    def squared(recipe: Recipe) -> npt.NDArray[np.float64]:
+        model = recipe.build(planner.model)[0].proto
+        return np.asarray([(1.0 - agreement(model, [sample])) ** 2 for sample in chosen])
 
-    base, compared = squared(whole), 0
+    base, compared = squared(whole), Counter[int]()
+    few = [0, len(chosen) - 1]
+    assert np.sqrt(base[few].mean()) > 1.1 * np.sqrt(base.mean())  # two sets are not the same to this test
     for site in tuning.sites:
         nodes = {planner.model.node(n).index for n in site.nodes}
         without = planner.plan(Configuration(floats=frozenset(site.nodes))).recipe
         if site.loss is None or without.key != whole.only({*whole.reads} - nodes).key:  # others read something else too
             continue
         alone = squared(whole.only(nodes))
-        assert site.choices[0].error == pytest.approx(math.sqrt(base - alone), rel=1e-3)
-        assert site.loss == pytest.approx(math.sqrt(base) - math.sqrt(base - alone), rel=1e-3, abs=1e-6)
-        compared += 1
-    assert compared >= 3
+        wanted = {len(s): (math.sqrt(base[s].mean()), math.sqrt(base[s].mean() - alone[s].mean()))
+                  for s in (few, list(range(len(chosen))))}  # fmt: skip
+        (count,) = (n for n, w in wanted.items() if site.choices[0].error == pytest.approx(w[1], rel=1e-3))
+        assert site.loss == pytest.approx(wanted[count][0] - wanted[count][1], rel=1e-3, abs=1e-6)
+        compared[count] += 1
+    assert compared[2] >= 2 and compared[4] >= 1
 
 
 def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> None:
@@ -266,6 +273,9 @@ def test_it_goes_on_where_it_was_killed(
                         ({"model": branchy(1)}, "model")):  # fmt: skip
         with pytest.raises(DataError, match=f"another {what}"):
             tune(keep=KEEP, state=state, **given)
+    monkeypatch.setattr(measurements, "REVISION", measurements.REVISION + 1)
+    with pytest.raises(DataError, match="another way of measuring"):
+        tune(keep=KEEP, state=state)
 
 
 def test_activations_are_smoothed_first(tmp_path: Path) -> None:
