@@ -132,8 +132,9 @@ def test_a_model_nested_too_deeply_is_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["at once", "in a subgraph"])
+@pytest.mark.parametrize("last_first", [False, True], ids=["caller first", "caller last"])
 def test_a_chain_of_functions_too_deep_for_python_is_named(
-    inside: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inside: bool, last_first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opsets = [onnx.helper.make_opsetid(*o) for o in (("", 17), ("own", 1))]
     calls = [onnx.helper.make_node(f"f{k}", ["a"], ["b"], domain="own") for k in range(1, 3001)]
@@ -145,16 +146,27 @@ def test_a_chain_of_functions_too_deep_for_python_is_named(
     functions = [onnx.helper.make_function("own", f"f{k}", ["a"], ["b"], [c], opsets) for k, c in enumerate(calls)]
     net = Net()
     model = net.done(net.add("f0", net.conv("x"), domain="own"))
-    model.functions.extend(functions)
+    model.functions.extend(functions[::-1] if last_first else functions)
     model.opset_import.append(opsets[1])
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     assert run(["predict", str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"qdqtool: {path}: nested too deeply (functions in functions, ")
+    told = "its own functions call one another through 3001 levels; the limit is 500; export the model"
+    assert capsys.readouterr().err == f"qdqtool: {path}: {told} without functions\n"
+    with pytest.raises(QdqtoolError, match=f"^model in memory: {told}"):
+        qdqtool.predict(model)
+    del model.functions[:], model.graph.node[-1]
+    model.graph.node[0].output[0] = model.graph.output[0].name
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr("qdqtool.model.modelfile.check_functions", lambda *_: recursive())
     with pytest.raises(QdqtoolError, match=f"^{re.escape(str(path))}: nested too deeply"):
         qdqtool.predict(str(path))
     with pytest.raises(QdqtoolError, match=r"^the model in memory: nested too deeply"):
         qdqtool.predict(model)
+
+
+def recursive() -> None:
+    recursive()
 
 
 def test_what_is_just_above_a_limit_is_told_in_digits() -> None:
@@ -344,7 +356,7 @@ def _too_late(*_: object) -> None:
 def test_every_file_is_read_through_the_guard() -> None:
     # What reads for the guard, and what reads its own files, installed with it.
     own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
-    own |= {"process.py"}  # which reads of processes in /proc
+    own |= {"process.py", "pictures.py"}  # of processes, in /proc; of pictures, which are noted as a set
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):

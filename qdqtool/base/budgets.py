@@ -47,6 +47,7 @@ NAMES = 128 * MB  # characters of all of them, each once; 100,000 nodes with nam
 RANK = 64  # dimensions of a tensor; numpy's own limit
 SHAPE_ENTRIES = 1 << 16  # entries of vectors at a node through which shapes may be computed
 SHAPE_ENTRIES_ALL = 1 << 22  # of all these nodes
+FUNCTION_LEVELS = 500  # of these in one another: what follows them, onnx as well, is recursive
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 FUNCTION_COPIES = 256 * MB  # of what these hold, for all calls of each beyond one
 

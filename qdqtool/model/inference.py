@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.model.subgraphs import calls_of, held, nodes_of
+from qdqtool.model.subgraphs import held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
 _INTEGERS = 1 << 31  # what onnx reads of an attribute
@@ -267,16 +267,6 @@ def _with_few_functions(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     own = {(f.domain, f.name) for f in proto.functions}
     if len(own) * sum((n.domain, n.op_type) in own for n in nodes_of(proto)) < _TABLES:
         return proto
-    calls, seen = calls_of(proto), set()
-
-    def visit(function: tuple[str, str, str]) -> None:  # what is too deep for Python is too deep for onnx's recursion
-        if function not in seen:
-            seen.add(function)
-            for other in calls[function]:
-                visit(other)
-
-    for function in calls:
-        visit(function)
     from onnx import inliner
 
     try:

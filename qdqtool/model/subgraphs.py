@@ -176,8 +176,9 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     copy the constants inside for each call.
 
     Raises:
-        ModelError: A function calls itself, or there would be more nodes than
-            :data:`qdqtool.base.budgets.FUNCTION_CALLS`, or more copies than FUNCTION_COPIES.
+        ModelError: A function calls itself, or functions call one another through more levels than
+            :data:`qdqtool.base.budgets.FUNCTION_LEVELS`, or there would be more nodes than FUNCTION_CALLS, or more
+            copies than FUNCTION_COPIES.
     """
     if not proto.functions:
         return
@@ -189,13 +190,19 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     own_bytes = {key: f.ByteSize() for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
     copied: dict[_Key, int] = {}
+    levels: dict[_Key, int] = {}
     try:
         for key in TopologicalSorter(calls).static_order():
             sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
             copied[key] = own_bytes[key] + sum(copied[c] for c in calls[key])
+            levels[key] = 1 + max((levels[c] for c in calls[key]), default=0)
     except CycleError as error:
         name = next(key[1] for key in functions if key in error.args[1])
         raise ModelError(f"{what}: the model's own function '{name}' calls itself; the file is damaged") from None
+    deepest = max(levels.values())
+    if deepest > budgets.FUNCTION_LEVELS:
+        raise ModelError(f"{what}: its own functions call one another through {deepest} levels; the limit is "
+                         f"{budgets.FUNCTION_LEVELS}; export the model without functions")
     calling = [_called(n) for n in with_inner(proto.graph.node)]
     total = sum(sizes.get(c, 0) for c in calling)
     if total > budgets.FUNCTION_CALLS:
