@@ -233,13 +233,17 @@ def long_files() -> Broken:
 
 
 def lists_of_operators() -> Broken:
-    """Operators side by side are a class of operators, and classes of operators have one home."""
+    """Operators side by side are a class of operators, and classes of operators have one home.
+
+    What a case is about is none: it says which lines of a log show the case.
+    """
     names = {s.name for s in onnx.defs.get_all_schemas()} - {"QuantizeLinear", "DequantizeLinear"}
     for module, path in sources().items():
         if room_of(module) not in READ_OPERATORS or module.startswith(OTHER_COMPILER):
             continue
+        about = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.keyword) and node.arg == "about"}
         for node in nodes_of(path):
-            if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and id(node) not in about:
                 found = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in names]
                 if len(found) >= 2:
                     yield f"operators: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {', '.join(found)}"
@@ -304,6 +308,15 @@ def words_compared() -> Broken:
                 yield f"words: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
             if cuts_an_error(node):
                 yield f"error: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
+def cases_read() -> Broken:
+    """What a case says is shown, and decides nothing: ``about`` says what it is about."""
+    for module, path in sources().items():
+        if room_of(module) in ("explain", "knowledge", "model", "prediction", "trt"):
+            for node in nodes_of(path):
+                if isinstance(node, ast.Attribute) and node.attr == "says":
+                    yield f"case: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def cuts_an_error(node: ast.AST) -> bool:
@@ -396,7 +409,7 @@ def _has_words(node: ast.AST) -> bool:
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line,
-        graphs_edited, sentences_read, words_compared, forms_refused)  # fmt: skip
+        graphs_edited, sentences_read, words_compared, cases_read, forms_refused)  # fmt: skip
 
 
 @functools.cache
