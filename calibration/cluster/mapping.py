@@ -68,10 +68,8 @@ def check_where(where: object) -> None:
                                 name=type(where).__name__))
     local = _LOCAL.fullmatch(where)
     if local is None and not _ADDRESS.fullmatch(where):
-        raise ClusterError(
-            said("{`cluster`:{where}}: give the address of a scheduler, such as tcp://host:8786, or local:N for N "
-                 "processes", where=where)
-        )
+        raise ClusterError(said("{`cluster`:{where}}: give the address of a scheduler, such as tcp://host:8786, or "
+                                "local:N for N processes", where=where))
     if local is not None and local[1] is not None and not 1 <= int(local[1]) <= 1024:
         raise ClusterError(said("{`cluster`:{where}}: from 1 to 1024 processes are possible", where=where))
 
@@ -101,10 +99,8 @@ def connected(where: object) -> Iterator[Client]:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool", security=security)
         except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise ClusterError(
-                said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask scheduler` "
-                     "({reason})", where=where, reason=reason)
-            ) from None
+            raise ClusterError(said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
+                                    "scheduler` ({reason})", where=where, reason=reason)) from None
         try:
             yield client
         finally:

@@ -200,8 +200,7 @@ class CommandCheck:
         except ValueError as error:
             raise QdqtoolError(said("{`check`}: cannot be split into words: {error}", error=str(error))) from None
         if not self._words:
-            raise QdqtoolError(said("{`check`}: is empty; give a command that exits otherwise when the fault is "
-                                    "gone"))
+            raise QdqtoolError(said("{`check`}: is empty; give a command that exits otherwise when the fault is gone"))
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
         self._timeout = timeout
@@ -240,9 +239,8 @@ class CommandCheck:
             with _kept(self._output) as output:
                 return exit_code(words, self._timeout, output)
         except (OSError, ValueError) as error:  # a NUL or half a character in its words is a ValueError
-            raise QdqtoolError(
-                said("{`check`}: {command!r} cannot be run: {reason}",
-                     command=self._words[0], reason=getattr(error, "strerror", None) or error)) from None
+            raise QdqtoolError(said("{`check`}: {command!r} cannot be run: {reason}", command=self._words[0],
+                                    reason=getattr(error, "strerror", None) or error)) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto) == self._code and self._said()

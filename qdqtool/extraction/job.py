@@ -223,10 +223,9 @@ class Job:
             asked = BuilderCheck(whole, builder, self.target)
             stack.callback(asked.close)
             if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
-                raise QdqtoolError(
-                    said("{model}: builds with {builder} as predicted, so that there is nothing to extract; give "
-                         "{`finding`} or {`node`} as well", model=self.model.path or "model", builder=builder)
-                )
+                raise QdqtoolError(said("{model}: builds with {builder} as predicted, so that there is nothing to "
+                                        "extract; give {`finding`} or {`node`} as well",
+                                        model=self.model.path or "model", builder=builder))
             self.check, self.built = asked, True
         elif command is not None:
             ran = CommandCheck(whole, command, says, seconds)
@@ -263,11 +262,9 @@ class Job:
             if not self.checked:
                 raise QdqtoolError(said("nothing is left: what is predicted there depends on no node; leave out "
                                         "{`minimize`}"))
-            raise QdqtoolError(
-                said("{checked}, for a model without nodes as well: that does not depend on the model; give a "
-                     "check that comes out otherwise when the fault is gone, or a text that it prints ({`says`})",
-                     checked=self.checked)
-            )
+            raise QdqtoolError(said("{checked}, for a model without nodes as well: that does not depend on the model; "
+                                    "give a check that comes out otherwise when the fault is gone, or a text that it "
+                                    "prints ({`says`})", checked=self.checked))
         if self.between:
             self.why = said("what counts of {why}", why=self.why)
 

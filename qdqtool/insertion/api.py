@@ -307,10 +307,8 @@ def float_model(
     warnings: list[Note] = []
     half = halfprecision.has_half(loaded)
     if high_precision == "fp16" and not target.float16_scales:
-        raise QdqtoolError(
-            said("{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave it out and "
-                 "let the builder use INT8 and FP16", name=target.name)
-        )
+        raise QdqtoolError(said("{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave "
+                                "it out and let the builder use INT8 and FP16", name=target.name))
     if half and not target.float16_scales:
         halfprecision.to_float(work)
         notes.append(Remark.WIDENED(target=target.name))

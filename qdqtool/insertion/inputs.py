@@ -56,11 +56,9 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
     least, most = float(ends.min()), float(ends.max())
     slack = 1e-3 * (most - least)
     if low < least - slack or high > most + slack:
-        raise ModelError(
-            said("{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
-                 "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and {`std`} "
-                 "that it was made with", low=low, high=high, name=name, least=least, most=most)
-        )
+        raise ModelError(said("{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
+                              "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and "
+                              "{`std`} that it was made with", low=low, high=high, name=name, least=least, most=most))
 
 
 def check_input_type(kind: str, target: Target) -> None:

@@ -283,10 +283,9 @@ def _place_weighted(model: Model, node: Node, placement: Placement, chosen: _Cho
     value = model.constant(weight)
     assert value is not None
     if not np.isfinite(value).all():
-        raise ModelError(
-            said("the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, or leave "
-                 "the node float with {`exclude`}", weight=weight, name=node.name), model.path or "model",
-        )
+        raise ModelError(said("the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
+                              "or leave the node float with {`exclude`}", weight=weight, name=node.name),
+                         model.path or "model")
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
     placement.weights.append(WeightSite(node, weight, axis))

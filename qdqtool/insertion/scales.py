@@ -167,10 +167,9 @@ class MethodChoice:
                     break
         if len(found) > 1:
             (one, first), (two, second) = list(found.items())[:2]
-            raise QdqtoolError(
-                said("{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share one scale; "
-                     "use one method for both, or {`unify`:False}", first=first, one=one, second=second, two=two)
-            )
+            raise QdqtoolError(said("{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share "
+                                    "one scale; use one method for both, or {`unify`:False}", first=first, one=one,
+                                    second=second, two=two))
         return next(iter(found), self.default)
 
 
@@ -235,11 +234,9 @@ def choose_scale(
         seen = statistics[tensor]
         if seen.nonfinite:
             total = seen.nonfinite + seen.count
-            raise DataError(
-                said("tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the calibration "
-                     "data; check the model and the preprocessing, or leave its readers float with {`exclude`}",
-                     tensor=tensor, nonfinite=seen.nonfinite, total=total)
-            )
+            raise DataError(said("tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
+                                 "calibration data; check the model and the preprocessing, or leave its readers float "
+                                 "with {`exclude`}", tensor=tensor, nonfinite=seen.nonfinite, total=total))
         if seen.absmax > 0.0:
             found = range_of(seen, method, percentile=choice.percentile)
             own[tensor] = found.amax

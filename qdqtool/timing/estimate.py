@@ -436,10 +436,8 @@ def predict_on(
     if request.save_calibration and not request.calibrate:
         raise QdqtoolError(said("{`save_calibration`} keeps what {`calibrate`} measures; give both"))
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
-        raise QdqtoolError(
-            said("{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two",
-                 sm=request.sm, name=chosen.name, cc=chosen.cc)
-        )
+        raise QdqtoolError(said("{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two", sm=request.sm,
+                                name=chosen.name, cc=chosen.cc))
     index = load(model)
     prediction = predict(index, target, assumed=assumed, how=how)
     time = None

@@ -117,10 +117,8 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
 def _checked(factor: float, source: str) -> float:
     low, high = _FACTORS
     if not low <= factor <= high:
-        raise QdqtoolError(
-            said("{`calibrate`} {source}: {factor:.3g} times the estimate; that is of another model, batch or GPU",
-                 source=source, factor=factor)
-        )
+        raise QdqtoolError(said("{`calibrate`} {source}: {factor:.3g} times the estimate; that is of another model, "
+                                "batch or GPU", source=source, factor=factor))
     return factor
 
 
@@ -132,10 +130,8 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
     """
     file = Path(path)
     if not file.exists():
-        raise QdqtoolError(
-            said("{`calibrate`} {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a "
-                 "trtexec profile", path=path)
-        )
+        raise QdqtoolError(said("{`calibrate`} {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time "
+                                "or a trtexec profile", path=path))
     text = read_input(file, budgets.JSON_FILE).decode("utf-8", "replace")
     if CALIBRATION_SCHEMA not in text[:4096]:
         return None

@@ -225,10 +225,8 @@ class Measurements:
                 raise DataError(f"{self.store.path}: is damaged; remove it") from error
             raise
         if math.isnan(value):
-            raise DataError(
-                said("the float model finds nothing on these images, so that there is nothing to agree with; give "
-                     "images that show what it was made for, or your own {`metric`}")
-            )
+            raise DataError(said("the float model finds nothing on these images, so that there is nothing to agree "
+                                 "with; give images that show what it was made for, or your own {`metric`}"))
         return value
 
     def resampled(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -323,10 +321,9 @@ def open_sets(
     assert whole.indices is not None
     if evaluation is None:
         if len(whole.indices) < _FEWEST * whole.batch:
-            raise DataError(
-                said("{`data`}: {images} too few to calibrate, choose and judge with; give {least} or more, or others "
-                     "to judge on with {`evaluation`}", images=_images(len(whole.indices)), least=_FEWEST * whole.batch)
-            )
+            raise DataError(said("{`data`}: {images} too few to calibrate, choose and judge with; give {least} or "
+                                 "more, or others to judge on with {`evaluation`}", images=_images(len(whole.indices)),
+                                 least=_FEWEST * whole.batch))
         rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
         return _divided(whole, _part(whole, rest), chosen, judged, swept_on)
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]

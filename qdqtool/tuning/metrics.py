@@ -361,9 +361,8 @@ class UserMetric:
         try:
             value = float(within(self.seconds, function, reference, found, image))
         except Over:
-            raise QdqtoolError(said("{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more "
-                                    "with {`check_timeout`}", name=self.name, seconds=self.seconds,
-                                    image=image)) from None
+            raise QdqtoolError(said("{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more with "
+                                    "{`check_timeout`}", name=self.name, seconds=self.seconds, image=image)) from None
         except (Exception, SystemExit) as error:  # whatever a user's function raises
             reason = " ".join(str(error).split())[:200]
             raise QdqtoolError(
