@@ -303,21 +303,6 @@ def test_parts_without_original_text(pair: tuple[qdqtool.Extraction, qdqtool.Ext
         assert (one.dims, one.data_type) == (two.dims, two.data_type)
 
 
-def test_private_names_are_hidden_where_they_are_names() -> None:
-    """A node that is called as a word of ours hides no word; where a compiler's words name it, they are searched."""
-    model = residual()
-    for node in model.graph.node:
-        if node.name == "b0.c1":
-            node.name = "prediction"
-    hidden = qdqtool.extract(model, node="prediction", private=True)
-    assert hidden.private is not None
-    name = hidden.private.names["prediction"]
-    assert f": what the prediction of {name} depends on; " in hidden.kept
-    assert hidden.kept.endswith(f", the prediction of {name}")
-    quoted = Remark.CHECKED_BUILD_SAYING(builder="b", status="refused", message="at 'prediction': no prediction")
-    assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"
-
-
 def test_private_parts_keep_weights_apart(pair: tuple[qdqtool.Extraction, qdqtool.Extraction]) -> None:
     """Equal scales stay equal and different ones different; of each weight next to nothing is as it was."""
     plain, hidden = (Model(e.proto) for e in pair)
