@@ -187,6 +187,20 @@ def test_parameters_become_options(text: str, expected: str) -> None:
     assert as_options(said(text)) == expected
 
 
+def test_options_in_reasons_and_in_what_is_made_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A parameter stays one in a reason that a note, an error or a line of an answer holds."""
+    save(detector(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
+    given = ["insert", str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npz"), "--losses", "0", "--method", "max",
+             "-o", str(tmp_path / "q.onnx")]  # fmt: skip
+    assert cli.run([*given, "--exclude", "."]) == 2
+    assert "excluded by --exclude ." in capsys.readouterr().err
+    for form in ("text", "json"):
+        assert cli.run([*given, "--smooth", ".5", "--format", form]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "--smooth 0.5 changes nothing: no Linear is quantized" in shown and "(--head none quantizes it)" in shown
+
+
 def test_words_of_others_are_no_options() -> None:
     """A compiler's, and names in a model, which may look like a parameter of ours."""
     prediction = predict(residual(), "rtx1.7")
