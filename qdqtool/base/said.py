@@ -69,7 +69,8 @@ def of_error(error: Exception) -> Said:
     if isinstance(error, QdqtoolError):
         template = "{path}: {reason}" if error.path else "{reason}"
         return said(template, path=error.path, reason=error.reason, kind=type(error))
-    return said("{reason}", reason=next(iter(error.args), ""), kind=type(error))
+    first = next(iter(error.args), "")
+    return said("{reason}", reason=first if isinstance(first, Said) else str(error), kind=type(error))
 
 
 def told(what: str, parameter: Told) -> str:

@@ -37,7 +37,7 @@ def test_what_an_error_says_is_a_value() -> None:
     note = Remark.NOT_PREDICTED(error=of_error(error))
     assert told(note, loud) == "not predicted: m.onnx: leave it float with <exclude|>"
     for other, words in ((TooMuch(said("raise it with {`effort`}")), "raise it with <effort|>"),
-                         (ValueError("a `size`", 1), "a `size`"), (ValueError(), ""), (QdqtoolError("x"), "x")):
+                         (KeyError("a `size`"), "'a `size`'"), (ValueError(), ""), (QdqtoolError("x"), "x")):
         assert told(of_error(other), loud) == words
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.path) == (str(error), "m.onnx")
