@@ -30,6 +30,7 @@ from calibration.listing import UNREADABLE, Folder
 from qdqtool.base import budgets
 from qdqtool.base.files import note_read, unreadable
 from qdqtool.base.options import Preprocess, Samples
+from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 
@@ -381,7 +382,8 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
         raise DataError(f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files")
     if height is None or width is None:
         if size is None:
-            raise DataError(f"input '{spec.name}' {shown} leaves the image size open; give `size`, for example 640x640")
+            raise DataError(said("input '{name}' {shown} leaves the image size open; give {`size`}, for example "
+                                 "640x640", name=spec.name, shown=shown))
         height, width = height or size[0], width or size[1]
     if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
         raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "

@@ -33,6 +33,7 @@ from qdqtool.base.options import Collected, Workers, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import track
 from qdqtool.base.records import replaced
+from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
@@ -176,7 +177,8 @@ class _Job:
         if reason:
             of_iterator = not (found.statistics.fingerprint or self.dataset.fingerprint) and found.model == self.key
             if not self.overwrite and not of_iterator:
-                raise DataError(f"{self.cache}: {reason}; give another name, or `overwrite_cache` to replace it")
+                raise DataError(said("{cache}: {reason}; give another name, or {`overwrite_cache`} to replace it",
+                                     cache=self.cache, reason=reason))
             self.notes.append(Remark.NOT_USED(cache=self.cache, why=reason))
             return None
         missing = [n for n in self.names if n not in found.statistics]

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base.parameters import require, typed
+from qdqtool.base.said import said
 from qdqtool.errors import DataError
 
 Counts = npt.NDArray[np.int64]
@@ -384,7 +385,7 @@ class TensorStatistics:
             DataError: ``bins`` is not from 1 to a million.
         """
         if not 1 <= bins <= _MOST_BINS:
-            raise DataError(f"`bins` is from 1 to {_MOST_BINS:,}: give fewer")
+            raise DataError(said("{`bins`} is from 1 to {most:,}: give fewer", most=_MOST_BINS))
         counts, found = self.histogram
         cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
         edges = np.linspace(0.0, self.absmax, bins + 1)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.base.parameters import typed
-from qdqtool.base.text import compile_pattern
+from qdqtool.base.parameters import compile_pattern, typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource

@@ -17,10 +17,16 @@ import pytest
 from click.testing import CliRunner
 
 from qdqtool.base import process
+from qdqtool.base.said import said
 from qdqtool.commands import cli
+from qdqtool.explain.messages import worded as worded_finding
 from qdqtool.knowledge import table
 from qdqtool.model.modelfile import save
+from qdqtool.prediction import predict
 from qdqtool.render.output import as_options, coloured, in_colour, worded, wrap
+from qdqtool.render.predict_text import render
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
+from qdqtool.types import Cause, Evidence, Finding, Severity
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.insertion.nets import detector
@@ -111,9 +117,11 @@ def test_colours_and_texts() -> None:
              for line in (x.lstrip() for x in shown.splitlines()) if line.startswith("\x1b")}
     assert codes == {"4 convolutions": "1", "ERROR A: b": "1;31", "c": "1;31", "> e": "32", "f": "32", "Heading": "1",
                      "warning B: g": "1;33", "note C": "1;36", "[1m": "1;36"}
-    given = {"notes": ["`exclude`", 1, None], "refused": [{"c": "`unify=False`"}], "model": "`exclude`"}
-    assert worded(given) == {"notes": ["--exclude", 1, None], "refused": [{"c": "--no-unify"}], "model": "`exclude`"}
-    assert wrap("leave it out with `exclude`", 2, 16, "- ") == ["- leave it out", "  with --exclude"]
+    option, other = said("{`exclude`}"), said("{`unify`:False}")
+    given = {"notes": [option, 1, None], "refused": [{"c": other, "node": "`exclude`"}], "model": option}
+    assert worded(given) == {"notes": ["--exclude", 1, None], "refused": [{"c": "--no-unify", "node": "`exclude`"}],
+                             "model": "`exclude`"}
+    assert wrap(said("leave it out with {`exclude`}"), 2, 16, "- ") == ["- leave it out", "  with --exclude"]
 
 
 def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,4 +184,33 @@ def test_an_answer_without_warnings_is_short(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(*cases("top/looks-parameters-become-options"))
 def test_parameters_become_options(text: str, expected: str) -> None:
-    assert as_options(text) == expected
+    assert as_options(said(text)) == expected
+
+
+def test_options_in_reasons_and_in_what_is_made_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A parameter stays one in a reason that a note, an error or a line of an answer holds."""
+    save(detector(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
+    given = ["insert", str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npz"), "--losses", "0", "--method", "max",
+             "-o", str(tmp_path / "q.onnx")]  # fmt: skip
+    assert cli.run([*given, "--exclude", "."]) == 2
+    assert "excluded by --exclude ." in capsys.readouterr().err
+    for form in ("text", "json"):
+        assert cli.run([*given, "--smooth", ".5", "--format", form]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "--smooth 0.5 changes nothing: no Linear is quantized" in shown and "(--head none quantizes it)" in shown
+
+
+def test_words_of_others_are_no_options() -> None:
+    """A compiler's, and names in a model, which may look like a parameter of ours."""
+    prediction = predict(residual(), "rtx1.7")
+    for fault, values, quoted in (
+        (Fault.OPERATOR, (Form.ASPECT, "Resize"), "currently as `keep_aspect_ratio_policy`."),
+        (Fault.ZERO_POINT, ("z",), "has `zero_point` which is not an initializer"),
+        (Fault.FLOAT_TYPES, ("Conv", "Half", "Float"), "`input` and `kernel` must be of same type"),
+    ):
+        cause = Cause(CompilerFault("", "at `exclude`", fault, values))
+        prediction.findings[:] = [Finding("BUILD-FAILS", Severity.ERROR, "", (cause,), Evidence.SEEN, worded_finding,
+                                          target="rtx1.7")]
+        text = " ".join(render(prediction).split())
+        assert quoted in text and "at `exclude`" in text

@@ -53,6 +53,10 @@ OF_WORDS = (
     "tests/buildlog/test_read.py",  # warnings in a log
 )
 
+# Where backticks are Markdown's, are made for a parameter, or quote a compiler.
+OF_BACKTICKS = ("qdqtool.base.said", "qdqtool.extraction.result", "qdqtool.explain.messages_rtx",
+                "qdqtool.trt.passes.quantize_double_input_nodes")  # fmt: skip
+
 TRTEXEC = {"--", "--calib", "--help", "--profile", "--shapes"}  # options of its as well as of ours
 
 # What does not hold yet. Only ever to be shortened: an entry that holds fails the test.
@@ -233,20 +237,29 @@ def long_files() -> Broken:
 
 
 def lists_of_operators() -> Broken:
-    """Operators side by side are a class of operators, and classes of operators have one home."""
+    """Operators side by side are a class of operators, and classes of operators have one home.
+
+    What a case is about is none: it says which lines of a log show the case.
+    """
     names = {s.name for s in onnx.defs.get_all_schemas()} - {"QuantizeLinear", "DequantizeLinear"}
     for module, path in sources().items():
         if room_of(module) not in READ_OPERATORS or module.startswith(OTHER_COMPILER):
             continue
+        about = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.keyword) and node.arg == "about"}
         for node in nodes_of(path):
-            if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and id(node) not in about:
                 found = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in names]
                 if len(found) >= 2:
                     yield f"operators: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {', '.join(found)}"
 
 
+def docstrings(path: Path) -> set[int]:
+    return {id(n.body[0].value) for n in nodes_of(path) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and n.body and isinstance(n.body[0], ast.Expr)}  # fmt: skip
+
+
 def words_of_the_command_line() -> Broken:
-    """Errors and notes name a parameter in backticks; the command line makes an option of it (render/parameters.py).
+    """Errors and notes hold a parameter as a value; the command line makes an option of it (render/output.py).
 
     Options that trtexec has as well are its words; so are all in explain, which speaks of command lines to type.
     """
@@ -260,9 +273,7 @@ def words_of_the_command_line() -> Broken:
         speaks_of_commands &= not module.startswith((LINT, "qdqtool.render.reporting"))
         if speaks_of_commands or module.endswith(".options"):
             continue
-        docs = {id(n.body[0].value) for n in nodes_of(path)
-                if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and n.body
-                and isinstance(n.body[0], ast.Expr)}  # fmt: skip
+        docs = docstrings(path)
         for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
                 # 'qdqtool verify --format json' names a whole command, as one who types it would.
@@ -304,6 +315,57 @@ def words_compared() -> Broken:
                 yield f"words: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
             if cuts_an_error(node):
                 yield f"error: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
+def parameters_in_words() -> Broken:
+    """A sentence holds a parameter as a value, ``{`clock`}``, which each reader is told its way (base/said.py)."""
+    for module, path in sources().items():
+        docs = docstrings(path)
+        for node in nodes_of(path):
+            if module not in OF_BACKTICKS and id(node) not in docs and names_a_parameter(node):
+                yield f"parameter: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+
+
+def names_a_parameter(node: ast.AST) -> bool:
+    """Whether a text has a name in backticks, or an f-string puts something between them."""
+    if isinstance(node, ast.JoinedStr):
+        opened = [isinstance(part, ast.Constant) and str(part.value).endswith("`") for part in node.values]
+        return any(opened[:-1])
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and (
+        re.search(r"(?<![`{])`[a-z][a-z_]*(?:=[^`]*)?`(?!`)", node.value) is not None)
+
+
+def sentences_as_values() -> Broken:
+    """A remark or a sentence holds values, and what an error says as one (``of_error``): no text made before."""
+    for module, path in sources().items():
+        for node in nodes_of(path):
+            if makes_a_sentence(node):
+                yield f"value: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+
+
+def makes_a_sentence(node: ast.AST) -> bool:
+    """Whether a remark, a sentence or a reason is given an f-string, or a remark the text of an error."""
+    if isinstance(node, ast.Assign):
+        named = any(isinstance(t, ast.Attribute) and t.attr in SAID for t in node.targets)
+        return named and isinstance(node.value, ast.JoinedStr | ast.Call) and ast.unparse(node.value) == "str(error)"
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    remark = "Remark." in called or called == "remark"
+    if not remark and called != "said":
+        return False
+    parts = [part for keyword in node.keywords for part in ast.walk(keyword.value)]
+    return any(isinstance(p, ast.JoinedStr) or (remark and isinstance(p, ast.Call) and ast.unparse(p) == "str(error)")
+               for p in parts)  # fmt: skip
+
+
+def cases_read() -> Broken:
+    """What a case says is shown, and decides nothing: ``about`` says what it is about."""
+    for module, path in sources().items():
+        if room_of(module) in ("explain", "knowledge", "model", "prediction", "trt"):
+            for node in nodes_of(path):
+                if isinstance(node, ast.Attribute) and node.attr == "says":
+                    yield f"case: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def cuts_an_error(node: ast.AST) -> bool:
@@ -396,7 +458,8 @@ def _has_words(node: ast.AST) -> bool:
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line,
-        graphs_edited, sentences_read, words_compared, forms_refused)  # fmt: skip
+        graphs_edited, sentences_read, words_compared, parameters_in_words, sentences_as_values,
+        cases_read, forms_refused)  # fmt: skip
 
 
 @functools.cache
@@ -443,6 +506,18 @@ def test_what_cuts_an_error() -> None:
     for source in (*cut, *kept):
         found = any(cuts_an_error(node) for node in ast.walk(ast.parse(source)))
         assert found is (source in cut), source
+
+
+def test_what_makes_a_sentence() -> None:
+    made = ["Remark.A(why=f'{x} was')", "Remark.A(error=str(error))", "said('{a}', a=f'{b}')", "x.why_not = str(error)",
+            "(Remark.A if x else Remark.B)(why=[f'{x}'])"]  # fmt: skip
+    kept = ["Remark.A(why=why)", "said('{a}', a=str(error))", "Remark.A(error=of_error(error))", "x.name = str(error)"]
+    for source in (*made, *kept):
+        assert any(makes_a_sentence(node) for node in ast.walk(ast.parse(source))) is (source in made), source
+    named = ["'use `exclude`'", "'use `unify=False`'", "f'`{name}` is'", "f'`{name}={value}` is'"]
+    kept = ["'use {`exclude`}'", "'``exclude``'", "'run `dot -Tsvg`'", "f'{name}` is'"]
+    for source in (*named, *kept):
+        assert any(names_a_parameter(node) for node in ast.walk(ast.parse(source))) is (source in named), source
 
 
 def test_what_reads_a_sentence() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.base.process import temporary_folder
+from qdqtool.base.said import said
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model.sessions import cores
 
@@ -53,22 +54,24 @@ def check_where(where: object) -> None:
     try:
         from distributed import Client
     except ImportError as error:
-        raise ClusterError(f"`cluster` needs Dask: pip install 'qdqtool[cluster]' ({error})") from None
+        raise ClusterError(said("{`cluster`} needs Dask: pip install 'qdqtool[cluster]' ({error})",
+                                error=str(error))) from None
     if isinstance(where, Client):
         if where.asynchronous:
-            raise ClusterError("`cluster` takes a client that is not asynchronous; open it with Client(...) alone")
+            raise ClusterError(said("{`cluster`} takes a client that is not asynchronous; open it with Client(...) "
+                                    "alone"))
         if where.status != "running":
-            raise ClusterError("`cluster` is a client that is closed; open it again")
+            raise ClusterError(said("{`cluster`} is a client that is closed; open it again"))
         return
     if not isinstance(where, str):
-        raise ClusterError(f"`cluster` takes an address or a distributed.Client, not a {type(where).__name__}")
+        raise ClusterError(said("{`cluster`} takes an address or a distributed.Client, not a {name}",
+                                name=type(where).__name__))
     local = _LOCAL.fullmatch(where)
     if local is None and not _ADDRESS.fullmatch(where):
-        raise ClusterError(
-            f"`cluster={where}`: give the address of a scheduler, such as tcp://host:8786, or local:N for N processes"
-        )
+        raise ClusterError(said("{`cluster`:{where}}: give the address of a scheduler, such as tcp://host:8786, or "
+                                "local:N for N processes", where=where))
     if local is not None and local[1] is not None and not 1 <= int(local[1]) <= 1024:
-        raise ClusterError(f"`cluster={where}`: from 1 to 1024 processes are possible")
+        raise ClusterError(said("{`cluster`:{where}}: from 1 to 1024 processes are possible", where=where))
 
 
 @contextlib.contextmanager
@@ -96,9 +99,8 @@ def connected(where: object) -> Iterator[Client]:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool", security=security)
         except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise ClusterError(
-                f"`cluster={where}`: no scheduler can be reached there; start one with `dask scheduler` ({reason})"
-            ) from None
+            raise ClusterError(said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
+                                    "scheduler` ({reason})", where=where, reason=reason)) from None
         try:
             yield client
         finally:
@@ -122,7 +124,8 @@ def _processes(count: str | None) -> Iterator[Any]:
     try:
         security = Security.temporary()
     except ImportError as error:
-        raise ClusterError(f"`cluster=local:N` needs cryptography: pip install 'qdqtool[cluster]' ({error})") from None
+        raise ClusterError(said("{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
+                                error=str(error))) from None
     wanted = int(count) if count else cores()
     with temporary_folder("cluster-") as folder, dask.config.set(_LOCAL_CONFIG):
         cluster = None
@@ -287,7 +290,7 @@ class Job:
         self.client.register_plugin(carrier, name=self.name)
         for address, refusal in sorted(self.client.run(refusals, self.name).items()):
             if refusal:
-                raise ClusterError(f"cluster worker {address} {refusal}")
+                raise ClusterError(said("cluster worker {address} {refusal}", address=address, refusal=refusal))
         self.slots = sum(self.client.nthreads().values())
 
     def __exit__(self, *_: object) -> None:

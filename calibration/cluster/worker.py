@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from qdqtool.base.said import of_error, said
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model import sessions
 from qdqtool.types import TOOL_VERSION
@@ -54,11 +55,9 @@ def difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -
     if theirs.get("source") != ours["source"]:
         return f"has other source files of qdqtool {ours['qdqtool']} than here; install the same ones"
     if theirs.get("probe") != ours["probe"] and not mixed_cpus:
-        return (
-            f"computes other numbers than here (a probe network's outputs differ; '{theirs.get('processor')}' there, "
-            f"'{ours['processor']}' here), so that the result would depend on who computes what; use equal processors, "
-            "or permit it with `mixed_cpus`"
-        )
+        return said("computes other numbers than here (a probe network's outputs differ; '{there}' there, '{here}' "
+                    "here), so that the result would depend on who computes what; use equal processors, or permit it "
+                    "with {`mixed_cpus`}", there=theirs.get("processor"), here=ours["processor"])
     return ""
 
 
@@ -236,11 +235,11 @@ def perform(job: str, function: str, item: Any) -> Any:
     if shared is None:
         raise ClusterError(f"cluster worker {address} got work of a job that is over or never reached it")
     if shared.refusal:
-        raise ClusterError(f"cluster worker {address} {shared.refusal}")
+        raise ClusterError(said("cluster worker {address} {refusal}", address=address, refusal=shared.refusal))
     try:
         return named(function)(shared.state(), item, shared.stopped)
     except QdqtoolError as error:
-        raise type(error)(f"cluster worker {address}: {error}") from None
+        raise type(error)(said("cluster worker {address}: {error}", address=address, error=of_error(error))) from None
 
 
 def refusals(job: str, dask_worker: Any) -> str:

@@ -6,6 +6,7 @@ unless a name says otherwise.
 
 from __future__ import annotations
 
+from qdqtool.base.said import Parameter, said
 from qdqtool.errors import QdqtoolError
 
 MB = 1 << 20
@@ -97,7 +98,8 @@ def seconds(given: float | None, name: str) -> float:
     if given is None:
         return USER_SECONDS
     if not 0 < given <= 1e6:
-        raise QdqtoolError(f"`{name}={given!r}`: give seconds above 0, up to a million")
+        raise QdqtoolError(said("{limit:{given!r}}: give seconds above 0, up to a million", limit=Parameter(name),
+                                given=given))
     return float(given)
 
 

@@ -6,44 +6,20 @@ A note is a string, so that whoever has results prints them as they are. Program
 
 from __future__ import annotations
 
-import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from qdqtool.base.text import counted, listed, were
+from qdqtool.base.said import Said
 
 
-class Note(str):
+class Note(Said):
     """A note or a warning: its words, with the remark that it makes and the values in it.
 
     A string that was read from a file, where the words alone are kept, or that is a user's has no remark.
     """
 
     remark: Remark | None = None
-    values: Mapping[str, Any] = {}
-
-    def rewritten(self, change: Callable[[str], str]) -> Note:
-        """The same remark in other words, as where names are hidden; without its values."""
-        note = Note(change(self))
-        note.remark = self.remark
-        return note
-
-
-class _Words(string.Formatter):
-    """Also ``{n:counted layer}`` (``2 layers``), ``{n:were layer}`` (``2 layers were``), ``{names:joined ; }``.
-
-    ``{pairs:each %s is %s}`` lists records of several values, ``{pairs:first 3 %s is %s}`` the first ones.
-    """
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        how, _, word = format_spec.partition(" ")
-        if how in ("each", "first"):
-            most, _, word = word.partition(" ") if how == "first" else (str(len(value)), "", word)
-            return listed([word % item for item in value], int(most))
-        if how in ("counted", "were"):
-            return (counted if how == "counted" else were)(value, word)
-        return word.join(value) if how == "joined" else str(format(value, format_spec))
 
 
 class Remark(Enum):
@@ -81,25 +57,33 @@ class Remark(Enum):
     WEIGHTS_COPIED = "{count:were weight tensor} copied for nodes that shared one"
     NORMS_FOLDED = "{count:were BatchNormalization node} folded into the convolution in front"
     NORMS_FOLDED_BEHIND = "{count:were BatchNormalization node} folded into the convolutions behind"
-    INT8_WEIGHTS_UNREAD = "{target} cannot read int8 weights; use `weights='float'` for it"
+    INT8_WEIGHTS_UNREAD = "{target} cannot read int8 weights; use {`weights`:'float'} for it"
 
     # Placement
-    NO_ATTENTION = "`attention='int8'` changes nothing: there is no Softmax between two MatMuls of computed tensors"
-    NO_RESIDUAL = ("`residual='{residual}'` changes nothing: there is no Add behind a convolution whose result is "
+    NO_ATTENTION = "{`attention`:'int8'} changes nothing: there is no Softmax between two MatMuls of computed tensors"
+    NO_RESIDUAL = ("{`residual`:'{residual}'} changes nothing: there is no Add behind a convolution whose result is "
                    "quantized next")
-    NOT_SMOOTHED = "`smooth={alpha:g}` changes nothing: {why}"
-    SMOOTHED = ("`smooth={alpha:g}`: scales of the activations that {linears} Linears read were moved into their "
-                "weights, at {places} places{left}")
+    NO_LINEAR = "{`smooth`:{alpha:g}} changes nothing: no Linear is quantized"
+    NONE_SMOOTHED = ("{`smooth`:{alpha:g}} changes nothing: of {tensors} tensors that quantized Linears read, "
+                     "{reasons:joined , }{further}")
+    TOO_LARGE_TO_SMOOTH = ("{`smooth`:{alpha:g}} changes nothing: values or constants are not finite, or too large for "
+                           "FP16")
+    SMOOTHED = ("{`smooth`:{alpha:g}}: scales of the activations that {linears} Linears read were moved into their "
+                "weights, at {places} places")
+    SMOOTHED_IN_PART = SMOOTHED + "; not of {reasons:joined , }{further}"
     FEED_INT8 = ("input '{name}' is int8: feed rint(x / {scale:.8g}) clipped to -128 ... 127, x as the float model "
                  "takes it")
     FEED_INT8_PIXELS = FEED_INT8 + "; from pixels, rint(pixel * {factor:.8g})"
     FEED_UINT8 = "input '{name}' is uint8: feed pixels from 0 to 255 (scale, mean and std are in it)"
     FEED_UINT8_SCALED = "input '{name}' is uint8: feed pixels from 0 to 255 ({scale:.6g} is in the first scale)"
-    OF_FINDING = "{code}: {finding.message}{further}"
+    OF_FINDING = "{code}: {finding.message}"
+    OF_FINDING_TO_FIX = OF_FINDING + " {finding.fix}"
+    OF_FINDINGS_TO_FIX = OF_FINDING + " (and {more} more) {finding.fix}"
+    OF_ALL_TO_FIX = OF_FINDING + " So do {more} more. {finding.fix}"
 
     # What is not quantized in FP16
     HALF_BY_DEFAULT = ("what is not quantized is FP16, inputs and outputs apart: {target} computes in the types of the "
-                       "file (`high_precision='fp32'` leaves FP32)")
+                       "file ({`high_precision`:'fp32'} leaves FP32)")
     HALF_IMPOSSIBLE = "what is not quantized stays FP32 and runs so on {target}: {error}"
     STAY_FP32 = ("{count} tensors stay FP32, with what writes and reads them, because their largest value nears FP16's "
                  "65504: {kept:each %s (%.4g)}")
@@ -110,13 +94,13 @@ class Remark(Enum):
     SQUARES_STAY_FP32 = "{count} other sums of squares stay FP32 ({first} first)"
     NOT_LOOKED_AT = "tensors without Q/DQ were not looked at for values that FP16 cannot hold: {error}"
     SCALES_RAISED = ("the scales of {count} tensors are raised to what FP16 holds ({least:.3g} at least), those of "
-                     "{tensor} {factor:.3g} times (`high_precision='fp32'` keeps them)")
+                     "{tensor} {factor:.3g} times ({`high_precision`:'fp32'} keeps them)")
 
     # Accuracy
     LOSSES_NOT_MEASURED = "what limits accuracy was not measured: {error}"
     AGREEMENT_NOT_MEASURED = "agreement with the float model was not measured: {error}"
     HALF_DIFFERS = ("INT8 activations change the outputs by {int8:.1%}, with FP16 it is {half:.0%}: compare with "
-                    "`high_precision='fp32'`")
+                    "{`high_precision`:'fp32'}")
     NOT_PREDICTED = "not predicted: {error}"
 
     # tune
@@ -140,7 +124,7 @@ class Remark(Enum):
     COMPARED_IN_BODY = ("the whole model cannot be compared ({error}): outputs were compared behind its last "
                         "convolutions")
     WEAK_COMPARISON = ("the outputs are {error:.0%} from the float network: the inputs do not fit the scales, so the "
-                       "comparison is weak; give real ones with `inputs`")
+                       "comparison is weak; give real ones with {`inputs`}")
     COMPARED_IN_FRONT = "outputs were compared in front of {nodes:joined , }, which onnxruntime does not have"
 
     NOT_COMPARABLE = "its outputs cannot be compared with those of the float network: {error}"
@@ -167,14 +151,14 @@ class Remark(Enum):
     CHECKED_COMMAND = "{command}: exit code {code}"
     CHECKED_COMMAND_SAYING = CHECKED_COMMAND + ", saying '{says}'"
     TRIMMING_ENDED = ("trimming ended after {nodes:,} nodes predicted: the part may hold more than what counts; "
-                      "`minimize` makes it smaller")
-    NOT_SHOWN = "with these hops the part does not show {missing:first 4 %s}; give more, or no `hops`"
+                      "{`minimize`} makes it smaller")
+    NOT_SHOWN = "with these hops the part does not show {missing:first 4 %s}; give more, or no {`hops`}"
     PREDICTED_OTHERWISE = ("predicted otherwise than in the whole, because of the cut: "
                            "{convolutions:first 3 %s (%s to %s, here %s to %s)}")
-    EXIT_CODE_ALONE = "what was held is the exit code, whatever the command says; `says` holds a text as well"
+    EXIT_CODE_ALONE = "what was held is the exit code, whatever the command says; {`says`} holds a text as well"
     INTERRUPTED = "interrupted after {tries} tries; more may make it smaller"
-    STOPPED = "stopped after {tries} tries; a higher `limit` may make it smaller"
-    WHOLE_KEPT = "the part alone does not build as the whole does; the whole is kept: use `minimize`"
+    STOPPED = "stopped after {tries} tries; a higher {`limit`} may make it smaller"
+    WHOLE_KEPT = "the part alone does not build as the whole does; the whole is kept: use {`minimize`}"
 
     # Builds
     SEVERAL_DOCUMENTS = "{file} holds {count} whole JSON documents one after the other; the last was read"
@@ -199,7 +183,7 @@ class Remark(Enum):
     # verify and compare
     NO_VERSION = "the build does not state its version; predicted for {target}"
     AMBIGUOUS_VERSION = ("the build does not state its version, and its spelling is that of {version} and of 10: "
-                         "predicted for {target} (`target` decides)")
+                         "predicted for {target} ({`target`} decides)")
     VERSION_OF_SPELLING = "the build does not state its version; its spelling is that of {version}, taken as {target}"
     SHOWN_BY_BUILD = "shown by the build"
     NOT_SHOWN_BY_BUILD = "{name}: the build does not show which of {values:joined , } it is; compared with {value}"
@@ -238,7 +222,7 @@ class Remark(Enum):
                  "values count as part of them, as in one engine seen")
     NO_LAYERS_NAMED = "{target} names no layers: estimated as the engine that {typical} would build"
     NOT_MEASURED = "no {architecture} GPU of compute capability {cc} was measured; the range is wider"
-    SLOWED = ("{watts:g} W may not keep {clock:.0f} MHz under load: the upper end is for {least:.0f} MHz; `clock` is "
+    SLOWED = ("{watts:g} W may not keep {clock:.0f} MHz under load: the upper end is for {least:.0f} MHz; {`clock`} is "
               "better")
     SHAPES_UNKNOWN = "the shapes of {unknown} of {layers} layers are not known; they count as a kernel's floor"
     MOST_SHAPES_UNKNOWN = SHAPES_UNKNOWN + ", so that this time says little: export the model with fixed shapes"
@@ -246,23 +230,20 @@ class Remark(Enum):
     OF_GPU = "{notes:joined ; }"
 
     # GPUs
-    LAPTOP = "the laptop part is not in the table: SMs of the {board} at a guessed clock; give `clock`"
+    LAPTOP = "the laptop part is not in the table: SMs of the {board} at a guessed clock; give {`clock`}"
     RATES_OF_NEAREST = "compute capability {cc} is not known; taken as {nearest} ({architecture})"
     TAKEN_AS = "'{name}' taken as {gpu}; it could be {others:joined , }"
-    CLOCK_GUESSED = "clock of {clock:.0f} MHz guessed from {limit:g} W of {watts:g} W; `clock` is better"
+    CLOCK_GUESSED = "clock of {clock:.0f} MHz guessed from {limit:g} W of {watts:g} W; {`clock`} is better"
     SMS_OF_LOG = "the log says {sms} SMs where the {board} has {own}: taken as the log says"
     CLOCK_OF_LOG = ("the log prints {clock:.0f} MHz and {memory_clock:.0f} MHz; a Jetson prints the GPU's clock for "
-                    "the memory's, and the lower one is taken; `clock` is better")
+                    "the memory's, and the lower one is taken; {`clock`} is better")
     CONTRADICTED = "the log contradicts {gpu}: {device} has {facts:joined  and }"
     BANDWIDTH_GUESSED = "the log says nothing of the memory: taken as that of the {near} for as many SMs"
 
     def __call__(self, **values: Any) -> Note:
-        note = Note(_WORDS.vformat(self.value, (), values))
-        note.remark, note.values = self, values
+        note = Note().saying(self.value, values)
+        note.remark = self
         return note
-
-
-_WORDS = _Words()
 
 
 def remarks(notes: Sequence[str]) -> list[Remark | None]:

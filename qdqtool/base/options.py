@@ -19,6 +19,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from qdqtool.base.parameters import require_field, typed_fields
 from qdqtool.base.records import record
+from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError, QdqtoolError
 
 _Result = TypeVar("_Result")
@@ -100,7 +101,8 @@ def concern(kind: type[_Class]) -> type[_Class]:
                 continue
             value = require_field(self, entry.name, entry.type, entry.module)
             if choices and any(v not in choices for v in (value if entry.default == () else (value,))):
-                raise QdqtoolError(f"`{entry.name}={value!r}`: choose one of {', '.join(choices)}")
+                raise QdqtoolError(said("{option:{value!r}}: choose one of {choices:joined , }",
+                                        option=Parameter(entry.name), value=value, choices=choices))
 
     kind.__init__ = init  # type: ignore[method-assign]
     return kind

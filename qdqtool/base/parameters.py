@@ -9,12 +9,14 @@ import functools
 import inspect
 import numbers
 import os
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from qdqtool.base.said import Parameter, said
 from qdqtool.errors import QdqtoolError
 
 P = ParamSpec("P")
@@ -86,20 +88,37 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
         key = annotation, module, kind, value.dtype if array else None
         if key in _fitting:
             return value
-    said = ""
+    asked = ""
     try:
         right = _sound(value) and fits(value, hint)
     except Exception as error:  # of a class of the user's, which has a length or elements and does not give them
-        right, said = False, f", which raises {type(error).__name__} when it is asked for what it holds"
+        right, asked = False, f", which raises {type(error).__name__} when it is asked for what it holds"
     if not right:
-        wanted = "" if said and hint in (Any, object) else f"; give {_words(hint)}"
-        raise QdqtoolError(f"`{name}={shown(value)}`: is {_class(value)}{said}{wanted}")
+        wanted = "" if asked and hint in (Any, object) else f"; give {_words(hint)}"
+        raise QdqtoolError(said("{parameter:{value}}: is {kind}{asked}{wanted}", parameter=Parameter(name),
+                                value=shown(value), kind=_class(value), asked=asked, wanted=wanted))
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
     hints = typing.get_args(hint) if either else (hint,)
     result = _plain(value, hints)
     if key and result is value and not any((typing.get_origin(h) or h) in _CONTAINERS for h in hints):
         _fitting.add(key)
     return result
+
+
+def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
+    """Compiles a user's regular expression.
+
+    Args:
+        pattern: The expression.
+        given: The parameter and the expression as the user wrote them, for the message.
+
+    Raises:
+        QdqtoolError: It is not a regular expression.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise QdqtoolError(said("{given}: not a regular expression ({error})", given=given, error=str(error))) from None
 
 
 def shown(value: object) -> str:

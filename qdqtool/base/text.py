@@ -3,8 +3,6 @@
 Names in models, logs, JSON and archives are other people's bytes. An escape sequence among them would run in the
 user's terminal, and a JSON reader may choke on C1 codes. The one filter is here; the command line puts it over stdout
 and stderr, and whatever writes an answer to a file uses it as well.
-
-Regular expressions that users give are compiled here too.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
-
-from qdqtool.errors import QdqtoolError
 
 # C0 (but for tab and newline), DEL and C1; separators that some terminals take for newlines; marks that turn the
 # direction of text around or take no room; halves of surrogate pairs, which is how Python holds file names that are not
@@ -120,19 +116,3 @@ class Filtered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unfiltered, name)
-
-
-def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
-    """Compiles a user's regular expression.
-
-    Args:
-        pattern: The expression.
-        given: The option and the expression as the user wrote them, for the message.
-
-    Raises:
-        QdqtoolError: It is not a regular expression.
-    """
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise QdqtoolError(f"{given}: not a regular expression ({error})") from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from qdqtool.base import budgets
+from qdqtool.base.said import said
 from qdqtool.base.text import as_line, as_text, ending
 from qdqtool.buildlog.costs import EngineReport, LayerCost, describe, title_of
 from qdqtool.buildlog.types import BuiltTensor
@@ -307,12 +308,13 @@ def _quoted(lines: Iterable[str]) -> str:
 def svg(drawing: Drawing) -> str:
     """The picture, without Graphviz; QdqtoolError where fast-sugiyama is missing, or there is too much to draw."""
     if not installed():
-        raise QdqtoolError("drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use `dot` and Graphviz)")
+        raise QdqtoolError(said("drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use {`dot`} and "
+                                "Graphviz)"))
     for box in drawing.boxes:
         box.w, box.h = BOX_WIDTH, 14 + LINE_HEIGHT * len([text for text in box.lines if text])
     width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
     if excess:
-        raise QdqtoolError(f"{excess}; `dot` writes them as text")
+        raise QdqtoolError(said("{excess}; {`dot`} writes them as text", excess=excess))
     width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))  # the title's font is 16 high
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '

@@ -117,9 +117,10 @@ def _run(args: list[str] | None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
+        from qdqtool.base.said import of_error
         from qdqtool.render.output import as_options
 
-        return _fail(as_options(str(error)), 2)
+        return _fail(as_options(of_error(error)), 2)
     except BrokenPipeError:
         process.silence_stdout()
         return 0

@@ -63,6 +63,7 @@ def command(
     patterns = [_pattern(text) for text in gates.required]
     codes, require_gain, calib = [_code(text) for text in gates.fail_on], gates.require_gain, data.calib
     from qdqtool.base.files import claim, note_read
+    from qdqtool.base.said import of_error
     from qdqtool.explain.ways import way_named
     from qdqtool.prediction import predict
     from qdqtool.render.output import as_options, emit, terminal_width, to_json
@@ -113,7 +114,7 @@ def command(
         except QdqtoolError as error:
             if len(model) == 1:
                 raise
-            damaged[path] = as_options(str(error))
+            damaged[path] = as_options(of_error(error))
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
     if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.base.records import record
+from qdqtool.base.said import Parameter, said
 from qdqtool.base.text import counted
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
@@ -164,30 +165,30 @@ class Unreachable(Refusal):
 # Words -------------------------------------------------------------------------------------------------------------
 
 
-_HEAD = "(`head='none'` quantizes it)"
+_HEAD = "({`head`:'none'} quantizes it)"
 _PRESETS = {
-    Part.BOX: f"box output of a YOLOv8-style head {_HEAD}",
-    Part.DFL: f"DFL: expected value over the box bins {_HEAD}",
-    Part.PLACES: f"makes boxes or sampling points {_HEAD}",
-    Part.MLP: f"MLP of a box output {_HEAD}",
-    Part.REFERENCE: f"reads reference points {_HEAD}",
-    Part.DETECTOR: f"last convolution of a detection head {_HEAD}",
-    Part.SCORES: "scores by which queries are selected (`head='float'`)",
-    Part.LAST: "last convolution before an output (`head='float'`)",
-    Part.ATTENTION: "attention is left float (`attention='int8'` quantizes it)",
+    Part.BOX: said("box output of a YOLOv8-style head " + _HEAD),
+    Part.DFL: said("DFL: expected value over the box bins " + _HEAD),
+    Part.PLACES: said("makes boxes or sampling points " + _HEAD),
+    Part.MLP: said("MLP of a box output " + _HEAD),
+    Part.REFERENCE: said("reads reference points " + _HEAD),
+    Part.DETECTOR: said("last convolution of a detection head " + _HEAD),
+    Part.SCORES: said("scores by which queries are selected ({`head`:'float'})"),
+    Part.LAST: said("last convolution before an output ({`head`:'float'})"),
+    Part.ATTENTION: said("attention is left float ({`attention`:'int8'} quantizes it)"),
 }
-_FAILED = "builds failed on such (`include` quantizes it)"
+_FAILED = ": builds failed on such ({`include`} quantizes it)"
 _ASKED = {
-    True: "residual left float (`residual='none'`)",
-    False: "residual left float: this target gains nothing from it (`residual='skip'` or `residual='both'` quantizes "
-           "it)",
+    True: said("residual left float ({`residual`:'none'})"),
+    False: said("residual left float: this target gains nothing from it ({`residual`:'skip'} or "
+                "{`residual`:'both'} quantizes it)"),
 }
 _READ = {
     True: "its result is read as float as well, so that it is written as float anyway",
     False: "its result is not quantized next",
 }
 WORDS: dict[type[Refusal], Callable[[Any], str]] = {
-    Excluded: lambda r: f"excluded by `{r.option}` {r.value}",
+    Excluded: lambda r: said("excluded by {option} {value}", option=Parameter(r.option), value=r.value),
     FloatForAccuracy: lambda r: "left float for accuracy",
     KeptByPreset: lambda r: _PRESETS[r.what],
     OtherDomain: lambda r: f"operator of the domain '{r.domain}'",
@@ -201,11 +202,11 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     ProductInEinsum: lambda r: f"product in an Einsum, which could not be written as MatMul: {r.why}",
     DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
     SmallConvolution: lambda r: (
-        f"small convolution ({r.inputs} to {r.outputs} channels, kernel {_extent(r.kernel)}): "
-        "no fast INT8 kernel expected (`include` quantizes it)"),
-    LargeKernel: lambda r: f"kernel {_extent(r.kernel)}: {_FAILED}",
-    DepthwiseAdd: lambda r: f"depthwise convolution into an Add: {_FAILED}",
-    DepthwiseSilu: lambda r: f"depthwise convolution with SiLU: {_FAILED}",
+        said("small convolution ({inputs} to {outputs} channels, kernel {kernel}): no fast INT8 kernel expected "
+             "({`include`} quantizes it)", inputs=r.inputs, outputs=r.outputs, kernel=_extent(r.kernel))),
+    LargeKernel: lambda r: said("kernel {kernel}" + _FAILED, kernel=_extent(r.kernel)),
+    DepthwiseAdd: lambda r: said("depthwise convolution into an Add" + _FAILED),
+    DepthwiseSilu: lambda r: said("depthwise convolution with SiLU" + _FAILED),
     InBody: lambda r: f"the {r.count} convolutions or products inside its body are left float",
     ResultFloat: lambda r: _READ[r.quantized],
     ResidualLeft: lambda r: _ASKED[r.asked],

@@ -41,7 +41,6 @@ _OWNERS: dict[str, tuple[str, ...]] = {
 _MEANINGS = table("meanings")
 MEANINGS = {name: paragraph(text) for name, text in _MEANINGS["passes"].items()}
 HEADINGS = {name: paragraph(text) for name, text in _MEANINGS["headings"].items()}
-_IN_CASES = {"Conv": "convolution", "Add": "sum", "ReduceMean": "mean"}  # operators, as the cases call them
 _TYPES = {"kQDQ": "QDQToCopy", "ELEMENTWISE": "EltwiseAddToPwn", "ACTIVATION": "ActivationToPointwiseConversion",
           "REDUCE": "ReduceToPoolingFusion"}
 
@@ -54,7 +53,7 @@ class Rule:
         pass_name: As TensorRT names it, or as qdqtool does where TensorRT's name is not known.
         does: What the pass does.
         means: What that means for the user.
-        cases: Its cases by id; for a line, the one that fits the operators in its names comes first.
+        cases: Its cases by id; for a line, the one that is about what it names comes first.
         file: Where the rule is.
         test: Where it is tested.
     """
@@ -127,14 +126,10 @@ def explain_line(text: str) -> LineAnswer | None:
 
 
 def _fitting(rule: Rule, event: Event) -> Rule:
-    """The rule with its cases in the order in which they mention the operators in the line's names."""
-    named = re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")
-    words = {_IN_CASES.get(word, word.lower()) for word in named}
-
-    def mentions(item: tuple[str, Case]) -> int:
-        return -len(words.intersection(re.findall(r"[a-z]+", item[1].says.lower())))
-
-    return replace(rule, cases=dict(sorted(rule.cases.items(), key=mentions)))
+    """The rule with those cases first that are about what the line names: its kind, the operators in its names."""
+    named = {event.kind, *re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")}
+    ordered = sorted(rule.cases.items(), key=lambda item: -len(named.intersection(item[1].about)))
+    return replace(rule, cases=dict(ordered))
 
 
 def _named(name: str, known: Mapping[str, type[Pass]]) -> LineAnswer:

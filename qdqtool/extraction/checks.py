@@ -19,6 +19,7 @@ import onnx
 from qdqtool.base import budgets
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.process import temporary_folder
+from qdqtool.base.said import Said, said
 from qdqtool.builders.child import Child
 from qdqtool.builders.run import build_with, exit_code, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
@@ -40,7 +41,7 @@ class Check(Protocol):
 
     words: Note
     """What the whole one does."""
-    shareable: str
+    shareable: Said
     """The same without the user's paths."""
     loose: bool
     """Whether another fault could look the same."""
@@ -108,7 +109,7 @@ class BuilderCheck:
             self.close()
             raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
         self.words = self._words()
-        self.shareable: str = self.words
+        self.shareable: Said = self.words
 
     def _words(self) -> Note:
         if self.whole.status != "built":
@@ -197,9 +198,9 @@ class CommandCheck:
         try:
             self._words = shlex.split(command)
         except ValueError as error:
-            raise QdqtoolError(f"`check`: cannot be split into words: {error}") from None
+            raise QdqtoolError(said("{`check`}: cannot be split into words: {error}", error=str(error))) from None
         if not self._words:
-            raise QdqtoolError("`check`: is empty; give a command that exits otherwise when the fault is gone")
+            raise QdqtoolError(said("{`check`}: is empty; give a command that exits otherwise when the fault is gone"))
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
         self._timeout = timeout
@@ -215,8 +216,8 @@ class CommandCheck:
             raise
         if code is None:
             self.close()
-            raise QdqtoolError(f"`check`: '{self._words[0]}' did not end within {timeout:g} s on the whole model; "
-                               "give it more with `check_timeout`")
+            raise QdqtoolError(said("{`check`}: '{command}' did not end within {timeout:g} s on the whole model; give "
+                                    "it more with {`check_timeout`}", command=self._words[0], timeout=timeout))
         if not self._said():
             self.close()
             raise QdqtoolError(f"the command does not say '{says}' of the whole model (exit code {code}); correct the "
@@ -225,7 +226,7 @@ class CommandCheck:
         self._code = code
         remark = Remark.CHECKED_COMMAND_SAYING if says else Remark.CHECKED_COMMAND
         self.words = remark(command=self._words[0], code=code, says=says)
-        self.shareable = f"the command: exit code {code}" + (", and a text in its output" if says else "")
+        self.shareable = said("the command: exit code {code}" + ", and a text in its output" * bool(says), code=code)
 
     def code(self, proto: onnx.ModelProto) -> int | None:
         """The exit code for a model; None when the time was over."""
@@ -238,8 +239,8 @@ class CommandCheck:
             with _kept(self._output) as output:
                 return exit_code(words, self._timeout, output)
         except (OSError, ValueError) as error:  # a NUL or half a character in its words is a ValueError
-            raise QdqtoolError(
-                f"`check`: {self._words[0]!r} cannot be run: {getattr(error, 'strerror', None) or error}") from None
+            raise QdqtoolError(said("{`check`}: {command!r} cannot be run: {reason}", command=self._words[0],
+                                    reason=getattr(error, "strerror", None) or error)) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto) == self._code and self._said()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
+from qdqtool.base.said import said
 from qdqtool.errors import ModelError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
@@ -144,11 +145,12 @@ class Cutter:
                     if not depend.isdisjoint((*node.inputs, *node.captured)):
                         depend.update(t for t in node.outputs if t not in given)
                 end = next(e for e in ends if e in depend)
-                raise ModelError(f"{what}: output '{end}' also depends on network input '{missing}'; name it in "
-                                 "`inputs`, or a tensor in between")
+                raise ModelError(said("{what}: output '{end}' also depends on network input '{missing}'; name it "
+                                      "in {`inputs`}, or a tensor in between", what=what, end=end, missing=missing))
             unused = next((t for t in given if t not in needed), None)
             if unused is not None:
-                raise ModelError(f"{what}: no output depends on '{unused}'; leave it out of `inputs`")
+                raise ModelError(said("{what}: no output depends on '{unused}'; leave it out of {`inputs`}",
+                                      what=what, unused=unused))
         inside = {model.producers[next(filter(None, n.output))].index for n in leading}
         if not inside:
             raise ModelError(f"{what}: nothing lies between the inputs and outputs given")

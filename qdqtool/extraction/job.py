@@ -14,6 +14,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED, Stopped, track
+from qdqtool.base.said import Said, said
 from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.alike import key
@@ -27,6 +28,7 @@ from qdqtool.extraction.select import (
     Shrinker,
     choose,
     grow,
+    lacking,
     of_findings,
     of_node,
     same,
@@ -53,8 +55,7 @@ class Job:
         self.shown = Shown()
         self.check: Check | None = None
         self.notes: list[Note] = []
-        self.why = ""
-        self.checked = ""
+        self.why = self.checked = Said()
         self.proto = model.proto
         self.widened = self.interrupted = self.built = self.between = False
         self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
@@ -75,27 +76,28 @@ class Job:
             raise QdqtoolError("say what to extract: a finding, a node, inputs and outputs, or a builder or check")
         if between:
             self._set(self.cutter.between(inputs, outputs))
-            self.why = "everything between the tensors given"
+            self.why = said("everything between the tensors given")
             self.shown = self._common()
         elif findings:
             chosen = [choose(self.whole, f, node) for f in dict.fromkeys(findings)]
             self.shown = of_findings(self.whole, chosen)
             anchors = {n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])}
             self._narrow(list(anchors.values()) or self.model.ordered[:1])
-            self.why = f"what {listed([f'{f.code} at ' + (f.node or 'the network') for f in chosen])} depends on"
+            places = [(f.code, f.node or "the network") for f in chosen]
+            self.why = said("what {places:first 4 %s at %s} depends on", places=places)
         elif node is not None:
             anchor = self._node(node)
             self.shown = of_node(self.whole, anchor.name)
             if hops is not None:
                 self._set(self.cutter.part(self.cutter.around([anchor], hops)))
-                self.why = f"{anchor.name} and what is up to {hops} hops around it"
+                self.why = said("{node} and what is up to {hops} hops around it", node=anchor.name, hops=hops)
                 self._drop_unshown()
             else:
                 self._narrow([anchor])
-                self.why = f"what the prediction of {anchor.name} depends on"
+                self.why = said("what the prediction of {node} depends on", node=anchor.name)
         else:
             self._set(self.cutter.whole())
-            self.why = "what the build depends on"
+            self.why = said("what the build depends on")
 
     def _node(self, name: str) -> Node:
         found = self._find(name)
@@ -194,7 +196,7 @@ class Job:
         prediction = self._predict(self.proto)
         missing = self.shown.missing(prediction)
         if missing:
-            self.notes.append(Remark.NOT_SHOWN(missing=missing))
+            self.notes.append(Remark.NOT_SHOWN(missing=lacking(missing)))
         keys = {key(f) for f in prediction.findings}
         there = {c.name: c for c in prediction.convolutions}
         self.shown = Shown(
@@ -221,10 +223,9 @@ class Job:
             asked = BuilderCheck(whole, builder, self.target)
             stack.callback(asked.close)
             if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
-                raise QdqtoolError(
-                    f"{self.model.path or 'model'}: builds with {builder} as predicted, so that there is nothing to "
-                    "extract; give `finding` or `node` as well"
-                )
+                raise QdqtoolError(said("{model}: builds with {builder} as predicted, so that there is nothing to "
+                                        "extract; give {`finding`} or {`node`} as well",
+                                        model=self.model.path or "model", builder=builder))
             self.check, self.built = asked, True
         elif command is not None:
             ran = CommandCheck(whole, command, says, seconds)
@@ -259,13 +260,13 @@ class Job:
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             if not self.checked:
-                raise QdqtoolError("nothing is left: what is predicted there depends on no node; leave out `minimize`")
-            raise QdqtoolError(
-                f"{self.checked}, for a model without nodes as well: that does not depend on the model; give a check "
-                "that comes out otherwise when the fault is gone, or a text that it prints (`says`)"
-            )
+                raise QdqtoolError(said("nothing is left: what is predicted there depends on no node; leave out "
+                                        "{`minimize`}"))
+            raise QdqtoolError(said("{checked}, for a model without nodes as well: that does not depend on the model; "
+                                    "give a check that comes out otherwise when the fault is gone, or a text that it "
+                                    "prints ({`says`})", checked=self.checked))
         if self.between:
-            self.why = f"what counts of {self.why}"
+            self.why = said("what counts of {why}", why=self.why)
 
     # Finishing ---------------------------------------------------------------------------------------------------
 
@@ -275,18 +276,16 @@ class Job:
         prediction = predict(proto, self.target)
         missing = self.shown.missing(prediction)
         if missing:
-            raise ModelError(
-                f"{self.model.path or 'model'}: the extract does not show {listed(missing)}; this is a defect of "
-                "qdqtool, please report it"
-            )
+            raise ModelError(said("the extract does not show {missing:first 4 %s}; this is a defect of qdqtool, please "
+                                  "report it", missing=lacking(missing)), self.model.path or "model")
         if private:
             proto, hidden = made_private(self.model, proto, prediction)
             prediction = predict(proto, self.target)
             self.shown = hidden.shown(self.shown, prediction)
-            self.why = hidden.text(self.why)
+            self.why = self.why.renamed(hidden.value)
             if self.check is not None:
-                self.checked = hidden.text(self.check.shareable)
-            self.notes = [n.rewritten(hidden.text) for n in self.notes]
+                self.checked = self.check.shareable.renamed(hidden.value)
+            self.notes = [n.renamed(hidden.value) for n in self.notes]
         return Extraction(
             proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
             self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
@@ -347,7 +346,7 @@ def extract(
         minimize = True  # whatever the build depends on: that has to be found
     texts = [*findings, *selection.inputs, *selection.outputs, *(x for x in (node, check, says) if x is not None)]
     if says is not None and check is None:
-        raise QdqtoolError("`says` is what a `check` prints; give that as well")
+        raise QdqtoolError(said("{`says`} is what a {`check`} prints; give that as well"))
     if not all(text.strip() for text in texts):
         raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
     name = target_named(on.target).name

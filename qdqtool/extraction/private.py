@@ -22,6 +22,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
+from qdqtool.base.said import said
 from qdqtool.errors import ModelError
 from qdqtool.extraction.cut import FLOATS
 from qdqtool.extraction.select import Shown
@@ -326,6 +327,12 @@ class Private:
             text = re.sub(rf"(?<![\w/.]){'(' + pattern + ')'}(?=_clone_\d|[^\w/]|$)", lambda m: self.names[m[1]], text)
         return _WORD.sub(lambda m: self.names.get(m[0], m[0]), text)
 
+    def value(self, text: str) -> str:
+        """A value of a sentence: a name, or those of one layer, as :meth:`place` has it; in any other text, which may
+        quote somebody else's words, what :meth:`text` finds."""
+        place = self.place(text)
+        return place if place != text else self.text(text)
+
     def shown(self, what: Shown, prediction: Prediction) -> Shown:
         """What the private model's own prediction says of the same nodes: its messages hold none of the old numbers."""
         places = {(str(f.code), self.place(f.node)) for f in what.findings}
@@ -391,10 +398,8 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
         problem = _difference(prediction, predict(result, prediction.target), hidden)
         if not problem:
             return result, hidden
-    raise ModelError(
-        f"{what}: with other weights and scales the prediction would not stay the same ({problem}); extract a smaller "
-        "part, or send it without `private`"
-    )
+    raise ModelError(said("with other weights and scales the prediction would not stay the same ({problem}); extract a "
+                          "smaller part, or send it without {`private`}", problem=problem), what)
 
 
 def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.base.said import Said, said
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
@@ -33,21 +34,23 @@ class Shown:
     findings: tuple[Finding, ...] = ()
     convolutions: tuple[ConvOutcome, ...] = ()
 
-    def missing(self, prediction: Prediction) -> list[str]:
-        """What a prediction does not show, in words; empty when it shows everything."""
+    def missing(self, prediction: Prediction) -> list[Finding | ConvOutcome]:
+        """What a prediction does not show; empty when it shows everything."""
         wanted = {(f.code, f.node) for f in self.findings}  # words of others are not looked at
         there = {key(f) for f in prediction.findings if (f.code, f.node) in wanted}
-        lines = [f"{f.code} at {f.node or 'the network'}" for f in self.findings if key(f) not in there]
         by_name = {c.name: c for c in prediction.convolutions}
-        for conv in self.convolutions:
-            other = by_name.get(conv.name)
-            if other is None or not same(conv, other):
-                lines.append(f"the outcome of {conv.name}")
-        return lines
+        return [*(f for f in self.findings if key(f) not in there),
+                *(c for c in self.convolutions if c.name not in by_name or not same(c, by_name[c.name]))]
 
     def holds(self, prediction: Prediction) -> bool:
         """Whether a prediction shows everything."""
         return not self.missing(prediction)
+
+
+def lacking(missing: Sequence[Finding | ConvOutcome]) -> list[Said]:
+    """What is missing, in words."""
+    return [said("{code} at {node}", code=m.code, node=m.node or "the network") if isinstance(m, Finding) else
+            said("the outcome of {name}", name=m.name) for m in missing]
 
 
 def same(one: ConvOutcome, two: ConvOutcome) -> bool:
@@ -91,7 +94,8 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
         return found[0]
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
         count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
-        raise ModelError(f"{what}: `finding` {wanted}: {count} of {code}{place}, counted from 1")
+        raise ModelError(said("{what}: {`finding`} {wanted}: {count} of {code}{place}, counted from 1",
+                              what=what, wanted=wanted, count=count, code=code, place=place))
     return found[int(number) - 1]
 
 
@@ -309,8 +313,9 @@ class Shrinker:
             try:
                 self.proto = self._typed(proto)
             except Exception as error:  # dimensions or data that it stumbles over
-                raise ModelError("onnx cannot infer the model's shapes, so that nothing smaller can be looked for "
-                                 f"({' '.join(str(error).split())[:200]}); leave out `minimize`") from error
+                raise ModelError(said("onnx cannot infer the model's shapes, so that nothing smaller can be looked "
+                                      "for ({reason}); leave out {`minimize`}",
+                                      reason=" ".join(str(error).split())[:200])) from error
         self._holds = holds
         self._moves = moves
         self._limit = limit

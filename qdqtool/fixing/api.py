@@ -16,6 +16,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import collector_paused
+from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.coded import FIXES, fixed
@@ -179,7 +180,8 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     chosen, only, effort = target_named(on.target), fixes.only, fixes.effort
     wanted = _wanted(only)
     if not 0 < effort <= budgets.EFFORT:
-        raise QdqtoolError(f"`effort={effort!r}`: give a number above 0, up to {budgets.EFFORT:g}")
+        raise QdqtoolError(said("{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
+                                effort=effort, most=budgets.EFFORT))
     model = load_full(source)
     if not is_quantized(model):
         raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
@@ -236,7 +238,7 @@ class _Work:
         self._reference: compare.Arrays | None = None
         self._noise: compare.Noise | None = None
         self._first_noise: compare.Noise | None = None
-        self._cannot_run: compare.RunError | None = None
+        self._cannot_run: Said | None = None
         self._body = False
         self._left: list[tuple[Step, set[str]]] = []
         self._first: _Tried | None = None  # the last attempt of the first of these, unless the model is another now
@@ -306,7 +308,7 @@ class _Work:
                 touched.append(editor.edited)
             candidate = editor.finish()
         except ModelError as error:
-            return str(error), {}
+            return of_error(error), {}
         prediction = predict(candidate, self.target)
         if not self._left:
             self._first = _Tried(step, [(s.code, s.node) for s in sites], prediction)
@@ -360,7 +362,7 @@ class _Work:
         try:
             candidate = convert(self.model, self.target)
         except ModelError as error:
-            change.why_not = str(error)
+            change.why_not = of_error(error)
         else:
             if candidate is None:
                 return
@@ -410,7 +412,7 @@ class _Work:
                 self._reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:
-            return Remark.RESULT_CANNOT_RUN(error=str(error)), None
+            return Remark.RESULT_CANNOT_RUN(error=of_error(error)), None
         if not compare.within(self._noise, noise, aim.noise, aim.rounding):
             return _grown(self._noise, noise), None
         return "", noise
@@ -423,10 +425,10 @@ class _Work:
             try:
                 self._run_given()
             except compare.TooMuch as error:  # a part of it would hardly need less
-                self._cannot_run = error.with_traceback(None)
+                self._cannot_run = of_error(error)
                 return
             except compare.RunError as error:
-                self._cannot_run = self._cannot_run or error.with_traceback(None)
+                self._cannot_run = self._cannot_run or of_error(error)
             else:
                 if self._cannot_run:
                     self.notes.append(Remark.COMPARED_IN_BODY(error=self._cannot_run))

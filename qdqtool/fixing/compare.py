@@ -14,6 +14,7 @@ from google.protobuf.message import EncodeError
 
 from calibration.session import partial_model
 from qdqtool.base import budgets
+from qdqtool.base.said import said
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
@@ -194,14 +195,14 @@ class Runs:
         load = load_of(proto, {n: array.shape for n, array in inputs.items()})
         need, memory = load.peak_bytes, budgets.SESSION_BYTES * self.effort
         if need > memory:
-            raise TooMuch(f"its tensors would take {budgets.against(need, memory, ' at once')}, "
-                          "raise it with `effort`")
+            raise TooMuch(said("its tensors would take {size}, raise it with {`effort`}",
+                               size=budgets.against(need, memory, " at once")))
         if load.operations > budgets.SESSION_WORK * self.effort:
-            raise TooMuch(f"it takes {load.operations:.2g} multiplications; the limit is "
-                          f"{budgets.SESSION_WORK * self.effort:.2g}, raise it with `effort`")
+            raise TooMuch(said("it takes {operations:.2g} multiplications; the limit is {most:.2g}, raise it with "
+                               "{`effort`}", operations=load.operations, most=budgets.SESSION_WORK * self.effort))
         work = load.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
         if work > self.left:
-            raise TooMuch("the work for comparing outputs is used up; raise it with `effort`")
+            raise TooMuch(said("the work for comparing outputs is used up; raise it with {`effort`}"))
         self.left -= work
         try:
             return sandbox.SHARED.run(source, inputs, budgets.SESSION_SECONDS * self.effort,

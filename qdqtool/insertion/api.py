@@ -12,7 +12,7 @@ from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Kept, Preprocess, Ranges, Workers, takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.text import counted
+from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.operators import norms
@@ -112,7 +112,8 @@ def insert(
         placement = place(work, rules)
     if not placement.readers:
         (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
-        raise ModelError(f"nothing to quantize; {counted(count, 'node')}: {reason}", source or "model")
+        raise ModelError(said("nothing to quantize; {count:counted node}: {reason}", count=count, reason=reason),
+                         source or "model")
     groups = scale_groups(work, placement.readers, placing.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
@@ -131,9 +132,9 @@ def insert(
                 if name in statistics and statistics[name].count:
                     check_pixels(name, statistics[name].minimum, statistics[name].maximum, preprocess)
         for group in groups:
-            scale, said = choose_scale(group, statistics, methods)
+            scale, warned = choose_scale(group, statistics, methods)
             found.append(scale)
-            warnings.extend(said)
+            warnings.extend(warned)
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
@@ -142,7 +143,8 @@ def insert(
     quantized = rewrite(work, placement, scales, placing.weights)
     findings = [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
     advice = made.smooth is None or bool(smoothed)  # not, where it was taken in vain
-    warnings.extend(_warning(f, f" {f.fix}" if advice else "") for f in findings)
+    remark = Remark.OF_FINDING_TO_FIX if advice else Remark.OF_FINDING
+    warnings.extend(remark(code=f.code, finding=f) for f in findings)
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
     measured = None
     if losses != 0 and statistics is not None:
@@ -152,7 +154,7 @@ def insert(
         try:
             measured = measure(work, tried, data, activations=activations, images=images, samples=losses)
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
-            warnings.append(Remark.LOSSES_NOT_MEASURED(error=str(error)))
+            warnings.append(Remark.LOSSES_NOT_MEASURED(error=of_error(error)))
     wide: dict[str, float] = {}
     agreement = None
     if half:
@@ -168,16 +170,16 @@ def insert(
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
                     warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
             except ModelError as error:
-                warnings.append(Remark.AGREEMENT_NOT_MEASURED(error=str(error)))
+                warnings.append(Remark.AGREEMENT_NOT_MEASURED(error=of_error(error)))
     if made.input_type != "float":
         notes.extend(change_inputs(work, made.input_type, preprocess))
         if half:
             halfprecision.to_half(work, wide)
     in_pieces = _of_norms(work, chosen)
     findings.extend(in_pieces)
-    for f in in_pieces[:1]:  # for all of them
-        more = f" So do {len(in_pieces) - 1} more." if len(in_pieces) > 1 else ""
-        warnings.append(_warning(f, f"{more} {f.fix}"))
+    if in_pieces:  # the first for all of them
+        remark = Remark.OF_ALL_TO_FIX if len(in_pieces) > 1 else Remark.OF_FINDING_TO_FIX
+        warnings.append(remark(code=in_pieces[0].code, finding=in_pieces[0], more=len(in_pieces) - 1))
     if half:
         tied, raised = halfprecision.scales_of_file(work, quantized, tied)
         notes.extend(raised)
@@ -196,7 +198,7 @@ def insert(
                 )
             result.warnings.extend(_refused(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is good without it
-            result.warnings.append(Remark.NOT_PREDICTED(error=str(error)))
+            result.warnings.append(Remark.NOT_PREDICTED(error=of_error(error)))
     return result
 
 
@@ -207,12 +209,8 @@ def _refused(prediction: Prediction) -> list[Note]:
         if finding.severity == Severity.ERROR:
             first.setdefault(finding.code, finding)
     counts = prediction.findings_by_code()
-    more = {code: f" (and {counts[code] - 1} more)" if counts[code] > 1 else "" for code in first}
-    return [_warning(f, f"{more[code]} {f.fix}") for code, f in first.items()]
-
-
-def _warning(finding: Finding, further: str) -> Note:
-    return Remark.OF_FINDING(code=finding.code, finding=finding, further=further)
+    return [(Remark.OF_FINDINGS_TO_FIX if counts[code] > 1 else Remark.OF_FINDING_TO_FIX)(
+        code=code, finding=f, more=counts[code] - 1) for code, f in first.items()]  # fmt: skip
 
 
 def _of_outliers(
@@ -251,7 +249,7 @@ def too_large(
             largest = largest_values(model, data, images=images)
             found.update({t: max(v, found.get(t, 0.0)) for t, v in largest.items() if v > WIDE})
     except ModelError as error:
-        warnings.append(Remark.NOT_LOOKED_AT(error=str(error)))
+        warnings.append(Remark.NOT_LOOKED_AT(error=of_error(error)))
     return found
 
 
@@ -293,7 +291,7 @@ def prepared(
             raise
         half = False
         work, notes, warnings = float_model(load_full(model), ours, target, weights, "fp32")
-        warnings.append(Remark.HALF_IMPOSSIBLE(target=target.name, error=str(error)))
+        warnings.append(Remark.HALF_IMPOSSIBLE(target=target.name, error=of_error(error)))
     return work, half, notes, warnings
 
 
@@ -301,21 +299,16 @@ def float_model(
     loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
 ) -> tuple[Model, list[Note], list[Note]]:
     """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""
-    where = loaded.path or "model"
     if is_quantized(loaded):
-        raise ModelError(
-            f"{where}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, "
-            "or predict this one"
-        )
+        raise ModelError("is quantized already (it has Q/DQ or integer operators); give the float model it was made "
+                         "from, or predict this one", loaded.path or "model")
     work = loaded if ours else loaded.copy()
     notes: list[Note] = []
     warnings: list[Note] = []
     half = halfprecision.has_half(loaded)
     if high_precision == "fp16" and not target.float16_scales:
-        raise QdqtoolError(
-            f"`high_precision='fp16'`: {target.name} takes no FP16 scales and chooses FP16 itself; leave it out and "
-            "let the builder use INT8 and FP16"
-        )
+        raise QdqtoolError(said("{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave "
+                                "it out and let the builder use INT8 and FP16", name=target.name))
     if half and not target.float16_scales:
         halfprecision.to_float(work)
         notes.append(Remark.WIDENED(target=target.name))

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Kept, Preprocess, Workers
+from qdqtool.base.said import said
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
@@ -55,10 +56,9 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
     least, most = float(ends.min()), float(ends.max())
     slack = 1e-3 * (most - least)
     if low < least - slack or high > most + slack:
-        raise ModelError(
-            f"`input_type='uint8'`: the calibration data has values from {low:.6g} to {high:.6g} in '{name}', and "
-            f"pixels become {least:.6g} to {most:.6g}; give the `scale`, `mean` and `std` that it was made with"
-        )
+        raise ModelError(said("{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
+                              "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and "
+                              "{`std`} that it was made with", low=low, high=high, name=name, least=least, most=most))
 
 
 def check_input_type(kind: str, target: Target) -> None:
@@ -68,7 +68,8 @@ def check_input_type(kind: str, target: Target) -> None:
         QdqtoolError: It does not.
     """
     if kind == "uint8" and not target.uint8_inputs:
-        raise QdqtoolError(f"`input_type='uint8'`: {target.name} has no UINT8 inputs (8.5 has); use int8 or float")
+        raise QdqtoolError(said("{`input_type`:'uint8'}: {name} has no UINT8 inputs (8.5 has); use int8 or float",
+                                name=target.name))
 
 
 def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]:
@@ -81,20 +82,21 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
         ModelError: No input is a quantized picture, or floats read it as well (``int8``).
     """
     editor = Editor(model)
-    said = []
+    notes: list[Note] = []
     for name in model.inputs:
         tensor = _float_of(model, name)
         quantizers = [r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor]
         if not quantizers or model.elem_type(tensor) not in FLOATS:
             continue
         if kind == "int8":
-            said.append(_int8(editor, name, tensor, quantizers, preprocess))
+            notes.append(_int8(editor, name, tensor, quantizers, preprocess))
         else:
-            said.append(_uint8(editor, name, tensor, preprocess))
-    if not said:
-        raise ModelError(f"`input_type={kind!r}`: no float input of the model is quantized; leave the option out")
+            notes.append(_uint8(editor, name, tensor, preprocess))
+    if not notes:
+        raise ModelError(said("{`input_type`:{kind!r}}: no float input of the model is quantized; leave the option "
+                              "out", kind=kind))
     editor.finish()
-    return said
+    return notes
 
 
 def _float_of(model: Model, name: str) -> str:
@@ -117,7 +119,8 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], pr
     scales = {_scale_of(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(tensor):
         reader = f"'{others[0]}' reads it as float" if others else "it is needed as float or with several scales"
-        raise ModelError(f"`input_type='int8'`: input '{name}': {reader}; use uint8 or float")
+        raise ModelError(said("{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
+                              name=name, reader=reader))
     for q in quantizers:
         editor.redirect(q.output, name)
         editor.remove(q)
@@ -133,7 +136,8 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], pr
 def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
     model = editor.model
     if model.is_output(name):
-        raise ModelError(f"`input_type='uint8'`: input '{name}' is an output as well; leave the option out")
+        raise ModelError(said("{`input_type`:'uint8'}: input '{name}' is an output as well; leave the option out",
+                              name=name))
     pixels, kind = tensor, model.elem_type(tensor)
     if tensor == name:  # else the Cast that there is makes float of pixels too
         pixels = editor.name(f"{name}_pixels")
@@ -177,7 +181,8 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
         return np.asarray(values[:1], np.float64)
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
-        raise ModelError(f"`input_type='uint8'`: input '{name}' has not the {len(values)} channels of `mean` and `std`")
+        raise ModelError(said("{`input_type`:'uint8'}: input '{name}' has not the {count} channels of {`mean`} and "
+                              "{`std`}", name=name, count=len(values)))
     return np.asarray(values, np.float64)
 
 
@@ -201,7 +206,8 @@ def collect_for(
     from calibration import Focus, collect
 
     if data is None:
-        raise DataError("no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)")
+        raise DataError(said("no calibration data; give a folder of images ({`data`}) or a TensorRT table "
+                             "({`calib_table`})"))
     images, kept, workers = images or Images(), kept or Kept(), workers or Workers()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     scores = class_outputs(model)

@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.text import compile_pattern
+from qdqtool.base.parameters import compile_pattern
+from qdqtool.base.said import Parameter, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import (
     PLACEMENT,
@@ -167,11 +168,9 @@ def place(model: Model, rules: Rules) -> Placement:
         if count := sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node):
             placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
     if not any(n.op in WEIGHTED for n in model.nodes):
-        left = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
-        raise ModelError(
-            f"no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize{left}",
-            model.path or "model",
-        )
+        left = [said("; {node}: {reason}", node=s.node, reason=s.reason) for s in placement.skipped[:1]]
+        raise ModelError(said("no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
+                              "{left:joined }", left=left), model.path or "model")
     _place_around(model, placement, chosen)
     roles = {r.role for readers in placement.readers.values() for r in readers}
     if rules.residual in ("skip", "both") and "residual" not in roles:
@@ -221,15 +220,16 @@ class _Choice:
     def __init__(self, model: Model, rules: Rules) -> None:
         self.rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
-        self.excluded = _matches(candidates, rules.exclude, "`exclude`")
-        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "`include`")
+        self.excluded = _matches(candidates, rules.exclude, "exclude")
+        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "include")
         present = {n.op.lower() for n in model.nodes}
         for op in rules.exclude_ops:
             if op.lower() not in present:
-                raise QdqtoolError(f"`exclude_op` {op}: the model has no such operator")
+                raise QdqtoolError(said("{`exclude_op`} {op}: the model has no such operator", op=op))
             if op.lower() not in {n.op.lower() for n in candidates}:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
-                raise QdqtoolError(f"`exclude_op` {op}: never quantized anyway; what could be is {kinds}")
+                raise QdqtoolError(said("{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
+                                        op=op, kinds=kinds))
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
         self.varying = View(model).varying
         self.attention = {n.index for a in attentions(model) for n in (a.scores, a.values)}
@@ -247,15 +247,17 @@ class _Choice:
         return node.index in self.included or node.name in self.rules.quantized
 
 
-def _matches(nodes: Iterable[Node], patterns: Sequence[str], option: str) -> dict[int, str]:
+def _matches(nodes: Iterable[Node], patterns: Sequence[str], parameter: str) -> dict[int, str]:
     nodes = list(nodes)
     result: dict[int, str] = {}
     for pattern in patterns:
-        compiled = compile_pattern(pattern, f"{option} {pattern!r}")
+        given = said("{parameter} {pattern!r}", parameter=Parameter(parameter), pattern=pattern)
+        compiled = compile_pattern(pattern, given)
         found = [n for n in nodes if compiled.search(n.name)]
         if not found:
             example = f"; names look like '{nodes[0].name}'" if nodes else ""
-            raise QdqtoolError(f"{option} {pattern!r}: matches no node that could be quantized{example}")
+            raise QdqtoolError(said("{given}: matches no node that could be quantized{example}", given=given,
+                                    example=example))
         for node in found:
             result.setdefault(node.index, pattern)
     return result
@@ -281,10 +283,9 @@ def _place_weighted(model: Model, node: Node, placement: Placement, chosen: _Cho
     value = model.constant(weight)
     assert value is not None
     if not np.isfinite(value).all():
-        raise ModelError(
-            f"the weights '{weight}' of node '{node.name}' hold NaN or infinity; "
-            "export the model again, or leave the node float with `exclude`", model.path or "model",
-        )
+        raise ModelError(said("the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
+                              "or leave the node float with {`exclude`}", weight=weight, name=node.name),
+                         model.path or "model")
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
     placement.weights.append(WeightSite(node, weight, axis))

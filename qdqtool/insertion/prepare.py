@@ -417,8 +417,8 @@ def _inline(model: Model) -> None:
         inlined = inliner.inline_local_functions(proto)
     except Exception as error:  # C++ again
         reason = " ".join(str(error).split())[:120]
-        where = model.path or "model"
-        raise ModelError(f"{where}: functions cannot be inlined ({reason}); export without them") from error
+        raise ModelError(f"functions cannot be inlined ({reason}); export without them",
+                         model.path or "model") from error
     proto.graph.CopyFrom(inlined.graph)
     del proto.functions[:]
     del proto.opset_import[:]
@@ -450,15 +450,14 @@ def raise_opset(model: Model, opset: int) -> None:
     """
     from onnx import version_converter
 
-    where, proto = model.path or "model", model.proto
+    proto = model.proto
     slim = without_large_weights(proto)
     try:
         converted = version_converter.convert_version(slim, opset)
     except Exception as error:  # the converter raises whatever its C++ meets
         reason = reason_of(error, first_line=True)
-        raise ModelError(
-            f"{where}: opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or newer"
-        ) from error
+        raise ModelError(f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "
+                         "newer", model.path or "model") from error
     known = {t.name for t in proto.graph.initializer}
     _restore_names(proto, converted)
     del proto.graph.node[:]

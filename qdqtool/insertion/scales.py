@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Ranges, choices_of
-from qdqtool.base.text import compile_pattern
+from qdqtool.base.parameters import compile_pattern
+from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import holds_shares
@@ -146,10 +147,11 @@ class MethodChoice:
         if not 50.0 <= self.percentile <= 100.0:
             raise QdqtoolError(f"percentile {self.percentile:g} is outside 50 to 100")
         for pattern, method in self.overrides:
-            compiled = compile_pattern(pattern, f"`method_for` {pattern}={method}")
+            given = said("{`method_for`} {pattern}={method}", pattern=pattern, method=method)
+            compiled = compile_pattern(pattern, given)
             if not any(compiled.search(t) for t in tensors):
                 example = f"; names look like '{tensors[0]}'" if tensors else ""
-                raise QdqtoolError(f"`method_for` {pattern}={method}: matches no quantized tensor{example}")
+                raise QdqtoolError(said("{given}: matches no quantized tensor{example}", given=given, example=example))
 
     def of(self, group: ScaleGroup) -> str:
         """The method of a group: that of the first override that matches one of its tensors.
@@ -165,10 +167,9 @@ class MethodChoice:
                     break
         if len(found) > 1:
             (one, first), (two, second) = list(found.items())[:2]
-            raise QdqtoolError(
-                f"`method_for`: '{first}' asks for {one} and '{second}' for {two}, but they share one scale; "
-                "use one method for both, or `unify=False`"
-            )
+            raise QdqtoolError(said("{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share "
+                                    "one scale; use one method for both, or {`unify`:False}", first=first, one=one,
+                                    second=second, two=two))
         return next(iter(found), self.default)
 
 
@@ -233,10 +234,9 @@ def choose_scale(
         seen = statistics[tensor]
         if seen.nonfinite:
             total = seen.nonfinite + seen.count
-            raise DataError(
-                f"tensor '{tensor}': {seen.nonfinite} of {total} values are NaN or infinite on the calibration data; "
-                "check the model and the preprocessing, or leave its readers float with `exclude`"
-            )
+            raise DataError(said("tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
+                                 "calibration data; check the model and the preprocessing, or leave its readers float "
+                                 "with {`exclude`}", tensor=tensor, nonfinite=seen.nonfinite, total=total))
         if seen.absmax > 0.0:
             found = range_of(seen, method, percentile=choice.percentile)
             own[tensor] = found.amax

@@ -24,6 +24,7 @@ import onnx
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images
+from qdqtool.base.said import Said, said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import AS_CALIBRATED, channel_maxima
@@ -236,25 +237,26 @@ def smooth(
         ModelError: onnxruntime cannot run the model.
     """
     if not 0.0 <= alpha <= 1.0:
-        raise QdqtoolError(f"`smooth={alpha:g}`: give 0 (all stays in the activations) to 1, mostly 0.5")
+        raise QdqtoolError(said("{`smooth`:{alpha:g}}: give 0 (all stays in the activations) to 1, mostly 0.5",
+                                alpha=alpha))
     if data is None:
-        raise QdqtoolError("`smooth` needs calibration images: ranges of a table are those of the network as it was")
+        raise QdqtoolError(said("{`smooth`} needs calibration images: ranges of a table are those of the network "
+                                "as it was"))
     if isinstance(data, Iterator):
-        raise QdqtoolError("`smooth` reads the data before the calibration does; give a folder or a list instead of an "
-                           "iterator")
+        raise QdqtoolError(said("{`smooth`} reads the data before the calibration does; give a folder or a list "
+                                "instead of an iterator"))
     quantized = {site.node.index for site in placement.weights}
     sizes = Sizes(model, data, images)
     found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
     fit = [region for region in found if not region.reason]
     left = Counter(region.reason for region in found if region.reason)
     first = {region.reason: region.at for region in reversed(found)}
-    reasons = ", ".join(f"{count} {reason}" + (f" ({'first ' * (count > 1)}{first[reason]})" if first[reason] else "")
-                        for reason, count in left.most_common())
-    if left and sizes.open:
-        reasons += " (it may be more where all inputs have fixed sizes: export so)"
+    reasons = [_stay(count, reason, first[reason]) for reason, count in left.most_common()]
+    further = said(" (it may be more where all inputs have fixed sizes: export so)" if left and sizes.open else "")
+    if not found:
+        return [], Remark.NO_LINEAR(alpha=alpha)
     if not fit:
-        what = f"of {len(found)} tensors that quantized Linears read, {reasons}" if found else "no Linear is quantized"
-        return [], Remark.NOT_SMOOTHED(alpha=alpha, why=what)
+        return [], Remark.NONE_SMOOTHED(alpha=alpha, tensors=len(found), reasons=reasons, further=further)
     read = [[n for n in region.linears if n.index in quantized] for region in fit]
     largest = channel_maxima(model, {n.input(0): _channels(model, n) for linears in read for n in linears}, data,
                              images=images, samples=SAMPLES)
@@ -272,13 +274,18 @@ def smooth(
                                  tuple(n.name for n in region.makers), tuple(n.name for n in linears),
                                  _spread(seen), _spread(seen / factors)))
     if not done:
-        why = "values or constants are not finite, or too large for FP16"
-        return [], Remark.NOT_SMOOTHED(alpha=alpha, why=why)
+        return [], Remark.TOO_LARGE_TO_SMOOTH(alpha=alpha)
     _write(model, values)
     model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(t for s in done for t in s.tensors))
-    left_float = f"; not of {reasons}" if left else ""
-    count = sum(len(s.linears) for s in done)
-    return done, Remark.SMOOTHED(alpha=alpha, linears=count, places=len(done), left=left_float)
+    remark = Remark.SMOOTHED_IN_PART if left else Remark.SMOOTHED
+    return done, remark(alpha=alpha, linears=sum(len(s.linears) for s in done), places=len(done), reasons=reasons,
+                        further=further)
+
+
+def _stay(count: int, reason: str, node: str) -> Said:
+    """How many tensors stay as they are for a reason, and which node is the reason for the first of them."""
+    where = "" if not node else " ({node})" if count == 1 else " (first {node})"
+    return said("{count} {reason}" + where, count=count, reason=reason, node=node)
 
 
 def _spread(largest: _Array) -> float:
@@ -351,11 +358,11 @@ def _enter(sizes: Sizes, region: _Region, tensor: str) -> str:
     places = region.tensors[tensor]
     if not _takes_above(sizes, region, maker, tensor, places):
         region.at = maker.name
-        return f"made by {maker.op}"
+        return said("made by {op}", op=maker.op)
     for reader in dict.fromkeys(model.readers(tensor)):
         if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
             region.at = reader.name
-            return f"read by {reader.op} too"
+            return said("read by {op} too", op=reader.op)
     return ""
 
 

@@ -123,6 +123,8 @@ class Case:
         builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an engine listing. The
             builds are described in ``qdqtool/knowledge/builds.tsv``.
         source: What documents it, or why it is assumed and what would refute it.
+        about: What a line of the log that shows it names: operators as in ONNX, kinds of lines as in ``trt.trace``.
+            What all cases of a pass have in common need not be there.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Case:
     says: str
     builds: tuple[str, ...] = ()
     source: str = ""
+    about: tuple[str, ...] = ()
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # distinguished by identity, many times in a simulation
 
@@ -138,18 +141,18 @@ class Case:
         return tuple(dict.fromkeys(b.partition(":")[0] for b in self.builds))
 
 
-def seen(name: str, says: str, *builds: str, source: str = "") -> Case:
+def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str, ...] = ()) -> Case:
     """A case that a real build shows; at least one build has to be named."""
     if not builds:
         raise ValueError(f"case '{name}' is said to be seen and names no build")
-    return Case(name, Evidence.SEEN, says, builds, source)
+    return Case(name, Evidence.SEEN, says, builds, source, about)
 
 
-def documented(name: str, says: str, source: str) -> Case:
+def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
     """A case that NVIDIA documents, or that a user's report shows without its log."""
-    return Case(name, Evidence.DOCUMENTED, says, (), source)
+    return Case(name, Evidence.DOCUMENTED, says, (), source, about)
 
 
-def assumed(name: str, says: str, source: str) -> Case:
+def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
     """A case that no available build shows; ``source`` says why it is taken so and what would refute it."""
-    return Case(name, Evidence.ASSUMED, says, (), source)
+    return Case(name, Evidence.ASSUMED, says, (), source, about)

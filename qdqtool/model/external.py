@@ -58,7 +58,7 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
 
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
-        raise ModelError(f"{model or 'model'}: tensor '{name or tensor.name}' cannot be read: {error}") from error
+        raise ModelError(f"tensor '{name or tensor.name}' cannot be read: {error}", model or "model") from error
 
 
 def is_outside(tensor: onnx.TensorProto) -> bool:

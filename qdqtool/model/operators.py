@@ -199,7 +199,7 @@ INSERTED_SHUFFLE = QPassage(seen(
 _POINTWISE = documented(
     "activation-pointwise", "A quantized convolution takes the activation behind it.",
     "developer guide, fusions: pointwise operations behind a convolution; the names of fused SiLU in NVIDIA/TensorRT "
-    "issue 3385 (8.5.2 with Q/DQ)",
+    "issue 3385 (8.5.2 with Q/DQ)", about=("Sigmoid",),
 )
 
 
@@ -212,20 +212,21 @@ def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = F
 _INT8_CONV = seen(
     "int8-convolution", "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
     f"{YOLO}:5405", f"{RESNET}:2699", f"{YOLOV8}:191", f"{BEV_ORIN}:488", f"{BEV_86}:5424", YOLOV8N,
-    "small-graphs-orinnano-trt103",
+    "small-graphs-orinnano-trt103", about=("Conv",),
 )
 _INT8_DECONV = seen(
     "int8-deconvolution", "A ConvTranspose with quantized input and weights computes in INT8.",
-    "centernet-resnet34-qat-trt80",
+    "centernet-resnet34-qat-trt80", about=("ConvTranspose",),
 )
 _INT8_GEMM = seen(
     "int8-fully-connected", "A Gemm with quantized input and weights becomes a 1x1 convolution in INT8.",
     f"{RESNET}:2531", "resnet18-a100-qat", "resnet18-a100-qat-residual", "resnet18-a100-qat-residual-qgap",
-    MOBILENET,
+    MOBILENET, about=("Gemm",),
 )
 _INT8_MATMUL = documented(
     "int8-matmul", "A MatMul with two quantized inputs computes in INT8.",
     "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322 shows the Myelin kernel",
+    about=("MatMul",),
 )
 
 _TABLE: tuple[Operator, ...] = (
@@ -250,10 +251,11 @@ _TABLE: tuple[Operator, ...] = (
     _activation("LeakyRelu", "LEAKY_RELU", seen(
         "activation-leaky-relu",
         "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + PWN(...).",
-        f"{YOLO}:5365",
+        f"{YOLO}:5365", about=("LeakyRelu",),
     )),
     _activation("Clip", "CLIP", seen(
         "activation-clip", "A convolution, depthwise or not, takes the Clip behind it.", MOBILENET,
+        about=("Clip",),
     )),
     _activation("Sigmoid", "SIGMOID", gate=True),
     _activation("HardSigmoid", "HARD_SIGMOID", gate=True),

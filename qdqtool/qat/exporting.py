@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qdqtool.base.parameters import typed
+from qdqtool.base.said import said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
 from qdqtool.model import qdq
@@ -164,7 +165,7 @@ def check(
 
 def _refuse_tolerance(tolerance: float) -> None:
     if not tolerance >= 0.0:
-        raise QdqtoolError(f"`tolerance={tolerance:g}`: give 0 or more")
+        raise QdqtoolError(said("{`tolerance`:{tolerance:g}}: give 0 or more", tolerance=tolerance))
 
 
 def _call_for(model: nn.Module, sample: Any) -> Call:

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
-from qdqtool.base.text import compile_pattern
+from qdqtool.base.parameters import compile_pattern, typed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
 from qdqtool.insertion import rewrite

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqtool.base.parameters import typed
+from qdqtool.base.parameters import compile_pattern, typed
 from qdqtool.base.process import track
-from qdqtool.base.text import compile_pattern
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of

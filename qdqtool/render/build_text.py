@@ -8,7 +8,7 @@ from qdqtool.base.text import counted, layers_counted, middle
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
 from qdqtool.buildlog.costs import EngineReport, LayerCost, Totals, describe, title_of
 from qdqtool.buildlog.summary import IMPLICIT
-from qdqtool.render.output import Page
+from qdqtool.render.output import Page, as_options
 from qdqtool.trt.targets import target_named
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
     _side(page, "B", comparison.b)
     page.fill(f"Matched by {comparison.matched_by}.", 0)
     for note in comparison.notes:
-        page.fill(f"note: {note}")
+        page.fill(f"note: {as_options(note)}")
     shown: set[int] = set()
     for change, title in _TITLES.items():
         # Each node is listed once, under the gravest thing that happened to it.
@@ -249,7 +249,7 @@ def render_verification(result: Verification, width: int = 80) -> str:
     _lines(page, "Slice, concatenation and copy lines", result.copies)
     _times(page, result)
     for note in result.notes:
-        page.fill(f"Note: {note}.")
+        page.fill(f"Note: {as_options(note)}.")
     for kind, title in _KINDS.items():
         found = [m for m in result.mismatches if m.kind == kind]
         if found:
@@ -290,6 +290,6 @@ def _times(page: Page, result: Verification) -> None:
         page.fill(f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the "
                   "estimate.", 2, "  ")
     for note in times["notes"]:
-        page.fill(f"note: {note}", 4, "  ")
+        page.fill(f"note: {as_options(note)}", 4, "  ")
     for slow in times["slow"]:
         page.fill(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}", 4, "  ")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from qdqtool.base.text import counted, ending
 from qdqtool.explain.left_float import SkippedNode
 from qdqtool.options import LITTLE
-from qdqtool.render.output import Page
+from qdqtool.render.output import Page, as_options
 from qdqtool.render.predict_text import verdict
 from qdqtool.types import Prediction
 
@@ -82,7 +82,7 @@ def _skipped(page: Page, skipped: list[SkippedNode]) -> None:
     for reason, names in by_reason.items():
         shown = page.shown(names, _NAMED)
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        page.fill(f"{reason}: {', '.join(shown)}{more}", 4, "  - ")
+        page.fill(f"{as_options(reason)}: {', '.join(shown)}{more}", 4, "  - ")
 
 
 def _groups(page: Page, groups: list[GroupScale]) -> None:
@@ -146,7 +146,7 @@ def _more_conversions(more: int) -> str:
 def _remarks(page: Page, notes: Iterable[str], warnings: Iterable[str]) -> None:
     for kind, texts in (("note", notes), ("warning", warnings)):
         for text in texts:
-            page.fill(f"{kind}: {text}")
+            page.fill(f"{kind}: {as_options(text)}")
 
 
 def predicted(page: Page, prediction: Prediction) -> None:
@@ -231,7 +231,7 @@ def _bought(page: Page, tuning: Tuning) -> None:
 
 def _front(page: Page, tuning: Tuning) -> None:
     unit = "ms" if tuning.gpu is not None else "cost"
-    page.heading(f"Front: each is the most accurate at its price ({tuning.cost['sentence']})")
+    page.heading(f"Front: each is the most accurate at its price ({as_options(tuning.cost['sentence'])})")
     page.line(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
@@ -298,6 +298,6 @@ def _changes(page: Page, title: str, changes: list[Change]) -> None:
         page.line("", title)
     for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
         same = list(group)
-        page.fill(f"{code} ({len(same)})" + (f": {why_not}" if why_not else ""), 4, "  ")
+        page.fill(f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  ")
         for change in page.each(same, _FIXES, "      ", ""):
             page.fill(change.what, 6, "    - ")

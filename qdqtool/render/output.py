@@ -9,6 +9,7 @@ from typing import Any, TextIO, TypeVar
 
 from qdqtool.base.outputs import commit, write_text
 from qdqtool.base.process import columns, silence_stdout
+from qdqtool.base.said import told
 from qdqtool.base.text import as_line, as_text, visible
 from qdqtool.errors import QdqtoolError
 
@@ -144,22 +145,20 @@ class Page:
 # Parameters as options ----------------------------------------------------------------------------------------------
 
 
-_PARAMETER = re.compile(r"`([a-z][a-z_]*)(?:=([^`\s]*))?`")
 _REASONS = ("skipped", "refused", "notes", "warnings")  # fields of an answer
 _OPTIONS = {"data": "calib", "evaluation": "eval"}  # called otherwise on the command line
 
 
 def as_options(text: str) -> str:
-    """A text with each parameter in backticks as the option of that name: ``--exclude``, ``--head none``."""
-    return _PARAMETER.sub(_option, text)
+    """A sentence with each parameter in it as the option of that name: ``--exclude``, ``--head none``."""
+    return told(text, _option)
 
 
-def _option(found: re.Match[str]) -> str:
-    name, value = found[1], found[2]
+def _option(name: str, value: str) -> str:
     option = _OPTIONS.get(name, name).replace("_", "-")
     if value == "False":
         return f"--no-{option}"
-    return f"--{option}" if value is None else f"--{option} {value.strip(chr(39))}"
+    return f"--{option} {value.strip(chr(39))}" if value else f"--{option}"
 
 
 def worded(answer: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending, layers_counted
 from qdqtool.explain.report import obstacles, title_of
-from qdqtool.render.output import Page
+from qdqtool.render.output import Page, as_options
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity
 
@@ -425,7 +425,7 @@ def _summary(page: Page, time: TimeEstimate) -> None:
     for text in texts:
         page.fill(text, 2, "  ")
     for note in time.notes:
-        page.fill(f"note: {note}", 4, "  ")
+        page.fill(f"note: {as_options(note)}", 4, "  ")
 
 
 def _details(page: Page, time: TimeEstimate, prediction: Prediction, *, layers: bool) -> None:

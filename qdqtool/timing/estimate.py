@@ -14,6 +14,7 @@ from onnx import TensorProto
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.outputs import json_text, write_text
+from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.messages import GpuFact, GpuLacks
 from qdqtool.explain.report import Report
@@ -214,7 +215,8 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     firsts = {shape[0] for shape in (model.shape(name) for name in model.inputs) if shape}
     own = firsts.pop() if len(firsts) == 1 else None
     if not own:
-        raise QdqtoolError(f"`batch` {batch}: the model's inputs have no common first dimension to scale")
+        raise QdqtoolError(said("{`batch`} {batch}: the model's inputs have no common first dimension to scale",
+                                batch=batch))
     if own != batch:
         notes.append(Remark.BATCH_SCALED(own=own, batch=batch))
     return batch / own
@@ -432,11 +434,10 @@ def predict_on(
     """
     chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
     if request.save_calibration and not request.calibrate:
-        raise QdqtoolError("`save_calibration` keeps what `calibrate` measures; give both")
+        raise QdqtoolError(said("{`save_calibration`} keeps what {`calibrate`} measures; give both"))
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
-        raise QdqtoolError(
-            f"`sm` {request.sm}: '{chosen.name}' has compute capability {chosen.cc}; give one of the two"
-        )
+        raise QdqtoolError(said("{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two", sm=request.sm,
+                                name=chosen.name, cc=chosen.cc))
     index = load(model)
     prediction = predict(index, target, assumed=assumed, how=how)
     time = None

@@ -12,6 +12,7 @@ import numpy as np
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
+from qdqtool.base.said import of_error
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
@@ -250,7 +251,7 @@ def unknown_gpu(build: Build) -> str:
         if build.device is not None:
             gpu_of_device(of_facts(build.device, build.gpu))
     except QdqtoolError as error:
-        return str(error)
+        return of_error(error)
     return ""
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtool.base.notes import Note, Remark
+from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import rows
 from qdqtool.types import Evidence, Json, Precision
@@ -261,10 +262,8 @@ def find(name: str) -> Gpu:
         raise QdqtoolError(shared(name, [g.name for g in found]))
     near = near_names(name)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
-    raise QdqtoolError(
-        f"GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
-        "`gpu=sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3`"
-    )
+    raise QdqtoolError(said("GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
+                            "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}", name=name, hint=hint))
 
 
 def near_names(name: str) -> list[str]:
@@ -322,7 +321,8 @@ def of_description(text: str) -> Gpu:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or key.strip().lower() not in ("sm", "cc", "sms", "clock", "bandwidth", "l2", "name"):
-            raise QdqtoolError(f"`gpu`: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= (MB)")
+            raise QdqtoolError(said("{`gpu`}: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
+                                    "(MB)", part=part))
         parts[key.strip().lower()] = value.strip()
     known, notes = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
@@ -332,9 +332,10 @@ def of_description(text: str) -> Gpu:
         try:
             numbers[key] = float(given)
         except ValueError:
-            raise QdqtoolError(f"`gpu`: {key}= needs a number, not '{given}'") from None
+            raise QdqtoolError(said("{`gpu`}: {key}= needs a number, not '{given}'", key=key, given=given)) from None
         if not low <= numbers[key] <= high:
-            raise QdqtoolError(f"`gpu`: {key}={given} is outside {low:g} to {high:g}")
+            raise QdqtoolError(said("{`gpu`}: {key}={given} is outside {low:g} to {high:g}",
+                                    key=key, given=given, low=low, high=high))
     return Gpu(parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs", (), int(numbers["sms"]),
                numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0, known, Evidence.ASSUMED,
                "described by the user", notes)  # fmt: skip
@@ -383,7 +384,8 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
             notes.append(Remark.CLOCK_GUESSED(clock=gpu.clock, limit=limit, watts=gpu.power))
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
-            raise QdqtoolError(f"`clock` {clock:g}: give MHz between {MIN_CLOCK:g} and {MAX_CLOCK:g}")
+            raise QdqtoolError(said("{`clock`} {clock:g}: give MHz between {least:g} and {most:g}",
+                                    clock=clock, least=MIN_CLOCK, most=MAX_CLOCK))
         gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
     return replace(gpu, notes=tuple(notes))
 
@@ -393,4 +395,4 @@ def _watts(power: str) -> float | None:
     with contextlib.suppress(ValueError):
         if text.startswith("max") or 1 <= float(text.removesuffix("w")) <= 2000:
             return None if text.startswith("max") else float(text.removesuffix("w"))
-    raise QdqtoolError(f"`power` {power[:40]}: give watts (15W) or MAXN")
+    raise QdqtoolError(said("{`power`} {power}: give watts (15W) or MAXN", power=power[:40]))

@@ -20,6 +20,7 @@ from qdqtool.base import budgets
 from qdqtool.base.files import read_input
 from qdqtool.base.outputs import parse_json
 from qdqtool.base.records import published
+from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
@@ -69,7 +70,7 @@ def measured_time(text: str) -> float | None:
         return None
     value = float(match[1]) * _UNITS[(match[2] or "ms").lower()]
     if not value > 0:
-        raise QdqtoolError(f"`calibrate` {text}: the measured time must be above zero")
+        raise QdqtoolError(said("{`calibrate`} {text}: the measured time must be above zero", text=text))
     return value
 
 
@@ -116,9 +117,8 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
 def _checked(factor: float, source: str) -> float:
     low, high = _FACTORS
     if not low <= factor <= high:
-        raise QdqtoolError(
-            f"`calibrate` {source}: {factor:.3g} times the estimate; that is of another model, batch or GPU"
-        )
+        raise QdqtoolError(said("{`calibrate`} {source}: {factor:.3g} times the estimate; that is of another model, "
+                                "batch or GPU", source=source, factor=factor))
     return factor
 
 
@@ -130,9 +130,8 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
     """
     file = Path(path)
     if not file.exists():
-        raise QdqtoolError(
-            f"`calibrate` {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time or a trtexec profile"
-        )
+        raise QdqtoolError(said("{`calibrate`} {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time "
+                                "or a trtexec profile", path=path))
     text = read_input(file, budgets.JSON_FILE).decode("utf-8", "replace")
     if CALIBRATION_SCHEMA not in text[:4096]:
         return None
@@ -142,7 +141,8 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
         if not (math.isfinite(factor) and math.isfinite(kernel) and abs(kernel) <= 1000):
             raise ValueError(text[:100])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise QdqtoolError(f"{file}: a damaged calibration file; make it again with `save_calibration`") from None
+        raise QdqtoolError(said("{file}: a damaged calibration file; make it again with {`save_calibration`}",
+                                file=file)) from None
     return Calibration(gpu, _checked(factor, str(file)), kernel, str(data.get("source", ""))[:500])
 
 

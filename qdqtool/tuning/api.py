@@ -22,6 +22,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Ranges, Workers, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
+from qdqtool.base.said import Parameter, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
@@ -162,8 +163,9 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
         for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # is there anything to agree with at all?
             own = search.float_value(samples)
             if search.keep is not None and own <= 0.0:
-                raise QdqtoolError(f"`metric` {bench.job.metric.name}: gives {own:.4g} for the float model itself; "
-                                   "`keep` is a part of that, which has to be above 0 (higher is better)")
+                raise QdqtoolError(said("{`metric`} {name}: gives {own:.4g} for the float model itself; {`keep`} "
+                                        "is a part of that, which has to be above 0 (higher is better)",
+                                        name=bench.job.metric.name, own=own))
         search.prepare()
         if say is not None or bench.deadline is not None:
             what, each = expected(search)
@@ -171,8 +173,8 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
             search.leave_time(each)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
-        raise QdqtoolError(
-            "`time_limit`: over before everything INT8 was measured once; give more time or fewer images") from None
+        raise QdqtoolError(said(
+            "{`time_limit`}: over before everything INT8 was measured once; give more time or fewer images")) from None
     search.run()
     search.bench.deadline = None  # what is left is needed to judge what was found
 
@@ -195,15 +197,19 @@ def _unread(sets: Sets) -> list[Note]:
 def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
     keep, budget_ms = aim.keep, aim.budget_ms
     if keep is not None and budget_ms is not None:
-        raise QdqtoolError("`keep` and `budget_ms` exclude each other: one is the goal, the other what is made small")
+        raise QdqtoolError(said("{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other what is "
+                                "made small"))
     if keep is not None and not 0.0 < keep <= 1.0:
-        raise QdqtoolError(f"`keep` {keep:g}: is a part of the float model's metric, above 0 and at most 1")
+        raise QdqtoolError(said("{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at most 1",
+                                keep=keep))
     if budget_ms is not None and (gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)):
-        raise QdqtoolError(f"`budget_ms` {budget_ms:g}: milliseconds above 0 on a GPU; name it with `gpu`")
+        raise QdqtoolError(said("{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
+                                budget_ms=budget_ms))
     for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
         number = getattr(effort, parameter)
         if number is not None and not number > 0:
-            raise QdqtoolError(f"`{parameter}` {number:g}: has to be above 0")
+            raise QdqtoolError(said("{parameter} {number:g}: has to be above 0", parameter=Parameter(parameter),
+                                    number=number))
 
 
 def _gpu(machine: Powered) -> gpus.Gpu | None:
@@ -212,8 +218,8 @@ def _gpu(machine: Powered) -> gpus.Gpu | None:
         return None
     found = gpus.chosen(name, machine.clock, machine.power)
     if not found.has_int8:
-        raise QdqtoolError(f"`gpu` {name}: {found.name} has no INT8, so that every placement is slower than the float "
-                           "model; deploy that, or name another GPU")
+        raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8, so that every placement is slower than the "
+                                "float model; deploy that, or name another GPU", name=name, gpu=found.name))
     return found
 
 
@@ -229,8 +235,8 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -
     """One pass for every method, and for every tensor that any placement could quantize."""
     base = planner.placement(Configuration())
     if not base.readers:
-        first = base.skipped[0].reason if base.skipped else ""
-        raise ModelError(f"{planner.model.path or 'model'}: nothing to quantize{'; ' * bool(first)}{first}")
+        reasons = ["nothing to quantize", *(s.reason for s in base.skipped[:1])]
+        raise ModelError(said("{reasons:joined ; }", reasons=reasons), planner.model.path or "model")
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     statistics, report = collect_for(
         planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration),
@@ -257,7 +263,7 @@ def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings
     try:
         errors = [losses.compare(work, m, _few(sets), samples=losses.FEW) for m in (single, made)]
     except ModelError as error:
-        warnings.append(Remark.HALF_NOT_MEASURED(error=str(error)))
+        warnings.append(Remark.HALF_NOT_MEASURED(error=of_error(error)))
         return []
     before, after = (e.error if e is not None else math.nan for e in errors)
     return [Remark.MEASURED_IN_FP32(before=before, after=after)]
@@ -325,7 +331,8 @@ def _against_float(search: Search, point: Point) -> list[Note]:
 
 def _cost_words(gpu: gpus.Gpu | None) -> Json:
     if gpu is None:
-        return {"unit": "operations", "sentence": "float convolutions and conversions, counted together (no `gpu`)"}
+        return {"unit": "operations", "sentence": said("float convolutions and conversions, counted together (no "
+                                                       "{`gpu`})")}
     return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
 
 

@@ -29,6 +29,7 @@ from qdqtool.base.options import Images, Ranges
 from qdqtool.base.outputs import atomic_write, parse_json
 from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.base.process import track
+from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
 from qdqtool.options import Effort
 from qdqtool.tuning.configuration import Recipe
@@ -95,29 +96,30 @@ class Store:
 
     def _read(self, path: Path) -> None:
         what = f"{path}: is no file of an earlier `qdqtool tune`"
-        remedy = "give another name with `state`, or remove it"
+        remedy = "give another name with {`state`}, or remove it"
         with open_input(path, error=DataError, note=False) as file:
             head = file.read(HEAD)
             if not kind_of(head):
-                raise DataError(f"{what}; give another name with `state`")
+                raise DataError(said("{what}; give another name with {`state`}", what=what))
             limit = budgets.TUNING_STATE
             blocks = unpack(head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError)
             try:
                 data = parse_json(b"".join(blocks))
             except (ValueError, RecursionError):
-                raise DataError(f"{what}, or damaged; {remedy}") from None
+                raise DataError(said("{what}, or damaged; " + remedy, what=what)) from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise DataError(f"{what}; {remedy}")
+            raise DataError(said("{what}; " + remedy, what=what))
         for name, value in self.identity.items():
             if data.get(name) != value:
-                raise DataError(f"{path}: was measured with another {_WORDS.get(name, name)}; {remedy}")
+                other = said("was measured with another {name}; " + remedy, name=_WORDS.get(name, name))
+                raise DataError(other, str(path))
         try:
             for kind in self.rows:
                 for candidate, found in data["rows"][kind].items():
                     self.rows[kind][candidate] = {int(n): _row(r) for n, r in found.items()}
                     self.resumed += len(found)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise DataError(f"{path}: is damaged; {remedy}") from None
+            raise DataError(said("is damaged; " + remedy), str(path)) from None
 
 
 _WORDS = {"images": "set of images", "settings": "setting (target, method, metric or its source, head ...)",
@@ -222,10 +224,8 @@ class Measurements:
                 raise DataError(f"{self.store.path}: is damaged; remove it") from error
             raise
         if math.isnan(value):
-            raise DataError(
-                "the float model finds nothing on these images, so that there is nothing to agree with; give images "
-                "that show what it was made for, or your own `metric`"
-            )
+            raise DataError(said("the float model finds nothing on these images, so that there is nothing to agree "
+                                 "with; give images that show what it was made for, or your own {`metric`}"))
         return value
 
     def resampled(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -320,21 +320,20 @@ def open_sets(
     assert whole.indices is not None
     if evaluation is None:
         if len(whole.indices) < _FEWEST * whole.batch:
-            raise DataError(
-                f"`data`: {_images(len(whole.indices))} too few to calibrate, choose and judge with; give "
-                f"{_FEWEST * whole.batch} or more, or others to judge on with `evaluation`"
-            )
+            raise DataError(said("{`data`}: {images} too few to calibrate, choose and judge with; give {least} or "
+                                 "more, or others to judge on with {`evaluation`}", images=_images(len(whole.indices)),
+                                 least=_FEWEST * whole.batch))
         rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
         return _divided(whole, _part(whole, rest), chosen, judged, swept_on)
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
-        raise DataError(f"`evaluation` {os.fspath(paths[1])}: is what `data` names, so that nothing would be left to "
-                        "judge on; leave it out, and a part is held out")
+        raise DataError(said("{`evaluation`} {path}: is what {`data`} names, so that nothing would be left to judge "
+                             "on; leave it out, and a part is held out", path=os.fspath(paths[1])))
     other = _open(model, evaluation, images, max(max_images, chosen_on + judged_on), "evaluation")
     assert other.indices is not None
     if len(other.indices) < 2 * other.batch:
-        raise DataError(f"`evaluation`: {_images(len(other.indices))} too few to choose on one half and judge on the "
-                        f"other; give {2 * other.batch} or more")
+        raise DataError(said("{`evaluation`}: {images} too few to choose on one half and judge on the other; give "
+                             "{least} or more", images=_images(len(other.indices)), least=2 * other.batch))
     return _divided(other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on), swept_on)
 
 
@@ -344,13 +343,13 @@ def _images(count: int) -> str:
 
 def _open(model: Model, data: object, images: Images, limit: int, what: str) -> Dataset:
     if data is None:
-        raise DataError(f"`{what}`: no images; give a folder of images")
+        raise DataError(said("{data}: no images; give a folder of images", data=Parameter(what)))
     if isinstance(data, Iterator):
-        raise DataError(f"`{what}`: an iterator can be gone through once only; give a list")
+        raise DataError(said("{data}: an iterator can be gone through once only; give a list", data=Parameter(what)))
     dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), limit,
                         images.size or metadata_size(model))
     if dataset.indices is None:
-        raise DataError(f"`{what}`: its length is not known; give a folder or a list")
+        raise DataError(said("{data}: its length is not known; give a folder or a list", data=Parameter(what)))
     return dataset
 
 

@@ -29,6 +29,7 @@ from qdqtool.base import budgets
 from qdqtool.base.files import read_input
 from qdqtool.base.parameters import require
 from qdqtool.base.process import descendants, interrupt_loading, mark_all, reap
+from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import class_outputs
@@ -360,15 +361,17 @@ class UserMetric:
         try:
             value = float(within(self.seconds, function, reference, found, image))
         except Over:
-            raise QdqtoolError(f"`metric` {self.name}: did not end within {self.seconds:g} s on {image}; give it more "
-                               "with `check_timeout`") from None
+            raise QdqtoolError(said("{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more with "
+                                    "{`check_timeout`}", name=self.name, seconds=self.seconds, image=image)) from None
         except (Exception, SystemExit) as error:  # whatever a user's function raises
             reason = " ".join(str(error).split())[:200]
             raise QdqtoolError(
-                f"`metric` {self.name}: raised {type(error).__name__} on {image}{': ' if reason else ''}{reason}"
+                said("{`metric`} {name}: raised {kind} on {image}" + ": {reason}" * bool(reason),
+                     name=self.name, kind=type(error).__name__, image=image, reason=reason)
             ) from error
         if not math.isfinite(value):
-            raise QdqtoolError(f"`metric` {self.name}: gave {value} on {image}; it has to be a finite number")
+            raise QdqtoolError(said("{`metric`} {name}: gave {value} on {image}; it has to be a finite number",
+                                    name=self.name, value=value, image=image))
         return value
 
     def value(self, evidence: Sequence[Evidence]) -> float:
@@ -387,7 +390,7 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
     """
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
-        raise QdqtoolError(f"`metric` {name}: is not package.module:function")
+        raise QdqtoolError(said("{`metric`} {name}: is not package.module:function", name=name))
     interrupt_loading(module)
     try:
         found: Any = _module(module)
@@ -395,9 +398,10 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         reason = " ".join(str(error).split())[:200]
-        raise QdqtoolError(f"`metric` {name}: cannot be imported: {type(error).__name__}: {reason}") from error
+        raise QdqtoolError(said("{`metric`} {name}: cannot be imported: {kind}: {reason}",
+                                name=name, kind=type(error).__name__, reason=reason)) from error
     if not callable(found):
-        raise QdqtoolError(f"`metric` {name}: is no function")
+        raise QdqtoolError(said("{`metric`} {name}: is no function", name=name))
     function: Callable[[Outputs, Outputs, str], float] = found
     return function
 

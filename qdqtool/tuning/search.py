@@ -13,6 +13,7 @@ import numpy.typing as npt
 from calibration.dataset import spread
 from qdqtool import prediction
 from qdqtool.base.notes import Note, Remark
+from qdqtool.base.said import said
 from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
@@ -101,8 +102,8 @@ class Search:
         try:
             self._everything_int8()
             value = self.bench.value(self.recipe(self.start), self.bench.sets.chosen_on)
-            self.say(f"everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command with a "
-                     "`time_limit` takes the best that was measured")
+            self.say(said("everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command "
+                          "with a {`time_limit`} takes the best that was measured", value=value))
             self._float_model()
             if self._is_enough() and not self.whole_front:
                 return

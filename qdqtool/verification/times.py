@@ -6,6 +6,7 @@ import statistics
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
+from qdqtool.base.said import said
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
@@ -64,7 +65,7 @@ def not_compared(build: Build) -> list[Note]:
     """Why a build that was timed is compared with no estimate: its GPU is not known."""
     if not is_timed(build):
         return []
-    why = "the build does not say on which GPU it ran; name it with `gpu`" if build.device is None else (
+    why = said("the build does not say on which GPU it ran; name it with {`gpu`}") if build.device is None else (
         unknown_gpu(build))
     measured, how = measured_time(build)
     return [Remark.NO_ESTIMATE(ms=measured, source=how, why=why)] if why else []

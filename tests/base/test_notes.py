@@ -37,8 +37,9 @@ def test_words_are_made_of_values() -> None:
 def test_a_note_keeps_what_it_says() -> None:
     note = pickle.loads(pickle.dumps(Remark.RESUMED(cache="c.npz", images=3)))
     assert (type(note), note.remark, note.values) == (Note, Remark.RESUMED, {"cache": "c.npz", "images": 3})
-    hidden = note.rewritten(lambda text: text.replace("c.npz", "file"))
-    assert hidden == "file: resumed after 3 images" and (hidden.remark, hidden.values) == (Remark.RESUMED, {})
+    hidden = note.renamed(lambda text: text.replace("c.npz", "file"))
+    assert hidden == "file: resumed after 3 images" and hidden.values == {"cache": "file", "images": 3}
+    assert hidden.remark is Remark.RESUMED
     assert remarks([note, "a user's own"]) == [Remark.RESUMED, None]
 
 

@@ -18,7 +18,9 @@ from qdqtool.explain.lines import HEADINGS, MEANINGS, LineAnswer, explain_line
 from qdqtool.explain.ways import WAYS, way_named
 from qdqtool.prediction import predict
 from qdqtool.render.log_text import line_text
+from qdqtool.trt.pipeline import cases as all_cases
 from qdqtool.trt.pipeline import passes
+from qdqtool.trt.trace import FORMATS
 from qdqtool.types import Evidence, Severity
 from tests.explain.test_causes import residual
 from tests.slow import slow_after
@@ -167,12 +169,32 @@ def test_lines_of_passes() -> None:
     ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear into /m/conv/Conv", "int8-convolution"),
     ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear_1 into /m/Add_2", "sum"),
     ("QuantizeDoubleInputNodes: fusing a into b", "int8-convolution"),
+    ("QuantizeDoubleInputNodes: fusing q into (Unnamed Layer* 3) [Pointwise]", "int8-convolution"),  # no operator
 ])  # fmt: skip
 def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
     answer = answered(line)
     rule = answer.rules[0]
     assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 12
     assert line_text(answer, 80).count(" - ") == 1
+
+
+@pytest.mark.parametrize(("line", "case"), [
+    ("Generating copy for a to b because of stomping hazard.", "ConcatRemoval/stomping"),
+    ("Replacing slice a with copy from b to c", "SliceRemoval/copy"),
+    ("Eliminating slice a by retargeting b from b to c", "SliceRemoval/view"),
+    ("Swap the layer type of DequantizeLinear_2 from DEQUANTIZE to kQDQ", "QDQToCopy/dequantize"),
+    ("GenericConvActFusion: Fusing Conv_1 with PWN(Sigmoid_2, Mul_3)", "GenericConvActFusion/pointwise"),
+    ("QConvScaleFusion: Fusing w + q + ConvTranspose_1 with BatchNormalization_2", "QConvScaleFusion/convtranspose"),
+    ("PointWiseFusion: Fusing PWN((Unnamed Layer* 1) [Constant] + b) with c", "PointWiseFusion/chain"),
+])  # fmt: skip
+def test_the_kind_of_line_and_its_operators_choose_the_case(line: str, case: str) -> None:
+    assert next(iter(answered(line).rules[0].cases)) == case
+
+
+def test_what_cases_are_about_is_an_operator_or_a_kind_of_line() -> None:
+    known = {schema.name for schema in onnx.defs.get_all_schemas()} | FORMATS.keys()
+    for name, case in all_cases().items():
+        assert set(case.about) <= known and len(set(case.about)) == len(case.about), name
 
 
 @pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])

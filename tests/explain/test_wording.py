@@ -4,10 +4,13 @@ import json
 
 import pytest
 
+import qdqtool
+from qdqtool.base.notes import Remark
 from qdqtool.explain import left_float
 from qdqtool.explain.messages import worded
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
+from tests.extraction.networks import residual
 from tests.wording import DATA, of_findings, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
@@ -41,3 +44,18 @@ def test_each_form_of_an_operator_has_words() -> None:
         fault = CompilerFault("", "n", Fault.OPERATOR, (form, "Resize"))
         found = Finding("BUILD-FAILS", Severity.ERROR, "n", (Cause(fault),), Evidence.SEEN, worded, target="rtx1.7")
         assert found.message.startswith("n: ") and found.fix and "{" not in found.message
+
+
+def test_private_names_are_hidden_where_they_are_names() -> None:
+    """A node that is called as a word of ours hides no word; where a compiler's words name it, they are searched."""
+    model = residual()
+    for node in model.graph.node:
+        if node.name == "b0.c1":
+            node.name = "prediction"
+    hidden = qdqtool.extract(model, node="prediction", private=True)
+    assert hidden.private is not None
+    name = hidden.private.names["prediction"]
+    assert f": what the prediction of {name} depends on; " in hidden.kept
+    assert hidden.kept.endswith(f", the prediction of {name}")
+    quoted = Remark.CHECKED_BUILD_SAYING(builder="b", status="refused", message="at 'prediction': no prediction")
+    assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"

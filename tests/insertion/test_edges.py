@@ -114,16 +114,18 @@ def test_errors_name_the_file(net: Net, path: str, told: str) -> None:
     net.output(net.conv("c", "x"))
     old = net.model(11)
     old.graph.node.append(onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0]))
-    with pytest.raises(ModelError, match=f"{told}opset 11 cannot be raised to 13"):
+    with pytest.raises(ModelError, match=f"{told}opset 11 cannot be raised to 13") as raised:
         prepare(Model(old, path), opset=13)
+    assert raised.value.path == (path or "model")
     recursive = net.model()
     call = onnx.helper.make_node("Again", ["a"], ["b"], domain="own")
     domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
     recursive.functions.append(onnx.helper.make_function("own", "Again", ["a"], ["b"], [call], domains))
     recursive.graph.node.append(onnx.helper.make_node("Again", ["x"], ["z"], "again", domain="own"))
     recursive.opset_import.append(domains[1])
-    with pytest.raises(ModelError, match=f"{told}functions cannot be inlined"):
+    with pytest.raises(ModelError, match=f"{told}functions cannot be inlined") as inlined:
         prepare(Model(recursive, path), opset=13)
+    assert inlined.value.path == (path or "model")
 
 
 @pytest.mark.parametrize(("between", "found"), [("Transpose", True), ("Reshape", True), ("MaxPool", False)])

@@ -224,5 +224,6 @@ def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:
     assert found.dtype == values.dtype and np.array_equal(found, onnx.numpy_helper.to_array(tensor))
     for damage in ({"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}):
         broken = onnx.TensorProto(name="w", data_type=tensor.data_type, **{"raw_data": values.tobytes(), **damage})
-        with pytest.raises(ModelError, match="'w' cannot be read"):
-            external.array_of(broken)
+        with pytest.raises(ModelError, match=r"^m\.onnx: tensor 'w' cannot be read") as raised:
+            external.array_of(broken, "m.onnx")
+        assert raised.value.path == "m.onnx"

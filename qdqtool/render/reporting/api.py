@@ -11,6 +11,7 @@ from qdqtool.base.files import Guard, not_over, watched
 from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
 from qdqtool.base.parameters import typed
+from qdqtool.base.said import said
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
@@ -123,7 +124,7 @@ def collect(
     """What the page shows; arguments and errors as for :func:`report`."""
     before = beside.before
     if machine.clock is not None and machine.gpu is None and not builds:
-        raise QdqtoolError("`clock` needs `gpu`")
+        raise QdqtoolError(said("{`clock`} needs {`gpu`}"))
     build = build_of(builds) if builds else None
     chosen = gpu_for(build, machine)
     subject = look_at(model, on.target, chosen, build, machine, assumed)

@@ -2,8 +2,14 @@
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, is_relu, seen
 
-LEAKY = seen("leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325")
-CLIP = seen("clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual")
+LEAKY = seen(
+    "leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325",
+    about=("LeakyRelu",),
+)
+CLIP = seen(
+    "clip", "A Clip that is left becomes a pointwise layer, PWN(<Clip>).", "mobilenetv2-titanrtx-qat-residual",
+    about=("Clip",),
+)
 OTHER = assumed(
     "other", "Every other activation that is left becomes a pointwise layer.",
     "as LeakyRelu and Clip; a log that keeps an ACTIVATION layer of its own would refute it",

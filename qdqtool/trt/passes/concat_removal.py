@@ -10,23 +10,24 @@ DIRECT = seen(
 RESIZE = seen(
     "resize-copied", "What a Resize writes is copied into the Concat: it does not support striding.",
     "yolo-resnet18-orin-trt8502:5780", "bevfusion-camera-orin-trt8502:889",
-    "bevfusion-camera-rtx3080ti-trt8600:5825",
+    "bevfusion-camera-rtx3080ti-trt8600:5825", about=("Resize", COPY_STRIDING),
 )
 DECONVOLUTION = seen(
     "deconvolution-copied", "What a deconvolution writes is copied into the Concat.",
-    "centerpoint-a100-trt823-fp16:1755",
+    "centerpoint-a100-trt823-fp16:1755", about=("ConvTranspose", COPY_STRIDING),
 )
 SHARED = assumed(
     "shared-copied", "What a convolution writes is copied if something else reads it besides the Concat.",
     "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such inputs are copied, "
     "convolutions that the Concat alone reads are retargeted (lines 885 and 886). A Concat input that is retargeted "
-    "although a convolution reads it as well would refute it",
+    "although a convolution reads it as well would refute it", about=("Conv", COPY_STRIDING),
 )
 STOMPING = assumed(
     "stomping", "An input that is a view of another tensor, is in a Concat twice, or is the network's input, with "
     "a Q or a reshape behind it at most, is copied.",
     "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized "
     "to, while a convolution's output beside it is retargeted; that these are the conditions is assumed",
+    about=(COPY_STOMPING,),
 )
 
 

@@ -4,11 +4,11 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, constan
 
 IDENTITY = seen(
     "identity", "An Identity of a constant is folded into it; for each of several readers.",
-    "yolo-resnet18-orin-trt8502:4713",
+    "yolo-resnet18-orin-trt8502:4713", about=("Identity",),
 )
 CAST = assumed(
     "cast", "A Cast of weights that their DQ moved past is folded (half-precision exports).",
-    "the parser makes an Identity layer of both; no log of such an export is available",
+    "the parser makes an Identity layer of both; no log of such an export is available", about=("Cast",),
 )
 
 

@@ -17,7 +17,10 @@ LATER = assumed(
     "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is assumed. It changes "
     "names only",
 )
-CLONE = seen("clone", "A Concat's clone is merged into the Q of the model.", "yolov8-orin-trt8412-excerpts:175")
+CLONE = seen(
+    "clone", "A Concat's clone is merged into the Q of the model.", "yolov8-orin-trt8412-excerpts:175",
+    about=("Concat",),
+)
 OUTPUT = assumed(
     "network-output", "A Q that writes a network output stays; others are merged into it.",
     "an output has a name and memory of its own",

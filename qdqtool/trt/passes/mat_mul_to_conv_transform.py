@@ -14,11 +14,12 @@ MATMUL = documented(
     "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + pfe_QuantizeLinear_7 + "
     "pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), and a matrix (NVIDIA/TensorRT#3266). Data of "
     "four dimensions is turned to channels first: that excerpt has no shuffle for the model's own Transposes around. "
-    "Data of three becomes rows, as in float (NVIDIA/TensorRT#3679)",
+    "Data of three becomes rows, as in float (NVIDIA/TensorRT#3679)", about=("MatMul",),
 )
 PLAIN = documented(
     "plain-gemm", "A Gemm with plain constant weights becomes one too, and takes bias and Relu.",
     "engine names of an 8.6.1 build: /classifier.2/Gemm + /classifier.3/Relu, and NoOp reshape_after_/last_layer/Gemm",
+    about=("Gemm", "Relu"),
 )
 _IMAGE_RANK = 4
 _TO_CHANNELS_FIRST, _TO_CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)

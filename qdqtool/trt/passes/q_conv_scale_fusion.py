@@ -9,11 +9,12 @@ FOLDED = seen(
     "batchnorm", "A quantized convolution takes BatchNormalization and Relu; their names disappear.",
     "yolo-resnet18-orin-trt8502:5251", "resnet18-qat-rtx2000-trt8510:2579", "yolov8-orin-trt8412-excerpts:187",
     source="TensorRT 8.0 keeps + Relu_11 (centernet-resnet34-qat-trt80)",
+    about=("Conv", "BatchNormalization", "Relu"),
 )
 TRANSPOSED = documented(
     "convtranspose", "A quantized ConvTranspose does not take the BatchNormalization behind it.",
     "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion yet; nothing newer "
-    "says that a later version folds it",
+    "says that a later version folds it", about=("ConvTranspose", "BatchNormalization"),
 )
 
 

@@ -14,16 +14,18 @@ QUANTIZE = seen(
     "yolo-resnet18-orin-trt8502:5741", "resnet18-qat-rtx2000-trt8510:2812", "yolov8-orin-trt8412-excerpts:222",
     "bevfusion-camera-orin-trt8502:870", "bevfusion-camera-rtx3080ti-trt8600:5806",
     "yolov8n-modelopt-rtx2060-trt1014", "small-graphs-orinnano-trt103",
-    source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)",
+    source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)", about=("QuantizeLinear",),
 )
 DEQUANTIZE = assumed(
     "dequantize", "A DQ that nothing absorbed becomes one as well.",
     "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is not",
+    about=("DequantizeLinear",),
 )
 ATTENTION = assumed(
     "attention", "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
     "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole attention (developer "
     "guide, MHA fusion: Q/DQ in front of the first MatMul, behind the Softmax and behind the second), the Q is in it",
+    about=("QuantizeLinear", "Softmax"),
 )
 
 

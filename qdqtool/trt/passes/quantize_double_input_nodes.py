@@ -13,6 +13,7 @@ DECONVOLUTION_80 = case_of("ConvTranspose")
 MATRIX = case_of("MatMul")
 DECONVOLUTION = documented(
     "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
+    about=("ConvTranspose",),
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
@@ -20,6 +21,7 @@ DECONVOLUTION_3D = documented(
     "float.",
     "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such layers in FP16 "
     "(NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q behind it would refute it",
+    about=("ConvTranspose",),
 )
 MIXED_FLOATS = assumed(
     "mixed-floats", "Data and weights that are dequantized to different float types are not multiplied in INT8.",
@@ -29,6 +31,7 @@ MIXED_FLOATS = assumed(
 SUM = seen(
     "sum", "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",
     "yolov8-orin-trt8412-excerpts", "bev-blackwell-trt10", source="the engine; the pass line for it is assumed",
+    about=("Add",),
 )
 POINTWISE = assumed(
     "pointwise", "Another elementwise or pointwise layer alike.",
@@ -37,6 +40,7 @@ POINTWISE = assumed(
 FLOAT_SUM = seen(
     "sum-to-float", "A sum whose inputs all come from DQs reads INT8 whatever it writes: the DQs are inside it.",
     "small-graphs-orinnano-trt103", source="PWN(Add) with two INT8 inputs and a float output, no layer for a DQ",
+    about=("Add",),
 )
 FLOAT_POINTWISE = documented(
     "pointwise-to-float", "Another pointwise layer alike, of one input or several.",
@@ -46,7 +50,10 @@ DIFFERENT = assumed(
     "different-scales", "A result that only Qs of different scales read is written as float.",
     "in every log such a result has a float reader besides",
 )
-PRELU = assumed("prelu", "A PRelu behind a convolution stays a layer of its own.", "no build shows whether it fuses")
+PRELU = assumed(
+    "prelu", "A PRelu behind a convolution stays a layer of its own.", "no build shows whether it fuses",
+    about=("PRelu",),
+)
 _POINTWISE = (LayerKind.ELEMENTWISE, LayerKind.POINTWISE, LayerKind.ACTIVATION, LayerKind.UNARY)
 
 

@@ -9,9 +9,11 @@ from qdqtool.trt.trace import REMOVING
 GLOBAL = seen(
     "global-average", "A global average pooling between a DQ and a Q runs in INT8.",
     "resnet18-qat-rtx2000-trt8510:2775", "resnet18-a100-qat-residual-qgap", source="there is no fusing line",
+    about=("GlobalAveragePool",),
 )
 WINDOW = documented(
     "average-window", "An average pooling with a window alike.", "developer guide: pooling is quantizable",
+    about=("AveragePool",),
 )
 
 

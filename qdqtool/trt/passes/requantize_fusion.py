@@ -5,7 +5,7 @@ from qdqtool.trt.surroundings import scale_of
 
 INTO = documented(
     "into-convolution", "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
-    "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build",
+    "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build", about=("Conv",),
 )
 CONVERSION = documented(
     "conversion", "Elsewhere DQ and Q become one conversion from INT8 to INT8, a Scale layer.",

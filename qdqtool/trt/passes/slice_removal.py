@@ -6,7 +6,7 @@ from qdqtool.trt.trace import ELIMINATING_SLICE, REPLACING_SLICE
 VIEW = seen(
     "view", "A Slice with steps of 1 becomes a view of the tensor that it is cut from.",
     "yolov8-orin-trt8412-excerpts:237", "bevfusion-camera-orin-trt8502:882",
-    "bevfusion-camera-rtx3080ti-trt8600:5818",
+    "bevfusion-camera-rtx3080ti-trt8600:5818", about=(ELIMINATING_SLICE,),
 )
 
 COPY = assumed(
@@ -14,6 +14,7 @@ COPY = assumed(
     "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 in front of a Softmax is "
     "copied, Slice_901 of the same tensor in front of a Transpose is a view. That the reader decides is the simplest "
     "law that fits; a Softmax that reads a view, or a copy in front of another reader, would refute it",
+    about=(REPLACING_SLICE,),
 )
 
 

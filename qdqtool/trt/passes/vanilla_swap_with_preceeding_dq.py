@@ -11,7 +11,7 @@ from qdqtool.trt.surroundings import readers_of, step_of
 
 INSERTED = seen(
     "inserted-shuffle", "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
-    "resnet18-qat-rtx2000-trt8510:2533", "resnet18-qat-rtx2000-trt8510:2535",
+    "resnet18-qat-rtx2000-trt8510:2533", "resnet18-qat-rtx2000-trt8510:2535", about=("Gemm",),
 )
 LISTED = documented(
     "listed", "A DQ with one reader moves down past an operator that a Q passes.",
@@ -20,6 +20,7 @@ LISTED = documented(
 PER_CHANNEL = assumed(
     "per-channel", "A DQ with a scale for each channel moves past a Transpose, which says where the channels went.",
     "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose would refute it",
+    about=("Transpose",),
 )
 COPIED = documented(
     "copied", "A DQ with several readers is copied for each operator that it passes.",

@@ -10,6 +10,7 @@ from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
+from qdqtool.base.said import Parameter, said
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.costs import compare as compare_engines
 from qdqtool.buildlog.read import read_build
@@ -67,7 +68,7 @@ def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
     if isinstance(one, Model) and isinstance(two, Model):
         return _models(one, two, target, gpu)
     if gpu is not None:
-        raise QdqtoolError("`gpu` is for two models; a build has the times that were measured")
+        raise QdqtoolError(said("{`gpu`} is for two models; a build has the times that were measured"))
     if isinstance(one, EngineReport) and isinstance(two, EngineReport):
         return _builds(one, two)
     return _model_and_build(one, two, target)
@@ -80,7 +81,7 @@ def _read(source: Side, name: str) -> Model | EngineReport:
         return analyze(source)
     if isinstance(source, (list, tuple)):
         if not source:
-            raise QdqtoolError(f"`{name}`: no file given")
+            raise QdqtoolError(said("{side}: no file given", side=Parameter(name)))
         if len(source) > 1:
             return analyze(read_build(*source))
         source = source[0]
