@@ -469,8 +469,8 @@ class Model:
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
         except (OSError, ValueError, checker.ValidationError) as error:
             raise ModelError(
-                f"{self.path}: external data of tensor '{proto.name}' ({location!r}) is refused: "
-                f"{str(error).splitlines()[0]}"
+                f"external data of tensor '{proto.name}' ({location!r}) is refused: {str(error).splitlines()[0]}",
+                self.path,
             ) from error
         loaded.ClearField("external_data")
         loaded.data_location = onnx.TensorProto.DEFAULT
