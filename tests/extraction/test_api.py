@@ -108,7 +108,7 @@ def test_what_is_not_cut_or_changed() -> None:
         assert all(v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for v in proto.graph.input)
     model = residual()
     before = model.SerializeToString(deterministic=True)
-    first, second = (qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True, limit=40)
+    first, second = (qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True, limit=15)
                      for _ in range(2))
     assert model.SerializeToString(deterministic=True) == before
     assert first.proto.SerializeToString(deterministic=True) == second.proto.SerializeToString(deterministic=True)
@@ -364,7 +364,7 @@ def test_counts_and_names_of_structure() -> None:
     assert [d.dim_value for d in typed.graph.output[0].type.tensor_type.shape.dim] == [1, 8, 1, 1]
 
 
-@pytest.mark.parametrize("code", slow_after(1, ["SKIP-FLOAT", "BN-UNFOLDED"]))
+@pytest.mark.parametrize("code", slow_after(1, ["BN-UNFOLDED", "SKIP-FLOAT"]))
 def test_a_real_network(code: str) -> None:
     result = qdqtool.extract(str(YOLO), finding=code, private=True)
     whole = onnx.load_from_string(gzip.decompress(YOLO.read_bytes()))
@@ -384,14 +384,15 @@ def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) 
     return model
 
 
-@pytest.mark.parametrize("word", ["graph", "attr", "domain", "t_b", "Opb", "main"])
-def test_names_that_ours_could_be(word: str) -> None:
+@pytest.mark.parametrize("words", [("graph", "t_b"), ("attr", "domain", "Opb", "main")])
+def test_names_that_ours_could_be(words: tuple[str, ...]) -> None:
     """An original name that stands in a name that would be given only costs that one."""
     model = with_head(rate=3.0)
-    model.graph.name = word
-    model.metadata_props.add(key=word, value="1")
+    model.graph.name = words[0]
+    for word in words:
+        model.metadata_props.add(key=word, value="1")
     data = qdqtool.extract(model, outputs=["done"], private=True).proto.SerializeToString()
-    assert word.encode() not in data
+    assert not [word for word in words if word.encode() in data]
 
 
 @pytest.mark.parametrize(("op", "kept"), [("FusedConv", True), ("AcmeDetector", False)])
