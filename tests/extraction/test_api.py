@@ -267,13 +267,15 @@ def test_minimizing_ends_within_its_budget_unless_a_limit_is_given(monkeypatch: 
 
     whole = minimized()
     assert Remark.STOPPED not in remarks(whole.notes)
-    for limit, size in (("MINIMIZED_NODES", len(model.graph.node)), ("MINIMIZED_BYTES", model.ByteSize())):
+    limits = {"MINIMIZED_NODES": 3 * len(model.graph.node), "MINIMIZED_BYTES": 3 * model.ByteSize()}
+    for limit, value in limits.items():
         with monkeypatch.context() as patch:
-            patch.setattr(budgets, limit, 3 * size)
+            patch.setattr(budgets, limit, value)
             bounded = minimized()
         assert Remark.STOPPED in remarks(bounded.notes)
         assert len(whole.proto.graph.node) < len(bounded.proto.graph.node)
-        monkeypatch.setattr(budgets, limit, 3 * size)
+    for limit, value in limits.items():
+        monkeypatch.setattr(budgets, limit, value)
     asked = minimized(limit=2000)
     assert asked.proto.SerializeToString() == whole.proto.SerializeToString()
 

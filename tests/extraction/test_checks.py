@@ -65,7 +65,7 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match="give that as well"):
         qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
     with pytest.raises(QdqtoolError, match="does not depend on the model"):
-        qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
+        qdqtool.extract(model, check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
     trap = tmp_path / "trap"
     check = CommandCheck(residual(1), f"{PYTHON} -c 'pass' ; touch {trap} $(touch {trap})")
     check.close()
