@@ -50,7 +50,7 @@ def shell(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False, **options)
 
 
-@pytest.mark.parametrize("command", slow_after(2, [
+@pytest.mark.parametrize("command", slow_after(3, [
     "predict {m} >&- <&- 2>&-", "log - <&-", "explain SKIP-FLOAT > /dev/full", "predict {m} >&-",
     "predict {m} > /dev/full",
 ]))
