@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from qdqtool import predict
+from qdqtool.commands.cli import run
 from tests import growth
 
 COMMANDS = (
@@ -25,7 +28,10 @@ for words in json.load(sys.stdin):
 """
 
 
-def test_the_seed_changes_nothing(tmp_path: Path) -> None:
+def test_the_seed_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, by a seed of chance where none is set, and in a process with another one."""
     net = growth.Net()
     last = net.conv("x")
     for i in range(3):
@@ -35,15 +41,25 @@ def test_the_seed_changes_nothing(tmp_path: Path) -> None:
         last = net.add("Conv", last, "w")
     (tmp_path / "m.onnx").write_bytes(net.done(last).SerializeToString())
     code = predict(tmp_path / "m.onnx").findings[0].code
-    commands = json.dumps([[code if w == "CODE" else w for w in words] for words in COMMANDS]).encode()
-    seen = set()
-    for seed in ("0", "1"):
-        done = subprocess.run([sys.executable, "-c", SCRIPT], input=commands, cwd=tmp_path, capture_output=True,
-                              env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-                              check=True)
+    commands = [[code if w == "CODE" else w for w in words] for words in COMMANDS]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def written() -> list[bytes]:
         outs = sorted(tmp_path.glob("out*"))
         assert len(outs) == 3
-        seen.add((done.stdout, done.stderr, *(out.read_bytes() for out in outs)))
+        found = [out.read_bytes() for out in outs]
         for out in outs:
             out.unlink()
-    assert len(seen) == 1
+        return found
+
+    for words in commands:
+        print(run(words))
+    here = capsys.readouterr()
+    files = written()
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+    done = subprocess.run([sys.executable, "-c", SCRIPT], input=json.dumps(commands), capture_output=True, text=True,
+                          env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+                          check=True)
+    assert (done.stdout, done.stderr) == (here.out, here.err)
+    assert written() == files

@@ -476,7 +476,8 @@ def test_the_overview_names_every_command_within_the_terminal(
     assert shown == f"{text}\n" * 2
     assert max(map(len, text.splitlines())) <= max(50, min(98, columns - 2))
     assert all(" ".join((name, *line.split())) in " ".join(text.split()) for name, line in COMMANDS.items())
-    assert subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout == f"{text}\n"
+    if columns in (64, 300):
+        assert subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout == f"{text}\n"
 
 
 def test_a_stop_that_python_drops_comes_again() -> None:
@@ -538,7 +539,7 @@ def test_ctrl_c_while_a_library_of_python_modules_loads(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (130, "loaded whole\n"), run.stderr
 
 
-@pytest.mark.parametrize("place", slow_after(3, [1, 3, 5, 0, 2, 4]))
+@pytest.mark.parametrize("place", slow_after(2, [3, 5, 1, 0, 2, 4]))
 def test_ctrl_c_at_any_moment(tmp_path: Path, place: int) -> None:
     (tmp_path / "model.onnx").write_bytes(network(11).SerializeToString())
     code, _, said = interrupts.trial("fix", tmp_path, place * 0.08)
@@ -547,7 +548,8 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, place: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 @pytest.mark.parametrize(("command", "limits"), slow_after(2, [
-    ("predict {m}", (60_000, 90_000, 115_000, 135_000, 155_000)), ("fix {m} -o {m}.out", (155_000,)),
+    ("predict {m}", (60_000, 115_000, 155_000)), ("fix {m} -o {m}.out", (155_000,)),
+    ("predict {m}", (90_000, 135_000)),
     ("fix {m} -o {m}.out", (60_000, 90_000, 115_000, 135_000)),  # where less is loaded, which is the same
 ]))
 def test_a_small_address_space_ends_in_one_line(model: Path, command: str, limits: tuple[int, ...]) -> None:

@@ -44,6 +44,8 @@ from qdqtool.types import ConvOutcome, Prediction
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import Check
 
+_PART = "a part"  # in place of a hash of each that is tried
+
 
 class Job:
     """One extraction on its way."""
@@ -162,7 +164,7 @@ class Job:
 
     def _indexed(self, proto: onnx.ModelProto) -> Model:
         # Weights stay where they are, so that a cut costs no reading.
-        return Model(proto, self.model.path, base_dir=self.model.base_dir)
+        return Model(proto, self.model.path, _PART, self.model.base_dir)
 
     def _predict(self, proto: onnx.ModelProto) -> Prediction:
         return predict(self._indexed(proto), self.target)
@@ -240,8 +242,11 @@ class Job:
         asked = bool(self.shown.findings or self.shown.convolutions)
 
         def holds(proto: onnx.ModelProto) -> bool:
-            if asked and not self.shown.holds(predict(proto, self.target)):
-                return False
+            if asked:
+                index = load(proto)
+                index.sha256 = _PART
+                if not self.shown.holds(predict(index, self.target)):
+                    return False
             return check is None or check.holds(proto)
 
         if check is not None and check.loose:

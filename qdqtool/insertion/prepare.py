@@ -231,7 +231,7 @@ def _lower_letters(node: onnx.NodeProto) -> bool:
     """Writes an Einsum's equation without capitals, which ONNX does not have and exporters write; whether it did."""
     for attribute in node.attribute:
         equation = attribute.s.decode("utf-8", "replace")
-        letters = dict.fromkeys(c for c in equation if c.isalpha())
+        letters = [c for c in dict.fromkeys(equation) if c.isalpha()]
         free = [c for c in string.ascii_lowercase if c not in letters]
         changed = {ord(c): free.pop(0) for c in letters if c.isupper() and len(free)}
         if attribute.name == "equation" and changed and "->" in equation:  # without, letters are sorted

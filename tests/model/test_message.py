@@ -16,6 +16,7 @@ from qdqtool.base.parameters import fits, require
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.fixing.api import fix
+from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
 from qdqtool.model.subgraphs import part_of
@@ -87,12 +88,14 @@ OTHERWISE = [documented_otherwise(b"\x32", lambda m: m), documented_otherwise(b"
      lambda: yolov8n(64),  # a graph whose length takes four bytes
      lambda: onnx.ModelProto(ir_version=8), lambda: onnx.ModelProto(graph=onnx.GraphProto())],
 )  # fmt: skip
-def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto]) -> None:
+def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
     model = made()
     wanted = model.SerializeToString(deterministic=True)
-    parts = Parts(model)
-    assert b"".join(parts) == wanted == b"".join(parts), "and once more"
-    assert parts.size == len(wanted)
+    for large in (external._LARGE, 0):
+        monkeypatch.setattr(external, "_LARGE", large)
+        parts = Parts(model)
+        assert b"".join(parts) == wanted == b"".join(parts), "and once more"
+        assert parts.size == len(wanted)
 
 
 def test_a_message_is_known_by_its_hash_and_its_parts_are_small() -> None:

@@ -1,5 +1,6 @@
 """What tests of tuning share."""
 
+import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from qdqtool import prediction
+from qdqtool.insertion import rewrite
 from qdqtool.model.graph import Model
 from qdqtool.trt.targets import Target
 from qdqtool.tuning import configuration
@@ -14,12 +16,12 @@ from qdqtool.tuning.configuration import Cost, Planner, Recipe
 from qdqtool.types import Prediction
 
 
-@pytest.fixture(scope="package", autouse=True)
-def each_placement_is_predicted_once() -> Iterator[None]:
+@contextlib.contextmanager
+def predicted_once() -> Iterator[None]:
     """Most tests tune one and the same network, which takes as long as all predictions of its placements."""
     kept: dict[Any, Cost] = {}
     predictions: dict[Any, Prediction] = {}
-    real, predict = Planner._cost, prediction.predict
+    real, predict, settle = Planner._cost, prediction.predict, rewrite.settled
 
     def cost(self: Planner, recipe: Recipe) -> Cost:
         model = self._slim.proto.SerializeToString(deterministic=True)
@@ -35,7 +37,21 @@ def each_placement_is_predicted_once() -> Iterator[None]:
             predictions[key] = predict(index, target, advice=advice)
         return predictions[key]
 
+    def settled(index: Model, target: Target) -> Prediction:
+        """What the rules for residual Adds are chosen by."""
+        key = (index.proto.SerializeToString(deterministic=True), target)
+        if key not in predictions:
+            predictions[key] = settle(index, target)
+        return predictions[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Planner, "_cost", cost)
+        patch.setattr(rewrite, "settled", settled)
         patch.setattr(configuration, "prediction", SimpleNamespace(predict=predicted))
+        yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def each_placement_is_predicted_once() -> Iterator[None]:
+    with predicted_once():
         yield

@@ -280,7 +280,7 @@ def test_it_goes_on_where_it_was_killed(
 
 def test_activations_are_smoothed_first(tmp_path: Path) -> None:
     """What is written is the smoothed network, as a state of it is no state of the other."""
-    model, data, state = heavy(vit()), samples(vit(), 16), tmp_path / "t.tuning"
+    model, data, state = heavy(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
     assert any(n.remark is Remark.SMOOTHED and n.values["alpha"] == 0.5 for n in tuning.notes)
     before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))
