@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 _NAME = "onnx"
+_TEXTS = "google.protobuf.text_format"
 
 
 class _Deferred(ModuleType):
@@ -17,6 +18,8 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
+        if name[0].isupper():
+            defer_text_format()
         value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
         if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:
             value = importlib.import_module(f"onnx.{name}")
@@ -43,3 +46,13 @@ def defer() -> None:
         module = importlib.util.module_from_spec(spec)
         module.__class__ = _Deferred
         sys.modules[_NAME] = module
+
+
+def defer_text_format() -> None:
+    """Lets protobuf's texts, which onnx's classes import and messages do without, wait until something asks for them."""
+    spec = None if _TEXTS in sys.modules else importlib.util.find_spec(_TEXTS)
+    if spec is not None and spec.loader is not None:
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = sys.modules[_TEXTS] = importlib.util.module_from_spec(spec)
+        setattr(sys.modules[_TEXTS.rpartition(".")[0]], "text_format", module)
+        spec.loader.exec_module(module)
