@@ -1,4 +1,4 @@
-"""Onnx is loaded only when something asks for it."""
+"""Onnx is loaded only when something asks for it, and of protobuf what its classes need."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def defer() -> None:
 
 
 def defer_text_format() -> None:
-    """Lets protobuf's texts, which onnx's classes import and messages do without, wait until something asks for them."""
+    """Lets protobuf's module of texts, which onnx's classes load and messages do without, wait until somebody asks."""
     spec = None if _TEXTS in sys.modules else importlib.util.find_spec(_TEXTS)
     if spec is not None and spec.loader is not None:
         spec.loader = importlib.util.LazyLoader(spec.loader)
         module = sys.modules[_TEXTS] = importlib.util.module_from_spec(spec)
-        setattr(sys.modules[_TEXTS.rpartition(".")[0]], "text_format", module)
+        package: Any = sys.modules[_TEXTS.rpartition(".")[0]]
+        package.text_format = module
         spec.loader.exec_module(module)
