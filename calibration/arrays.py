@@ -28,10 +28,10 @@ from calibration.pictures import (
     url_source,
 )
 from qdqtool.base import budgets
+from qdqtool.base.archives import Archive, Header, read_values
 from qdqtool.base.files import NO_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
 from qdqtool.base.options import Preprocess, Samples, takes
-from qdqtool.base.packed import Archive, Header, read_values
 from qdqtool.base.parameters import shown, typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from calibration.dataset import Looks
 from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
 from qdqtool.base import budgets
+from qdqtool.base.archives import Archive
 from qdqtool.base.files import read_input
 from qdqtool.base.outputs import atomic_write, parse_json, write_text
-from qdqtool.base.packed import Archive
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError

@@ -1,4 +1,4 @@
-"""Onnx is loaded only when something asks for it."""
+"""Onnx is loaded only when something asks for it, and of protobuf what its classes need."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 _NAME = "onnx"
+_TEXTS = "google.protobuf.text_format"
 
 
 class _Deferred(ModuleType):
@@ -17,6 +18,8 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
+        if name[0].isupper():
+            defer_text_format()
         value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
         if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:
             value = importlib.import_module(f"onnx.{name}")
@@ -43,3 +46,14 @@ def defer() -> None:
         module = importlib.util.module_from_spec(spec)
         module.__class__ = _Deferred
         sys.modules[_NAME] = module
+
+
+def defer_text_format() -> None:
+    """Lets protobuf's module of texts, which onnx's classes load and messages do without, wait until somebody asks."""
+    spec = None if _TEXTS in sys.modules else importlib.util.find_spec(_TEXTS)
+    if spec is not None and spec.loader is not None:
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = sys.modules[_TEXTS] = importlib.util.module_from_spec(spec)
+        package: Any = sys.modules[_TEXTS.rpartition(".")[0]]
+        package.text_format = module
+        spec.loader.exec_module(module)

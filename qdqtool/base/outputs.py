@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,24 +34,22 @@ from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
 
 
-@dataclass(slots=True)
 class _Staged:
     """A file that is written and waits for its name: a temporary file beside it, or the bytes for a stream."""
 
-    target: Path
-    temporary: str = ""
-    content: io.BytesIO | None = None
-    backup: str = ""
-    placed: bool = False
+    def __init__(self, target: Path, temporary: str = "", content: io.BytesIO | None = None) -> None:
+        self.target, self.temporary, self.content = target, temporary, content
+        self.backup = ""
+        self.placed = False
 
 
-@dataclass
 class _Outputs:
     """The outputs of one command, in the process that began it: what that forked leaves them alone."""
 
-    process: int = field(default_factory=os.getpid)
-    staged: list[_Staged] = field(default_factory=list)
-    written: set[Key] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.staged: list[_Staged] = []
+        self.written: set[Key] = set()
 
     def add(self, one: _Staged) -> None:
         if one.content is None:

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -363,11 +362,11 @@ class Crew(Generic[T, R]):
             self._finished.put(_Ended())
 
 
-@dataclass(frozen=True, slots=True)
 class _Ended:
     """A thread is done, or has failed."""
 
-    error: BaseException | None = None
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
 
 
 def descendants(process: int | str, thread: int | None = None, but: Collection[int] = ()) -> list[int]:

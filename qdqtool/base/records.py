@@ -119,8 +119,10 @@ def contents(item: Any) -> tuple[Any, ...]:
 
 
 def published(item: Any, *names: str) -> dict[str, Any]:
-    """Fields of a dataclass as JSON: all, or those named; what has ``as_json`` by that, enumerations as text."""
-    return {name: _published(getattr(item, name)) for name in names or item.__dataclass_fields__}
+    """Fields of a record or dataclass as JSON: all, or those named; what has ``as_json`` by that, enumerations as text.
+    """
+    fields = names or getattr(item, "_fields", None) or item.__dataclass_fields__
+    return {name: _published(getattr(item, name)) for name in fields}
 
 
 def _published(value: Any) -> Any:

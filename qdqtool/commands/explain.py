@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
+from qdqtool.base.records import published
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import Way
@@ -37,7 +36,7 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
     def further(width: int) -> str:
         return "" if building is None else "\n" + way_text(building, width)
 
-    extra = {} if building is None else {"for": dataclasses.asdict(building)}
+    extra = {} if building is None else {"for": published(building)}
     text = " ".join(what).strip()
     if not text and building is not None:
         answer.give(lambda: extra, lambda width: further(width).lstrip())
@@ -64,5 +63,5 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
             f"{codes.hint(text)}"
         )
-    answer.give(lambda: dataclasses.asdict(known) | extra, lambda width: error_text(known, width) + further(width))
+    answer.give(lambda: published(known) | extra, lambda width: error_text(known, width) + further(width))
     return 0

@@ -283,7 +283,7 @@ def _shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]]:
 
 
 def _arrays(path: str) -> Any:
-    from qdqtool.base.packed import read_arrays
+    from qdqtool.base.archives import read_arrays
 
     return read_arrays(path)
 

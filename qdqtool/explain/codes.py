@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from qdqtool.base.records import record, replaced
 from qdqtool.knowledge import Made, entry, table
 from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
 from qdqtool.types import Evidence, Severity
@@ -14,7 +14,7 @@ from qdqtool.types import Evidence, Severity
 ALL_TARGETS = tuple(TARGETS)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Holds:
     """Where a code holds.
 
@@ -39,7 +39,7 @@ class Holds:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code:
     """A finding code and its long form.
 
@@ -81,7 +81,7 @@ class Code:
         held = next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
         if held is None or known == base:
             return held
-        return replace(held, evidence=held.evidence.weaker(TARGETS[base].evidence))
+        return replaced(held, evidence=held.evidence.weaker(TARGETS[base].evidence))
 
     def severity_on(self, target: str) -> Severity:
         held = self.on(target)

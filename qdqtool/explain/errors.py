@@ -9,8 +9,9 @@ its form, and a missing kernel by the kind of its node (``error_forms.toml``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from qdqtool.base.records import record, replaced
 from qdqtool.buildlog import log
 from qdqtool.buildlog.names import parts
 from qdqtool.knowledge import entry, table
@@ -19,7 +20,7 @@ from qdqtool.types import Json
 HARMLESS, WARNING, ERROR = "harmless", "warning", "error"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownError:
     """A message that is known.
 
@@ -66,7 +67,7 @@ _LINES = 50  # of an excerpt, in which a marked line is looked for
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Code:
     """What ``Error Code N`` means."""
 
@@ -74,7 +75,7 @@ class _Code:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Part:
     """A part of TensorRT.
 
@@ -89,7 +90,7 @@ class _Part:
     about: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeKind:
     """What a node does, as far as its name says, and what is known where it has no kernel.
 
@@ -337,14 +338,14 @@ def for_node(entry: KnownError, text: str) -> KnownError:
     if node is None:
         return entry
     if node.kind.id == "convolution" and node.quantized:
-        return replace(entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}")
+        return replaced(entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}")
     if node.kind is _OTHER and not node.quantized:
-        return replace(entry, cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
+        return replaced(entry, cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
                        unknown="What kind of node it is; the advice is the one for convolutions.")
     advice = node.kind if node.kind.cause else KINDS["plain"]
     ends = " to ".join(map(short, node.ends)) or "its first to its last node"
     words = advice.cause.format(name=short(node.name), kind=node.kind.what, ends=ends)
-    return replace(entry, title=f"No kernel for {node.kind.what}", cause=words, fix=advice.fix, source=advice.source,
+    return replaced(entry, title=f"No kernel for {node.kind.what}", cause=words, fix=advice.fix, source=advice.source,
                    codes=(), unknown=advice.unknown)
 
 

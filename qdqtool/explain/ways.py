@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from qdqtool.base.records import record
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge import Made, entry, table
 from qdqtool.trt.targets import Target, target_named, version_numbers
 from qdqtool.types import Json
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Way:
     """One way to build.
 

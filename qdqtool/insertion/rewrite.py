@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqtool.base.records import replaced
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.coded import MADE
@@ -242,7 +243,7 @@ class Trials:
 
         @functools.cache
         def predicted(option: str, bare: frozenset[str], fused: bool) -> Prediction:
-            return settled(sketched(option, bare), replace(target, residual_through_activation=fused))
+            return settled(sketched(option, bare), replaced(target, residual_through_activation=fused))
 
         self.rules, self.target = rules, target
         self.place, self.sketch, self.settled = placed, sketched, predicted

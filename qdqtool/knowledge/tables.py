@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import re
@@ -68,10 +67,10 @@ def paragraph(text: str) -> str:
 
 
 def entry(kind: type[T], given: Mapping[str, Any], where: str) -> T:
-    """A dataclass made of one entry.
+    """A record made of one entry.
 
     Args:
-        kind: The dataclass: its fields are the schema. A text, a truth value, a list of texts (as a tuple), an
+        kind: The record: its fields are the schema. A text, a truth value, a list of texts (as a tuple), an
             enumeration by its value, or what is of the field's type already.
         given: The fields by name.
         where: The entry's name, for messages.
@@ -79,10 +78,9 @@ def entry(kind: type[T], given: Mapping[str, Any], where: str) -> T:
     Raises:
         ValueError: A field is missing, unknown, empty or of another type.
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    unknown = given.keys() - fields.keys()
-    none = dataclasses.MISSING
-    missing = [name for name, f in fields.items() if f.default is f.default_factory is none and name not in given]
+    fields, defaults = kind._fields, kind._defaults  # type: ignore[attr-defined]
+    unknown = given.keys() - set(fields)
+    missing = [name for name in fields if name not in defaults and name not in given]
     if unknown or missing:
         wrong = f"unknown {', '.join(sorted(unknown))}" if unknown else f"no {', '.join(missing)}"
         raise ValueError(f"{where}: {wrong}")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import is_qdq
@@ -114,14 +113,14 @@ class Constants:
         return dict(zip(outputs, map(np.asarray, made), strict=True))
 
     def _single(self, node: Node, inputs: Mapping[str, _Array], outputs: list[str]) -> onnx.ModelProto:
-        graph = helper.make_graph(
+        graph = onnx.helper.make_graph(
             [node.proto], "constant",
-            [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
              for n, v in inputs.items()],
-            [helper.make_empty_tensor_value_info(t) for t in outputs],
+            [onnx.helper.make_empty_tensor_value_info(t) for t in outputs],
             [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in inputs.items() if v.size <= _SHAPES],
         )
-        return helper.make_model(graph, opset_imports=self.model.proto.opset_import)
+        return onnx.helper.make_model(graph, opset_imports=self.model.proto.opset_import)
 
 
 def _sizes(single: onnx.ModelProto) -> list[int] | None:

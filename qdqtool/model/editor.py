@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
@@ -93,7 +93,7 @@ class Editor:
         self._added += np.asarray(value).nbytes
         budgets.require(self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError)
         name = self.name(wanted)
-        self._add_constant(numpy_helper.from_array(np.asarray(value), name))
+        self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def _add_constant(self, tensor: onnx.TensorProto) -> None:
@@ -103,7 +103,7 @@ class Editor:
 
     def set_constant(self, tensor: str, value: npt.NDArray[Any]) -> None:
         """Gives an initializer or Constant another value, for all its readers."""
-        self._set_constant(numpy_helper.from_array(np.asarray(value), tensor))
+        self._set_constant(onnx.numpy_helper.from_array(np.asarray(value), tensor))
 
     def retype_constant(self, tensor: str, elem_type: int) -> None:
         """Gives an initializer whose data is not available another element type, for all its readers."""
@@ -120,7 +120,7 @@ class Editor:
             old.CopyFrom(made)
             self._constants[tensor] = old
             if tensor in self._listed:
-                self._listed[tensor].type.CopyFrom(helper.make_tensor_type_proto(made.data_type, made.dims))
+                self._listed[tensor].type.CopyFrom(onnx.helper.make_tensor_type_proto(made.data_type, made.dims))
             return
         maker = self.model.producer(tensor)
         if maker is not None:
@@ -158,12 +158,12 @@ class Editor:
         name = self.name(wanted)
         output = self.name(f"{name}_output_0")
         self.edited.add(before.index)
-        self._before[before.index].append(helper.make_node(op, inputs, [output], name=name, **(attributes or {})))
+        self._before[before.index].append(onnx.helper.make_node(op, inputs, [output], name=name, **(attributes or {})))
         return output
 
     def cast(self, source: str, made: str, to: int, behind: Node | None = None, suffix: str = "") -> None:
         """Adds a Cast behind a node, or in front of all without one; its output gets the name ``made``."""
-        proto = helper.make_node("Cast", [source], [made], name=f"{made}/Cast{suffix}", to=to)
+        proto = onnx.helper.make_node("Cast", [source], [made], name=f"{made}/Cast{suffix}", to=to)
         self._taken.update((made, proto.name))
         (self._first if behind is None else self._behind[behind.index]).append(proto)
 
@@ -194,7 +194,7 @@ class Editor:
         proto = self.proto_of(node)
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
         kind = self.model.elem_type(node.input(1))
-        dtype = helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
         self.set_input(node, 1, self._parameter(f"{node.name}/scale", scale.astype(dtype)))
         self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
         _drop(proto.attribute, lambda name: name == "output_dtype")

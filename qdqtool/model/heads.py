@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from qdqtool.base.records import record
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import (
     WEIGHTED,
@@ -36,7 +36,6 @@ _BETWEEN_DFL = frozenset({LayerKind.SHUFFLE, LayerKind.IDENTITY, LayerKind.QUANT
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
 
 
-@dataclass
 class Head:
     """Convolutions of a detection head, by node index.
 
@@ -46,9 +45,8 @@ class Head:
         finals: All convolutions with no other convolution behind them, the DFL apart.
     """
 
-    dfl: set[int] = field(default_factory=set)
-    boxes: set[int] = field(default_factory=set)
-    finals: set[int] = field(default_factory=set)
+    def __init__(self, dfl: Iterable[int] = (), boxes: Iterable[int] = (), finals: Iterable[int] = ()) -> None:
+        self.dfl, self.boxes, self.finals = set(dfl), set(boxes), set(finals)
 
     @property
     def last(self) -> set[int]:
@@ -234,7 +232,7 @@ def counts_up(model: Model, tensor: str) -> bool:
 _HOPS = 64  # tensors looked at around a Softmax; scale, mask and reshaping of windows are a dozen
 
 
-@dataclass(frozen=True)
+@record
 class Attention:
     """One attention.
 
@@ -334,7 +332,6 @@ _SIDES = 4  # of a box; reference points have two or four numbers
 _ROUNDS = 64  # each finds the next layer of a decoder
 
 
-@dataclass
 class Coordinates:
     """Layers by node index, all empty for a network that has none.
 
@@ -345,10 +342,11 @@ class Coordinates:
         scores: Layers that make the scores by which a decoder's queries are selected.
     """
 
-    makers: set[int] = field(default_factory=set)
-    mlps: set[int] = field(default_factory=set)
-    readers: set[int] = field(default_factory=set)
-    scores: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.makers: set[int] = set()
+        self.mlps: set[int] = set()
+        self.readers: set[int] = set()
+        self.scores: set[int] = set()
 
     @property
     def all(self) -> set[int]:

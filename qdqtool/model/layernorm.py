@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.base.records import record
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import is_run_time, of, rearranges, reduced_axes
@@ -31,7 +31,7 @@ _NO_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")  # 
 _Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@record
 class Pieces:
     """A normalization in pieces: of a layer, or of its root mean square alone.
 

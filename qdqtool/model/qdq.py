@@ -10,13 +10,13 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.base.records import record
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
@@ -48,7 +48,7 @@ def precision_of(elem_type: int) -> Precision:
     return _PRECISIONS.get(elem_type, Precision.UNKNOWN)
 
 
-@dataclass(frozen=True)
+@record
 class PerChannel:
     """A summary of one scale for each channel; equal for equal scales. There may be a million, shown many times.
 
@@ -65,11 +65,13 @@ class PerChannel:
     greatest: float
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class Numbers:
     """The flat values of a scale or a zero point: one object for all nodes that read the tensor, which may be large."""
 
     values: npt.NDArray[Any]
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @functools.cached_property
     def positive(self) -> bool:
@@ -102,7 +104,7 @@ class Numbers:
         return PerChannel(values.size, self.digest, least, greatest)
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class QuantParams:
     """Scale and zero point of a Q or DQ node.
 
@@ -126,6 +128,8 @@ class QuantParams:
     precision: Precision
     axis: int | None
     axis_given: bool
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def per_channel(self) -> bool:

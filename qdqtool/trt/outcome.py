@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.graph import Model, Node
@@ -326,7 +327,7 @@ def assumed_target(target: Target, assume: Assume | None) -> Target:
 
 
 def _with(target: Target, value: SiluAdd) -> Target:
-    return replace(target, residual_through_activation=value == SiluAdd.FUSED)
+    return replaced(target, residual_through_activation=value == SiluAdd.FUSED)
 
 
 def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:

@@ -8,12 +8,11 @@ The builds that prove the entries are in ``qdqtool/knowledge/builds.tsv``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qdqtool.base.parameters import require
-from qdqtool.base.records import record
+from qdqtool.base.records import record, replaced
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.knowledge import tables
 from qdqtool.types import Evidence
@@ -27,7 +26,7 @@ _APART_10 = (
 _FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no build was available"
 
 
-@dataclass(frozen=True)
+@record
 class Target:
     """One TensorRT version (or range of versions that behave alike).
 
@@ -141,7 +140,7 @@ TARGETS: dict[str, Target] = {
             layer_normalization=True, int8_weights=True, regions=True,
         ),
         _TRT10,
-        replace(
+        replaced(
             _TRT10, name="trt11", version=(11, 0),
             proof="strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
             strongly_typed=True, residual_through_activation=True, residual_proof=_FUSED_11, copies_dq=True,
@@ -199,7 +198,7 @@ def _of_version(text: str) -> Target | None:
     if version_numbers(match[1]) == found.version and match[1].count(".") < 2:
         return found
     proof = f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}"
-    return replace(found, asked=match[1], proof=proof)
+    return replaced(found, asked=match[1], proof=proof)
 
 
 def strongly_typed(target: Target) -> Target:
@@ -212,10 +211,10 @@ def strongly_typed(target: Target) -> Target:
         return target
     if target.version < (10, 0):
         raise QdqtoolError(f"{target.name} has no strongly typed networks; TensorRT 10 was the first")
-    return replace(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
+    return replaced(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
-@dataclass(frozen=True)
+@record
 class Trtexec:
     """What the trtexec of a version takes.
 

@@ -13,7 +13,7 @@ from calibration.arrays import SampleFilesSource, StackedArray, StackedSource, o
 from calibration.dataset import Dataset, InputSpec
 from calibration.listing import file_digest
 from qdqtool.base import budgets
-from qdqtool.base.packed import Archive
+from qdqtool.base.archives import Archive
 from qdqtool.errors import DataError
 from tests.calibration.nets import told_by
 

@@ -1,13 +1,13 @@
 """What fixes gain and cost, on the models that they are tried on."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import numpy_helper
 
+from qdqtool.base.records import replaced
 from qdqtool.fixing import api, sandbox, weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
@@ -126,7 +126,7 @@ def test_figures_of_fixes() -> None:
 def test_gpus_without_int8_and_per_tensor_weights() -> None:
     assert sites(weights.transposed, network(None)) == []
     assert [s.code for s in sites(weights.transposed, network(0))] == ["CT-AXIS"]
-    proven = replace(TRT85, transposed_per_channel=True)
+    proven = replaced(TRT85, transposed_per_channel=True)
     assert sites(weights.transposed, network(1), proven) == []
     assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]
     for case, gpu in (("resnet18-a100-qat-residual-qgap", "RTX 3060"), ("resnet18-a100-qat", "P100")):

@@ -1,5 +1,4 @@
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rewrite as rewriting
 from qdqtool.insertion.placement import Placement, Rules, class_outputs, place
@@ -283,7 +283,7 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     proto = rewriting.sketch(model, placement, scale_groups(model, placement.readers)).proto
     found = {}
     for fused in (False, True):
-        summary = simulate(Model(proto), replace(TRT85, residual_through_activation=fused)).summary()
+        summary = simulate(Model(proto), replaced(TRT85, residual_through_activation=fused)).summary()
         found[fused] = summary["int8_to_int8"], summary["conversions"]
     return found
 

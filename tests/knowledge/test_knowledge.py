@@ -1,6 +1,5 @@
-"""The tables of knowledge have the fields of their dataclasses, and name what exists."""
+"""The tables of knowledge have the fields of their records, and name what exists."""
 
-import dataclasses
 import os
 import re
 import shutil
@@ -46,7 +45,7 @@ def test_codes_errors_and_meanings():
 def test_entries_are_whole_and_no_better_than_their_targets():
     entries = [*CODES.values(), *KNOWN, *KINDS.values(), *WAYS.values()]  # made by the schema
     assert len(entries) > 150
-    texts = [getattr(e, f.name) for e in entries for f in dataclasses.fields(e) if f.name != "pattern"]
+    texts = [getattr(e, name) for e in entries for name in e._fields if name != "pattern"]
     for text in (*(t for t in texts if isinstance(t, str)), *MEANINGS.values(), *HEADINGS.values()):
         assert text == " ".join(text.split())
     # The complete 8.6 log counts; nothing that the passes show is more than assumed where no log was seen

@@ -1,8 +1,8 @@
 """VanillaSwapWithPreceedingDQ (TensorRT's own spelling)."""
 
 from collections import deque
-from dataclasses import replace
 
+from qdqtool.base.records import replaced
 from qdqtool.model.qdq import QuantParams
 from qdqtool.trt.layers import Layer, Tensor, dq_of, next_rank, node_name
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, documented, seen
@@ -116,5 +116,5 @@ def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:
     axis = quant.axis % len(perm)
     if axis not in perm:
         return False
-    dq.quant = replace(quant, axis=list(perm).index(axis))
+    dq.quant = replaced(quant, axis=list(perm).index(axis))
     return True

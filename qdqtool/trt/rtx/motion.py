@@ -11,10 +11,10 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
+from qdqtool.base.records import replaced
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.trt.rtx.operands import NOTHING, WIDTH, Constants, Dequantized, Float, State, Why
@@ -217,7 +217,7 @@ class Motion:
         if node.op in MOVES and data[0] is first:
             if node.op == "Reciprocal" and not self.sharing.is_alone(node, node.input(0), "", _FREE):
                 return self._lost(Why.SHARED, node, first)
-            moved = replace(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
+            moved = replaced(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
             return self._with_axes(node, moved)
         return self._lost(Why.OPERATOR, node, first)
 
@@ -238,13 +238,13 @@ class Motion:
             return first  # scales are joined along the axis together with the integers
         if not all(first.same_scale(s) for s in quantized):
             return self._lost(Why.JOIN_SCALE, node, first)
-        return replace(first, scalar=all(s.scalar for s in quantized))
+        return replaced(first, scalar=all(s.scalar for s in quantized))
 
     def _cast(self, node: Node, state: Dequantized) -> State:
         width = WIDTH.get(node.integer("to", 0))
         if width is None:
             return self._lost(Why.OPERATOR, node, state)
-        return replace(state, width=width, narrowest=min(width, state.narrowest))
+        return replaced(state, width=width, narrowest=min(width, state.narrowest))
 
     def _scaled(self, node: Node, state: Dequantized) -> State:
         """Mul or Div by a constant: a factor of the scale. A vector makes the scale vary along its axes."""
@@ -272,7 +272,7 @@ class Motion:
             step = np.float32(math.nan if value is None else value)
             if math.prod(dims) == 1:
                 factor = factor / step if node.op == "Div" and not reverse else factor * step
-        return replace(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
+        return replaced(state, axes=frozenset(axes), factor=float(factor), inverted=inverted)
 
     def _pad(self, node: Node, state: Dequantized) -> State:
         """Zeros around height and width join the convolution behind; cutting and repeating edges are moves."""
@@ -299,7 +299,7 @@ class Motion:
             return self._lost(Why.PAD, node, state)
         if len(self.sharing.readers(node.output)) != 1 or self.model.is_output(node.output):
             return self._lost(Why.PAD, node, state)
-        return replace(state, pad=node)
+        return replaced(state, pad=node)
 
     def _float(self, node: Node, state: Dequantized) -> State:
         """It blocks, unless it changes nothing."""
@@ -335,7 +335,7 @@ class Motion:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
         axes = None if before is None or after is None else _moved_axes(node, state.axes, before, after)
-        return self._lost(Why.AXIS, node, state) if axes is None else replace(state, axes=frozenset(axes))
+        return self._lost(Why.AXIS, node, state) if axes is None else replaced(state, axes=frozenset(axes))
 
 
 def _is_single(pool: Node) -> bool:

@@ -6,7 +6,6 @@ Tensors computed from constants only are constants for the compiler.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqtool.base.records import record
 from qdqtool.model import constants, qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.sizes import RANDOM, contraction
@@ -126,7 +126,7 @@ WIDTH: dict[int, int] = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class Dequantized:
     """A tensor that is integers times a scale, so that INT8 arithmetic can take the integers.
 
@@ -163,7 +163,7 @@ class Dequantized:
         return mine == its
 
 
-@dataclass(frozen=True)
+@record
 class Float:
     """A tensor that is just float.
 
