@@ -28,6 +28,7 @@ from calibration.methods import (
     unbiased,
 )
 from calibration.statistics import MIN_TOP, Histogram, TensorStatistics, merge_all, rounding
+from tests.tables import in_turn
 
 Floats32 = npt.NDArray[np.float32]
 
@@ -157,8 +158,8 @@ def test_an_all_zero_tensor_gets_a_positive_range(method: str) -> None:
     assert amax_of(TensorStatistics.of(np.full(10, 1e-40, np.float32)), method) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("value", [3.0, -0.2, 1e-20, 1e30, 1.0])
+@in_turn("method", METHODS)
+@in_turn("value", [3.0, -0.2, 1e-20, 1e30, 1.0])
 def test_a_constant_tensor_is_represented(method: str, value: float) -> None:
     values = np.full(100, value, np.float32)
     amax = amax_of(TensorStatistics.of(values), method)

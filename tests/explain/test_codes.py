@@ -22,7 +22,7 @@ from qdqtool.trt.pipeline import passes
 from qdqtool.types import Evidence, Severity
 from tests.explain.test_causes import residual
 from tests.slow import slow_after
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.evidence import DIFFERENT
 
 
@@ -141,8 +141,8 @@ def answered(line: str) -> LineAnswer:
     return answer
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize(("line", "owner"), LINES)
+@in_turn("prefix", PREFIXES)
+@in_turn(("line", "owner"), LINES)
 def test_line(line: str, owner: str, prefix: str) -> None:
     answer = answered(prefix + line)
     rule = answer.rules[0]

@@ -20,7 +20,7 @@ from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
 from qdqtool.model.subgraphs import part_of
 from tests.calibration.nets import conv_net
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 
@@ -176,7 +176,7 @@ def test_no_wrong_type_comes_from_inside(
         assert "\n" not in message
 
 
-@pytest.mark.parametrize(*cases("model/message-the-parameter-is-named"))
+@in_turn(*cases("model/message-the-parameter-is-named"))
 def test_the_parameter_is_named(name: str, parameter: str, value: object) -> None:
     given: dict[str, Any] = {"data": "images"} if name in ("tune", "insert") else {}
     given = {**given, "a": relu_net()} if name == "compare" else given

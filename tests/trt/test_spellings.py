@@ -14,6 +14,7 @@ from qdqtool.prediction import predict
 from qdqtool.types import Evidence, Precision, Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.rtx.test_patterns import FOLDER, patterns  # noqa: F401
 
@@ -86,7 +87,7 @@ def of_ir_3() -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("model", [
+@in_turn("model", [
     # Before opset 13 there is one scale for a tensor, and Split and Softmax read differently.
     *(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq") for opset in range(10, 24)),
     on_axis(0), on_axis(-4), of_microsoft(), of_ir_3(), chain(Graph(opset=19, half=True)),
