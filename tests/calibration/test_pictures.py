@@ -111,8 +111,8 @@ def test_as_many_pixels_as_there_may_be(
         decode(path)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [(24, 40), (10, 12), (12, 10)])
+@in_turn("orientation", range(1, 9))
+@in_turn("size", [(24, 40), (10, 12), (12, 10)])
 def test_pictures_that_are_not_copied_give_the_same(tmp_path: Path, size: tuple[int, int], orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -159,8 +159,8 @@ def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert pictures._as_rgb(wide)[..., 0].tolist() == [[0, 255, 2]]
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@in_turn("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+@in_turn("orientation", range(1, 9))
 def test_strips_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int) -> None:
     monkeypatch.setattr(pictures, "_STRIP", 50)
     drawn = Image.fromarray(noise(23, 17)).convert(mode)

@@ -154,14 +154,15 @@ def relu_net() -> Any:
     return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
 
 
-@pytest.mark.parametrize(("name", "parameter"), CASES)
+@in_turn(("name", "parameter"), CASES)
 def test_no_wrong_type_comes_from_inside(
     name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     function = FUNCTIONS[name]
     texts = {"data": "no such folder", "builds": "no such log"}
-    needed = {p: texts.get(p, relu_net()) for p in ("model", "source", "a", "b", "data", "builds")
+    network = relu_net()
+    needed = {p: texts.get(p, network) for p in ("model", "source", "a", "b", "data", "builds")
               if p in inspect.signature(function).parameters}  # fmt: skip
     for value in WRONG:
         given = {**needed, parameter: value}

@@ -41,9 +41,9 @@ def changed(model: onnx.ModelProto, change: Callable[[onnx.NodeProto], None]) ->
     return model
 
 
-@pytest.mark.parametrize("constant_nodes", [False, True], ids=["initializers", "constant-nodes"])
-@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
-@pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
+@in_turn("constant_nodes", [False, True])
+@in_turn("weights", ["qdq", "tensor", "int8"])
+@in_turn("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
 def test_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
     prediction = predict(chain(Graph(constant_nodes=constant_nodes), weights), target, advice=False)
     assert outcomes(prediction) == EXPECTED
