@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
 from qdqtool.base.parameters import require
 from qdqtool.errors import DataError, QdqtoolError
+from tests.slow import slow_after
 from tests.verification.comparing.networks import float_network, network
 
 _VALUES = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
@@ -39,13 +41,18 @@ _OWN: dict[str, dict[str, Any]] = {
     "TensorStatistics.coarse": {"bits": 3},
     "tune": {"model": float_network(), "data": [{"x": _VALUES}] * 4}, "insert": {"model": float_network()},
 }
-OBJECTS: dict[type, Any] = {
-    TensorStatistics: _STATS, Statistics: Statistics({"x": _STATS}), InputSpec: _INPUTS[0], Dataset: _DATA,
-    Focus: Focus(("x",)), FocusMap: FocusMap(RIGHT["masks"]), Preprocess: Preprocess(),
-    qdqtool.Prediction: qdqtool.predict(_MODEL), qdqtool.Comparison: qdqtool.compare(_MODEL, _MODEL),
-    qdqtool.Extraction: qdqtool.extract(_MODEL, node=_MODEL.graph.node[0].name), qdqtool.Report: qdqtool.report(_MODEL),
-    qdqtool.Fixed: qdqtool.fix(_MODEL),
-}
+@functools.cache
+def objects() -> dict[type, Any]:
+    """One of each class whose methods are called."""
+    return {
+        TensorStatistics: _STATS, Statistics: Statistics({"x": _STATS}), InputSpec: _INPUTS[0], Dataset: _DATA,
+        Focus: Focus(("x",)), FocusMap: FocusMap(RIGHT["masks"]), Preprocess: Preprocess(),
+        qdqtool.Prediction: qdqtool.predict(_MODEL), qdqtool.Comparison: qdqtool.compare(_MODEL, _MODEL),
+        qdqtool.Extraction: qdqtool.extract(_MODEL, node=_MODEL.graph.node[0].name),
+        qdqtool.Report: qdqtool.report(_MODEL), qdqtool.Fixed: qdqtool.fix(_MODEL),
+    }
+
+
 #: They need calibration, or a log, and save as the others do.
 _NOT_MADE = (qdqtool.Insertion, qdqtool.Tuning, qdqtool.Verification)
 
@@ -115,27 +122,48 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
             for method, found in inspect.getmembers(entry):
                 own = method in vars(entry) and not method.startswith("_") and callable(found)
                 if own and set(inspect.signature(found).parameters) - {"self"}:
-                    yield f"{name}.{method}", getattr(OBJECTS[entry], method)
+                    yield f"{name}.{method}", getattr(objects()[entry], method)
 
 
-FUNCTIONS = dict(public())
-CASES = [(n, p) for n, function in FUNCTIONS.items() for p in inspect.signature(function).parameters]
+@functools.cache
+def functions() -> dict[str, Callable[..., Any]]:
+    return dict(public())
+
+
+@functools.cache
+def parameters_of(name: str) -> list[tuple[str, Any, bool, bool]]:
+    """The name, the default and whether it is to be named and one of many, of each."""
+    return [(p.name, p.default, p.kind is p.KEYWORD_ONLY, p.kind is p.VAR_POSITIONAL)
+            for p in inspect.signature(functions()[name]).parameters.values()]
+
+
+def every_case() -> list[tuple[str, str]]:
+    return [(name, parameter) for name in functions() for parameter, *_ in parameters_of(name)]
+
+
+@contextlib.contextmanager
+def at(name: str, parameter: str, given: type) -> Iterator[None]:
+    """Names the case in what a test raises."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"{name}({parameter}=...), given {given}")
+        raise
 
 
 def call(name: str, parameter: str, value: object) -> str:
     """What an argument among right ones is refused with; empty where it is taken."""
-    function = FUNCTIONS[name]
-    own = {**RIGHT, **_OWN.get(name, {})}
+    function, empty = functions()[name], inspect.Parameter.empty
+    right = _OWN.get(name, {})
     first, given = [], {}
-    for known in inspect.signature(function).parameters.values():
-        one = own.get(known.name) if known.default is known.empty else known.default
-        one = value if known.name == parameter else one
-        if known.kind is known.VAR_POSITIONAL:
-            first.extend([one] if known.name == parameter or name == "verify" else [])
-        elif known.kind is not known.KEYWORD_ONLY:
+    for known, default, to_be_named, many in parameters_of(name):
+        one = value if known == parameter else default if default is not empty else right.get(known, RIGHT.get(known))
+        if many:
+            first.extend([one] if known == parameter or name == "verify" else [])
+        elif not to_be_named:
             first.append(one)
-        elif known.name == parameter or known.default is known.empty:
-            given[known.name] = one
+        elif known == parameter or default is empty:
+            given[known] = one
     try:
         result = function(*first, **given)
         if inspect.isgenerator(result) or isinstance(result, Dataset):  # they look at what they read
@@ -145,41 +173,47 @@ def call(name: str, parameter: str, value: object) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("name", "parameter"), CASES)
-def test_what_is_never_right_is_refused_with_the_name(
-    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder without the files that the values name, where what is written hurts nobody."""
     monkeypatch.chdir(tmp_path)
-    anything = parameter in ("data", "evaluation", "cluster") or (name, parameter) == ("open_data", "source")
-    for value in NEVER_RIGHT:
-        if anything and isinstance(value, Deceptive):
-            continue  # what a user's own data raises is the user's
-        said = call(name, parameter, value)
-        assert "\n" not in said
-        assert said if anything else said.startswith(f"`{parameter}="), (value.__class__, said)
 
 
-@pytest.mark.parametrize(("name", "parameter"), CASES)
-def test_what_fails_when_it_is_looked_at_is_refused_or_taken(
-    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for value in (*BROKEN, *([v] for v in BROKEN), ..., NotImplemented, *([10**400] if hasattr(qdqtool, name) else [])):
-        with contextlib.suppress(ValueError):  # documented, of numbers that are too large
-            assert "\n" not in call(name, parameter, value)
-    if (name, parameter) == ("insert", "data"):
-        with pytest.raises(DataError, match=r"calibration data"):
-            FUNCTIONS[name](float_network(), type("Fails", (), {"__iter__": Deceptive._refuse})())
+@pytest.mark.usefixtures("nowhere")
+def test_what_is_never_right_is_refused_with_the_name() -> None:
+    for name, parameter in every_case():
+        anything = parameter in ("data", "evaluation", "cluster") or (name, parameter) == ("open_data", "source")
+        for value in NEVER_RIGHT:
+            if anything and isinstance(value, Deceptive):
+                continue  # what a user's own data raises is the user's
+            with at(name, parameter, type(value)):
+                said = call(name, parameter, value)
+                assert "\n" not in said
+                assert said if anything else said.startswith(f"`{parameter}="), (value.__class__, said)
 
 
-@pytest.mark.parametrize(("name", "parameter"), [c for c in CASES if FUNCTIONS[c[0]].__module__.startswith("calib")])
-def test_nothing_comes_from_inside(
-    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for value in WRONG:
-        with contextlib.suppress(ValueError, KeyError, IndexError):  # documented, of values of the right type
-            assert "\n" not in call(name, parameter, value)
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("third", slow_after(1, range(3)))
+def test_what_fails_when_it_is_looked_at_is_refused_or_taken(third: int) -> None:
+    """Each parameter gets a third of what can fail, and its neighbours the others."""
+    values = (*BROKEN, *([v] for v in BROKEN), ..., NotImplemented)
+    for number, (name, parameter) in enumerate(every_case()):
+        large = [10**400] if hasattr(qdqtool, name) else []
+        for value in (*values[(number + third) % 3::3], *large):
+            # A number that is too large is documented.
+            with at(name, parameter, type(value)), contextlib.suppress(ValueError):
+                assert "\n" not in call(name, parameter, value)
+    with pytest.raises(DataError, match=r"calibration data"):
+        qdqtool.insert(float_network(), type("Fails", (), {"__iter__": Deceptive._refuse})())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_nothing_comes_from_inside() -> None:
+    for name, parameter in every_case():
+        for value in WRONG if functions()[name].__module__.startswith("calib") else ():
+            # Documented, of values of the right type.
+            with at(name, parameter, type(value)), contextlib.suppress(ValueError, KeyError, IndexError):
+                assert "\n" not in call(name, parameter, value)
 
 
 def test_results_that_take_a_model_and_a_log_to_make_look_at_arguments_as_the_others_do() -> None:

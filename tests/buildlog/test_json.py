@@ -10,6 +10,7 @@ from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from tests.tables import in_turn
 
 
 def read(content: Any) -> Build:
@@ -49,7 +50,7 @@ def test_a_table_of_our_own_says_who_built(fields: dict[str, Any], version: str 
     assert (build.tensorrt, build.is_rtx) == (version, rtx)
 
 
-@pytest.mark.parametrize(("content", "words"), [
+@in_turn(("content", "words"), [
     ({"a": 1}, "without 'Layers'"), ({"Layers": {}}, "'Layers' is not a list"), (5, "a layer listing"),
     ({"Layers": [LAYER, {"x": 1}]}, "layer 1 of"), ('"text', "not a JSON of TensorRT, or damaged"),
     ("[" * 100_000, "nested too deeply"),

@@ -25,7 +25,7 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 INT8, FP32 = Precision.INT8, Precision.FP32
 TENSOR = ParsedTensor("x", (1,), "FLOAT")
@@ -60,7 +60,7 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
     return build
 
 
-@pytest.mark.parametrize(("changes", "gaps", "complete"), [
+@in_turn(("changes", "gaps", "complete"), [
     ({}, [], True),
     ({"parse": ParseSection()}, [Gap(PARSE)], True),  # Python's logs may not have it
     ({"parse": parsed(inputs=False)}, [Gap(PARSE, Lack.BEGINNING)], True),
@@ -101,7 +101,7 @@ def test_the_end_of_a_log(source: BuildSource, command: str, passed: bool | None
     assert build.lacks(Section.END) is told and build.complete
 
 
-@pytest.mark.parametrize(("gap", "words"), [
+@in_turn(("gap", "words"), [
     (Gap(PARSE), "parse section"), (Gap(PASSES, Lack.BEGINNING), "optimizer passes (the beginning)"),
     (Gap(PARSE, Lack.CUT_AFTER_NODE, 5), "parse section (cut off after node 5)"),
     (Gap(LISTING, Lack.FEWER_LAYERS, 2, 3), "engine listing (cut off: 2 of 3 layers)"),
@@ -130,7 +130,7 @@ def test_commands_and_listings_alone() -> None:
 HOLE = [layer("a", "x", "t"), layer("c", "u", "y")]
 
 
-@pytest.mark.parametrize(("layers", "bindings", "inputs", "changes", "hole"), [
+@in_turn(("layers", "bindings", "inputs", "changes", "hole"), [
     (HOLE, ["x", "y"], [], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
     (HOLE, [], ["x"], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
     (HOLE, [], [], {}, None),  # nothing tells what enters
@@ -164,7 +164,7 @@ def test_q_and_dq_of_the_users_own_names_are_marked() -> None:
     assert [x.origin for x in build.layers] == ["QDQ", "QDQ", "", "REFORMAT"]
 
 
-@pytest.mark.parametrize(*cases("buildlog/judging-which-precisions-the-builder-may"))
+@in_turn(*cases("buildlog/judging-which-precisions-the-builder-may"))
 def test_which_precisions_the_builder_may_use(named: str, flags: str, command: str, found: str) -> None:
     """From the block of options and from the flags; FP32 is always there unless types are the network's."""
     options = {"Build": {"Precision": named}} if named else {}
@@ -176,7 +176,7 @@ def spelled(vector: int = 1, layout: str = "", **more: Any) -> BuiltLayer:
     return BuiltLayer("a", "C", [BuiltTensor("t", INT8, vector=vector, format=layout)], [], **more)
 
 
-@pytest.mark.parametrize(("layers", "listing", "hint"), [
+@in_turn(("layers", "listing", "hint"), [
     ([layer("QuantizeLinear_2_quantize_scale_node")], Listing.ENGINE_LINES, "8.0"),
     ([spelled(extras={"StrideOrder": "x"})], Listing.LAYER_JSON, "11"),
     ([spelled(layout="(NHWC) Channel major format")], Listing.LAYER_INFO, "11"),
@@ -216,7 +216,7 @@ def merged(first: Build, second: Build) -> Build:
     return first
 
 
-@pytest.mark.parametrize(("first", "second", "source"), [
+@in_turn(("first", "second", "source"), [
     (BuildSource.PROFILE_JSON, BuildSource.TRTEXEC_LOG, BuildSource.TRTEXEC_LOG),
     (BuildSource.LAYER_JSON, BuildSource.LOG, BuildSource.LOG),
     (BuildSource.LAYER_INFO, BuildSource.LOG, BuildSource.LOG),
@@ -269,7 +269,7 @@ def test_the_richer_listing_counts_with_the_lines_of_both(
     assert build.layers[0].line == 40
 
 
-@pytest.mark.parametrize(("first", "second", "same"), [
+@in_turn(("first", "second", "same"), [
     ("a b c", "a b c", True), ("a b c d", "a b x y", True), ("a b c d", "a x y z", False),
     ("a b c", "a x y", False), ("a b", "x y", True),  # too few to tell
     ("a b c", "a b", True), ("a b c d e f", "a b x", True), ("a b c d e f", "a x y", False), ("", "a b c", True),

@@ -8,10 +8,10 @@ from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.types import Precision
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 
-@pytest.mark.parametrize(("text", "precision", "vector"), [
+@in_turn(("text", "precision", "vector"), [
     ("Thirty-two wide channel vectorized row major Int8 format", "INT8", 32), ("Row major Int8 format", "INT8", 1),
     ("Four wide channel vectorized row major Int8 format", "INT8", 4), ("Row major linear FP32", "FP32", 1),
     ("Row major linear FP16 format", "FP16", 1), ("Channel major FP16 format where channel % 8 == 0", "FP16", 1),
@@ -170,7 +170,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "alternatives"), CASES)
+@in_turn(("name", "kind", "alternatives"), CASES)
 def test_parts(name: str, kind: str, alternatives: list[list[str]]) -> None:
     fused = parts(name)
     assert (fused.kind, fused.alternatives) == (kind, alternatives)

@@ -17,6 +17,7 @@ from qdqtool.types import Event, Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.slow import slow_after
+from tests.tables import in_turn
 
 read = samples.build_of
 LOG = samples.trtexec_log()
@@ -112,7 +113,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@in_turn("spelling", SPELLINGS)
 def test_every_spelling_reads_the_same(spelling: str) -> None:
     assert facts(read(SPELLINGS[spelling](LOG))) == facts(read(LOG))
 
@@ -179,7 +180,7 @@ def test_logs_without_stamps_failures_and_missing_files(tmp_path: Path) -> None:
         read_build(tmp_path)
 
 
-@pytest.mark.parametrize("prefix", ["[TensorRT] VERBOSE: ", "[V] ", "[V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ",
+@in_turn("prefix", ["[TensorRT] VERBOSE: ", "[V] ", "[V] [TRT] ", "[TRT] [V] ", "TensorRT VERBOSE ",
                                     "[2022-12-30 12:38:57 VERBOSE] ", "  [V] ", "[V]     "])
 def test_other_frontends(prefix: str) -> None:
     text = "".join(f"{prefix}{line}\n" for line in (
@@ -279,7 +280,7 @@ def test_files_of_one_build_are_merged(tmp_path: Path) -> None:
     assert len(build.trace) == len(read(LOG).trace) and build.files == [str(profile), str(log)]
 
 
-@pytest.mark.parametrize(("content", "words"), [
+@in_turn(("content", "words"), [
     (b"", "is empty"), (b"  \n\n", "is empty"), (b"hello\nworld\n", "no line of TensorRT"),
     (b"\x00\x01\x02binary\x00", "binary"), (b"\x1f\x8bnot gzip at all", "damaged"), (b'{"a": 1}', "without 'Layers'"),
     (b'[{"Na', "damaged"), (b"[[[[", "damaged"), (b'{"Layers": 5}', "not a list"), (b'{"Layers": [5]}', "layer 0"),

@@ -17,6 +17,7 @@ from qdqtool.errors import BuildLogError
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split
+from tests.tables import in_turn
 
 Topology = list[tuple[str, str, list[str], list[str]]]
 
@@ -112,7 +113,7 @@ def node(op: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]],
     )
 
 
-@pytest.mark.parametrize(("given", "made", "kernel", "stride", "pad"), [
+@in_turn(("given", "made", "kernel", "stride", "pad"), [
     (224, 112, 7, 2, 3), (56, 56, 3, 1, 1), (56, 28, 3, 2, 1), (56, 28, 1, 2, 0), (640, 320, 3, 2, 1), (8, 4, 2, 2, 0),
     (32, 30, 3, 1, 0), (69, 35, 3, 2, 1),
 ])

@@ -11,7 +11,7 @@ from qdqtool.buildlog.sections import version_of
 from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltTensor, Memory, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.types import Precision
 from tests.buildlog.samples import build_of, stamped
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 
 def read(*lines: str) -> Build:
@@ -65,7 +65,7 @@ def test_what_a_parse_section_keeps() -> None:
     assert section == ParseSection()
 
 
-@pytest.mark.parametrize(("dims", "shape"), [
+@in_turn(("dims", "shape"), [
     ("1, 3, 8", (1, 3, 8)), ("", ()), ("-1, 3", (None, 3)), (f"{MAX_DIMENSION}, 1", (None, 1)),
     (f"{MAX_DIMENSION - 1}", (MAX_DIMENSION - 1,)), ("9" * 30, (None,)), ("1" + "0" * 17, (None,)), ("\u0663", (None,)),
     ("a, 2", (None, 2)),
@@ -210,7 +210,7 @@ def test_layer_information_alone_is_no_log(lines: tuple[str, ...], source: str) 
     assert read(*lines).source == source
 
 
-@pytest.mark.parametrize(("digits", "version"), [
+@in_turn(("digits", "version"), [
     ("8502", "8.5.2"), ("8510", "8.5.10"), ("100000", "10.0.0"), ("99999", "9.9.999"), ("101303", "10.13.3"),
     ("110104", "11.1.4"), ("8", "8.0.0"), ("85", "8.5.0"),
 ])  # fmt: skip
@@ -248,13 +248,13 @@ def test_messages_are_counted_and_cut() -> None:
 
 # Numbers, prefixes, shapes --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("text", "value"), [
+@in_turn(("text", "value"), [
     ("1.5", 1.5), ("-2e3", -2000.0), ("0", 0.0), *((x, None) for x in ("nan", "inf", "-inf", "x", ""))])  # fmt: skip
 def test_numbers(text: str, value: float | None) -> None:
     assert number(text) == value == number(text.encode())
 
 
-@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-memory"))
+@in_turn(*cases("buildlog/rules-of-lines-memory"))
 def test_memory(line: str, field: str, value: object) -> None:
     memory = Memory()
     assert read_memory(memory, line) and getattr(memory, field) == value
@@ -267,7 +267,7 @@ def test_the_performance_summary(line: str, values: dict[str, dict[str, float]])
     assert read_metric(found, line) is bool(values) and found == values
 
 
-@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-prefixes"))
+@in_turn(*cases("buildlog/rules-of-lines-prefixes"))
 def test_prefixes(line: str, level: str, message: str) -> None:
     found = split(line.encode())
     assert (found[0], found[2].decode()) == (level, message)

@@ -20,6 +20,7 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
+from tests.tables import in_turn
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 
@@ -105,7 +106,7 @@ def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
     assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
 
 
-@pytest.mark.parametrize(("flags", "remainder"), [
+@in_turn(("flags", "remainder"), [
     ("int8", True), ("fp32 int8", True), ("int8 fp16", False), ("int8 bf16", False), ("int8 best", False),
     ("int8 stronglyTyped", False), ("fp32", False), ("", False),
 ])  # fmt: skip

@@ -16,6 +16,7 @@ from qdqtool.base import budgets
 from qdqtool.base.archives import Archive
 from qdqtool.errors import DataError
 from tests.calibration.nets import told_by
+from tests.tables import in_turn
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
 TWO = [SPEC, InputSpec("size", (1, 2), "int64")]
@@ -77,8 +78,8 @@ def failing(error: BaseException) -> Iterator[dict[str, npt.NDArray[Any]]]:
     raise error
 
 
-@pytest.mark.parametrize("source", [Failing, failing])
-@pytest.mark.parametrize("error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")])
+@in_turn("source", [Failing, failing])
+@in_turn("error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")])
 def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Exception) -> None:
     """An IndexError is not taken for the end of the data."""
     with pytest.raises(DataError, match="^calibration sample 2 cannot be had: " + type(error).__name__) as caught:

@@ -28,7 +28,7 @@ from qdqtool.base import budgets, files
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, state, told_by, write_pictures
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 NAMES = ["images", "c1", "r2"]
 
@@ -321,7 +321,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@in_turn("name", CHANGES)
 def test_one_change(name: str, good: Path, tmp_path: Path) -> None:
     change, text = CHANGES[name]
     path = changed(good, tmp_path, change)

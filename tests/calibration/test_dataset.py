@@ -22,7 +22,7 @@ from qdqtool.base.files import NO_NAME
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import told_by, write_pictures
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
 
@@ -88,7 +88,7 @@ def test_sources_and_rows() -> None:
     assert len(free["x"]) == 5
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "array", "found"),
     [
         ((1, 3, None), (1, 3, 5), (1, 3, 5)),
@@ -118,7 +118,7 @@ def test_what_fits_an_input(
     assert str(caught.value) == f"it is {told}, the model's input 'x' takes {spec.shape_text()}"
 
 
-@pytest.mark.parametrize(*cases("calibration/dataset-types-that-can-be-taken"))
+@in_turn(*cases("calibration/dataset-types-that-can-be-taken"))
 def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
     spec = InputSpec("x", (1,), wanted)
     array = np.ones(1, np.float32).astype(have)
@@ -145,7 +145,7 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
         fit_all({"a": np.ones((1, 2))}, [one], "it")
 
 
-@pytest.mark.parametrize(*cases("calibration/dataset-spread"))
+@in_turn(*cases("calibration/dataset-spread"))
 def test_spread(total: int, wanted: int, found: list[int]) -> None:
     indices = spread(total, wanted)
     assert list(indices) == found and len(indices) == len(found)
@@ -353,7 +353,7 @@ def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> Non
     assert file_digest(path) == digest(str(size).encode(), *blocks)
 
 
-@pytest.mark.parametrize("count", [0, 1, 31, 63, 64, 65, 200, 300])
+@in_turn("count", [0, 1, 31, 63, 64, 65, 200, 300])
 def test_reading_ahead_keeps_the_order(count: int) -> None:
     indices = [3 * k for k in range(count)]
     assert list(read_ahead(lambda i: str(i).encode(), indices)) == [str(i).encode() for i in indices]

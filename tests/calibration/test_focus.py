@@ -13,6 +13,7 @@ from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, range_
 from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
+from tests.tables import in_turn
 
 RNG = np.random.default_rng(0)
 
@@ -187,15 +188,15 @@ def test_warnings_by_what_was_counted() -> None:
     assert 1 / (1 + math.exp(-focus.threshold)) == pytest.approx(0.1) and focus.share == 0.001
 
 
-@pytest.mark.parametrize("y", range(4))
-@pytest.mark.parametrize("x", range(3))
+@in_turn("y", range(4))
+@in_turn("x", range(3))
 def test_neighbours(y: int, x: int) -> None:
     wanted = [[abs(i - y) <= 1 and abs(j - x) <= 1 for j in range(3)] for i in range(4)]
     mask = at(4, 3, (y, x))
     assert dilated(mask).tolist() == wanted and mask.sum() == 1
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "rows"),
     [((2, 3, 4, 4), 2), ((2, 3, 8, 2), 2), ((1, 3, 4, 4), 0), ((3, 3, 4, 4), 0), ((2, 3, 4), 0), ((2, 3, 4, 4, 1), 0),
      ((2, 0, 4, 4), 0), ((2, 3, 0, 4), 0)],
@@ -258,7 +259,7 @@ def test_the_highest_share_of_all_maps_together(share: float, positions: int) ->
     assert (mask == dilated(at(10, 10, *[(0, 3 * k) for k in range(positions)]))).all()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "output",
     [np.zeros((1, 4)), np.zeros((1, 2, 3, 3, 1)), np.zeros((1, 0, 3, 3)), np.zeros((0, 2, 3, 3)),
      np.zeros((1, 2, 0, 3)), np.full((1, 2, 3, 3), np.nan), np.full((1, 2, 3, 3), np.inf), np.zeros((2, 2, 3, 3))],
@@ -272,7 +273,7 @@ def test_one_output_that_tells_nothing_is_enough(output: npt.NDArray[np.float64]
 MANY = 100
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("low", "high", "note"),
     [
         (0.0, 1.0, None),

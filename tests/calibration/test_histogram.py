@@ -22,6 +22,7 @@ from calibration.session import open_session, packed_model
 from qdqtool.errors import ClusterError
 from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net
+from tests.tables import in_turn
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ARRAYS = hnp.arrays(np.float32, st.integers(0, 60), elements=FLOATS)
@@ -92,7 +93,7 @@ def test_windows_of_octaves() -> None:
     assert len(statistics.MagnitudeCounter(5).counts) == 1 + 20 * 32
 
 
-@pytest.mark.parametrize(("bins", "bits"), [
+@in_turn(("bins", "bits"), [
     (4, 1), (8, 2), (2048, 10), (65536, 15), (-4, None), (1, None), (2, None), (5, None), (2047, None), (131072, None),
 ])  # fmt: skip
 def test_bins_that_can_be(bins: int, bits: int | None) -> None:

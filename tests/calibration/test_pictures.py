@@ -24,7 +24,7 @@ from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError
 from tests.calibration.nets import told_by, write_pictures
 from tests.fuzz_inputs.seeds import jpeg_in_scans
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 RAW = Preprocess(scale=1.0)
 
@@ -51,7 +51,7 @@ def test_sizes_that_are_too_large_or_just_right() -> None:
             ImageSource([], Path("pictures"), given, Preprocess(), None)
 
 
-@pytest.mark.parametrize(*cases("calibration/pictures-what-can-be-asked-for"))
+@in_turn(*cases("calibration/pictures-what-can-be-asked-for"))
 def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     if not told:
         assert Preprocess(**arguments)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     assert told_by(DataError, Preprocess, **arguments) == told
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("size", "top", "left", "height", "width"),
     [
         ((10, 20), 5, 0, 10, 20), ((20, 10), 0, 5, 20, 10),
@@ -75,9 +75,9 @@ def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, 
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("mean", [(0, 0, 0), (5, 0, 0), (0, 0, 7), (1, 2, 3)])
-@pytest.mark.parametrize("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
-@pytest.mark.parametrize("bgr", [False, True])
+@in_turn("mean", [(0, 0, 0), (5, 0, 0), (0, 0, 7), (1, 2, 3)])
+@in_turn("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
+@in_turn("bgr", [False, True])
 def test_each_channel_has_its_mean_and_deviation(
     mean: tuple[float, float, float], std: tuple[float, float, float], bgr: bool
 ) -> None:
@@ -111,8 +111,8 @@ def test_as_many_pixels_as_there_may_be(
         decode(path)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [(24, 40), (10, 12), (12, 10)])
+@in_turn("orientation", range(1, 9))
+@in_turn("size", [(24, 40), (10, 12), (12, 10)])
 def test_pictures_that_are_not_copied_give_the_same(tmp_path: Path, size: tuple[int, int], orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -164,8 +164,8 @@ def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert pictures._as_rgb(wide)[..., 0].tolist() == [[0, 255, 2]]
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@in_turn("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+@in_turn("orientation", range(1, 9))
 def test_strips_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int) -> None:
     monkeypatch.setattr(pictures, "_STRIP", 50)
     drawn = Image.fromarray(noise(23, 17)).convert(mode)
@@ -280,7 +280,7 @@ def source(shape: Shape, size: tuple[int, int] | None = None, dtype: str = "floa
     return ImageSource([], Path("pictures"), [InputSpec("x", shape, dtype)], preprocess, size)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "size", "found"),
     [
         ((1, 3, 16, 24), None, (False, 3, 16, 24)),
@@ -308,7 +308,7 @@ OPEN = "leaves the image size open; give `size`, for example 640x640"
 IMPOSSIBLE = ": image size {} is not possible; the limit is 16777216 pixels"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "size", "told"),
     [
         ((1, 3, 16), None, "[1, 3, 16] does not take images (rank 4 needed); give npz files"),

@@ -35,6 +35,7 @@ from qdqtool.model import sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net, run_all, told_by, write_pictures
+from tests.tables import in_turn
 
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 
@@ -203,9 +204,9 @@ def test_snapshot_in_the_middle_and_at_the_end() -> None:
     assert done == set(range(50)) and end["x"].count == 50 * VALUES.size
 
 
-@pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])
-@pytest.mark.parametrize("slots", [0, 1, 4, 64])
-@pytest.mark.parametrize(
+@in_turn("left", [0, 1, 7, 90, 5000])
+@in_turn("slots", [0, 1, 4, 64])
+@in_turn(
     ("counting", "merging"),
     [(10.0, 0.0), (0.01, 0.0), (1.0, 0.001), (1.0, 0.2), (500.0, 0.1), (0.0, 0.1), (0.0, 0.0), (3000.0, 2.0)],
 )  # fmt: skip
@@ -261,7 +262,7 @@ def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, told: str) -> Non
         assert told_by(ModelError, input_specs, with_inputs(given, path=path)) == f"{path or 'model'}: {told}"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("text", "size"),
     [
         ("640", (640, 640)), ("[1, 65536]", (1, 65536)), ("[65536, 1]", (65536, 1)), ("[1, 65537]", None),

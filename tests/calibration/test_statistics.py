@@ -28,6 +28,7 @@ from calibration.statistics import (
 )
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, state
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -58,7 +59,7 @@ def of(*values: float) -> TensorStatistics:
     return TensorStatistics.of(np.array(values, np.float32), 64)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("values", "absmax", "nonnegative", "constant"),
     [
         ((), 0.0, False, False), ((0.0,), 0.0, True, True), ((0.0, 2.0), 2.0, True, False), ((2.0,), 2.0, True, True),
@@ -78,8 +79,8 @@ def test_a_value_that_is_not_finite_spoils_no_other(odd: float) -> None:
     assert np.array_equal(stats.counter.counts, of(0.5, -0.25).counter.counts)
 
 
-@pytest.mark.parametrize("before", [[], [64.0], [1e-3]])
-@pytest.mark.parametrize("values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]])
+@in_turn("before", [[], [64.0], [1e-3]])
+@in_turn("values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]])
 def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[float], values: list[float]) -> None:
     once, twice = of(*before), of(*before)
     for part in (once, twice):
@@ -150,7 +151,7 @@ def test_every_so_manieth_value_stands_for_so_many(size: int, every: int, looked
             assert rest.min() >= 0 and rest.sum() == size - whole * every <= every + 1
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "samples", "expected"),
     [((1, 16, 320, 320), 64, 23), ((1, 16, 320, 320), None, 1), ((1, 16, 320, 320), 1, 1), ((1, 8, 90, 90), 500, 1),
      ((1, 32, 160, 160), 16, 3), ((1, 32, 160, 160), 1000, 11), ((1, 64, 80, 81), 1000, 7),
@@ -251,7 +252,7 @@ BLOCK = 65536
 Shape = tuple[int | None, ...]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("inputs", "arrays", "samples"),
     [
         ({"x": (1, 2)}, {"x": (5, 2)}, 5),
@@ -446,8 +447,8 @@ def test_the_least_map_has_48_positions(height: int, width: int, enough: bool) -
     assert taken(array[0], 0) is None and taken(array[None], 0) is None
 
 
-@pytest.mark.parametrize("channels", [1, 47, 48, 49, 100])
-@pytest.mark.parametrize("number", [0, 1, 777])
+@in_turn("channels", [1, 47, 48, 49, 100])
+@in_turn("number", [0, 1, 777])
 def test_positions_and_channels(channels: int, number: int) -> None:
     array = np.arange(2 * channels * 60, dtype=np.float32).reshape(2, channels, 6, 10)
     at = [int((k + number) * PART % 1.0 * 60) for k in range(48)]
@@ -503,7 +504,7 @@ def test_any_partition_in_any_order_is_the_whole(lists: list[list[float]], rando
     assert {n: state(p) for n, p in found.items()} == {n: state(p) for n, p in whole.items()}
 
 
-@pytest.mark.parametrize(("count", "width"), [
+@in_turn(("count", "width"), [
     (1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4), ((1 << 32) - 1, 4), (1 << 32, 8), (1 << 40, 8),
 ])  # fmt: skip
 def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:

@@ -19,7 +19,7 @@ from calibration.pictures import UrlSource, _mark, is_url, local_path
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, stored, told_by, write_pictures
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -82,7 +82,7 @@ def nested(tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
-@pytest.mark.parametrize(*cases("calibration/urls-parts-of-urls"))
+@in_turn(*cases("calibration/urls-parts-of-urls"))
 def test_parts_of_urls(text: str, url: bool, path: str) -> None:
     assert (is_url(text), local_path(text)) == (url, path)
 

@@ -1,10 +1,8 @@
 """The table of codes is complete, and says for every target where it comes from."""
 
-import gzip
 from collections import Counter
 from pathlib import Path
 
-import onnx
 import pytest
 
 import qdqtool
@@ -24,11 +22,12 @@ from qdqtool.trt.trace import FORMATS
 from qdqtool.types import Evidence, Severity
 from tests.explain.test_causes import residual
 from tests.slow import slow_after
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.evidence import DIFFERENT
+from tests.trt.evidence import model as published
 
 
-@pytest.mark.parametrize("entry", codes.CODES.values(), ids=lambda c: c.code)
+@in_turn("entry", codes.CODES.values())
 def test_every_entry_is_whole(entry):
     for text in (entry.title, entry.cause, entry.tensorrt, entry.log, entry.fix):
         assert text and "  " not in text
@@ -65,16 +64,9 @@ def test_codes_are_found_however_they_are_typed(typed, code):
     assert found is not None and found.code == code
 
 
-DATA = Path(__file__).parent.parent / "data" / "evidence"
-
-
-def load(case):
-    return onnx.ModelProto.FromString(gzip.decompress((DATA / case / "model.onnx.gz").read_bytes()))
-
-
 @pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
 def test_everything_is_explained(case):
-    prediction = predict(load(case), "trt8.5")
+    prediction = predict(published(case), "trt8.5")
     for conv in prediction.convolutions:
         assert conv.int8_in_int8_out or conv.findings, conv.name
     told = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
@@ -85,14 +77,14 @@ def test_everything_is_explained(case):
 
 def test_engines_and_ways_to_build():
     """The log has eight Adds fused with a float residual, a MaxPool with two readers, three unfolded norms."""
-    prediction = predict(load("yolo-resnet18-orin-trt8502"), "trt8.5")
+    prediction = predict(published("yolo-resnet18-orin-trt8502"), "trt8.5")
     found = Counter(f.code for f in prediction.findings)
     assert found["SKIP-FLOAT"] == 8 and found["POOL-MIXED"] == 1 and found["BN-UNFOLDED"] == 3
     pool = next(f for f in prediction.findings if f.code == "POOL-MIXED")
     assert pool.node == "/backbone/maxpool/MaxPool" and pool.convolutions == ["/backbone/conv1/Conv"]
     assert found["CONVERSION"] == 11 and found["INPUT-CONVERSION"] == 1
     # Its residual DQ stays as a layer of its own, and the last convolution reads and writes float
-    prediction = predict(load("resnet18-a100-qat-residual"), "trt8.5")
+    prediction = predict(published("resnet18-a100-qat-residual"), "trt8.5")
     found = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
     assert found.node == "Add_292" and found.convolutions == ["Conv_284"] and "DequantizeLinear_291" in found.nodes
     for way in WAYS.values():
@@ -109,7 +101,7 @@ def test_engines_and_ways_to_build():
 
 @pytest.mark.parametrize("case", ["resnet18-qat-rtx2000-trt8510", "resnet18-a100-qat-residual-qgap"])
 def test_well_placed_models_have_no_warning(case):
-    prediction = predict(load(case), "trt8.5")
+    prediction = predict(published(case), "trt8.5")
     assert not [f for f in prediction.findings if f.severity != "info"]
 
 
@@ -143,8 +135,8 @@ def answered(line: str) -> LineAnswer:
     return answer
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize(("line", "owner"), LINES)
+@in_turn("prefix", PREFIXES)
+@in_turn(("line", "owner"), LINES)
 def test_line(line: str, owner: str, prefix: str) -> None:
     answer = answered(prefix + line)
     rule = answer.rules[0]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.explain.errors import KINDS, KNOWN, KnownError, lookup, named_node, parse_error, short
-from tests.tables import cases, rows
+from tests.tables import cases, in_turn, rows
 
 
 def known(text: str) -> KnownError:
@@ -37,7 +37,7 @@ def test_entries_are_complete_and_found_by_their_own_words() -> None:
 NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not find any implementation for node {}.)"
 
 
-@pytest.mark.parametrize(*cases("explain/errors-advice-is-for-the-kind"))
+@in_turn(*cases("explain/errors-advice-is-for-the-kind"))
 def test_advice_is_for_the_kind_of_node(node: str, kind: str, advice: str) -> None:
     """Of a quantized convolution it is the entry's own."""
     named, found = named_node(NODE.format(node)), known(NODE.format(node))
@@ -90,7 +90,7 @@ def test_no_text_takes_long(word: str) -> None:
     assert time.process_time() - started < 3
 
 
-@pytest.mark.parametrize(("rest", "name"), [
+@in_turn(("rest", "name"), [
     (" /model.0/conv/Conv.\nnext line", "/model.0/conv/Conv"), (" conv due to insufficient workspace", "conv"),
     (" PWN(a, b).", "PWN(a, b)"), (" (conv).)", "(conv)"), (" conv)", "conv"), (" .:", None), ("", None),
     ("\nconv", None),

@@ -22,6 +22,7 @@ from qdqtool.types import Evidence, FindingCode, Refusal
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.slow import slow_after
 from tests.sources import walked
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.test_cases import GRAPHS as OF_CASES
 from tests.trt.test_cases import model_of
@@ -104,8 +105,8 @@ PAIRS: list[tuple[Callable[[Graph, str], str], str]] = [
 ON_RTX = {computed: "BUILD-CRASHES", by_hand: "", of_int32: ""}  # whose compiler folds constants and reads int8
 
 
-@pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
-@pytest.mark.parametrize(("pair", "code"), PAIRS)
+@in_turn("target", ["trt8.5", "rtx1.7"])
+@in_turn(("pair", "code"), PAIRS)
 def test_a_fault_of_a_quantizer_is_told_once(pair: Callable[[Graph, str], str], code: str, target: str) -> None:
     """Also where its DQ moves down to the convolution, past a pooling."""
     for pooled in (False, True):

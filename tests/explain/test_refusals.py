@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import pytest
-
 from qdqtool.base.records import contents
 from qdqtool.prediction import predict
 from qdqtool.trt import refusals
@@ -11,6 +9,7 @@ from qdqtool.trt.faults import OtherTypes, TypeUnknown
 from qdqtool.trt.refusals import Step
 from qdqtool.types import Precision, Refusal
 from tests.explain.graphs import GRAPHS
+from tests.tables import in_turn
 
 CLASSES = {
     kind.reason: kind for kind in vars(refusals).values()
@@ -74,7 +73,7 @@ def test_every_class_has_a_graph_and_a_text() -> None:
         assert {"pass_name", "node"} < set(kind._fields)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("reason", GRAPHS)
+@in_turn("reason", GRAPHS)
 def test_every_refusal_becomes_a_finding(reason: str) -> None:
     prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
     assert reason in {r.reason for r in prediction.refusals}

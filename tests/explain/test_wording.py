@@ -11,6 +11,7 @@ from qdqtool.explain.messages import worded
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.extraction.networks import residual
+from tests.tables import in_turn
 from tests.wording import DATA, of_findings, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
@@ -21,7 +22,7 @@ def found() -> dict[str, list[str]]:
     return of_findings()
 
 
-@pytest.mark.parametrize("network", EXPECTED)
+@in_turn("network", EXPECTED)
 def test_wording(found: dict[str, list[str]], network: str) -> None:
     assert found.get(network) == EXPECTED[network], "if it is meant so: python -m tests.wording"
 

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net, images, run
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 
 def net(kernel: int) -> Net:
@@ -56,7 +56,7 @@ def leading(cin: int, *, weight: tuple[int, ...], shift: bool = True, **attribut
 SAME = {"auto_pad": "SAME_UPPER"}
 
 
-@pytest.mark.parametrize(("proto", "folds"), [
+@in_turn(("proto", "folds"), [
     (leading(16, weight=(24, 16, 1, 1)), True),
     (leading(16, weight=(24, 4, 2, 2), group=4), True),
     (leading(16, weight=(16, 1, 3, 3), group=16), True),
@@ -121,9 +121,9 @@ def changed(kind: str) -> onnx.ModelProto:
 COMPUTED = ["gamma", "beta", "mean", "var"]
 
 
-@pytest.mark.parametrize("kind", ["training", "second output", "other domain", "is an output", "read elsewhere",
+@in_turn("kind", ["training", "second output", "other domain", "is an output", "read elsewhere",
                                   "parameters missing", *COMPUTED])
-@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
+@in_turn("fold", [fold_batch_normalization, fold_leading])
 def test_what_cannot_be_folded_stays_as_it_is(kind: str, fold: Callable[[Model], int]) -> None:
     proto = changed(kind)
     before = proto.SerializeToString()

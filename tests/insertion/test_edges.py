@@ -39,6 +39,7 @@ from tests.insertion.nets import (
 from tests.insertion.test_api import one_layer
 from tests.insertion.test_prepare import prepared, same
 from tests.slow import slow_after
+from tests.tables import in_turn
 
 
 def test_constant_nodes_that_are_still_read_stay(net: Net) -> None:
@@ -312,7 +313,7 @@ def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good:
     assert qdqtool.insert(two_layers(), data, input_type="int8", predict=False)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "words"),
     [
         *(({name: "kl"}, f"`{name}='kl'`: choose one of")

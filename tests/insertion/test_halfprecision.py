@@ -9,6 +9,7 @@ from qdqtool.insertion.halfprecision import has_half, to_float, to_half
 from qdqtool.model.graph import Model
 from qdqtool.model.half import form_of
 from tests.insertion.nets import Net, check, copied, detector, images, in_half, nodes_of, run, value_of
+from tests.tables import in_turn
 
 
 def small_net(opset: int = 19) -> onnx.ModelProto:
@@ -53,7 +54,7 @@ def test_constants_and_small_scales(net: Net) -> None:
     run(after, images(1)[0])
 
 
-@pytest.mark.parametrize(("op", "opset", "outputs", "stay"), [
+@in_turn(("op", "opset", "outputs", "stay"), [
     ("Conv", 19, 1, set()),
     ("QuantizeLinear", 19, 1, set()),
     ("QuantizeLinear", 13, 1, None),  # float32 alone
@@ -79,7 +80,7 @@ def test_what_onnx_says_of_an_operators_types(op: str, opset: int, outputs: int,
     assert form_of(op, opset, outputs) == (None if stay is None else frozenset(stay))
 
 
-@pytest.mark.parametrize(("value", "count", "half"), [
+@in_turn(("value", "count", "half"), [
     (65504.0, 1, True), (-65504.0, 1, True), (65505.0, 1, False), (-65505.0, 1, False), (65505.0, 17, False),
     (2.0**-24, 1, True), (2.0**-25, 1, False), (-(2.0**-25), 1, False), (0.0, 1, True),
     (2.0**-25, 16, False), (2.0**-25, 17, True),

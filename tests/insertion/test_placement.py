@@ -19,7 +19,7 @@ from qdqtool.trt.targets import target_named
 from tests.calibration.nets import told_by
 from tests.insertion.nets import Net, with_constant_nodes
 from tests.model.test_structures import gelu, hard_swish
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
@@ -164,7 +164,7 @@ def test_poolings_and_their_neighbours(net: Net) -> None:
     assert [r.node.name for r in result.readers["p1.out"]] == ["p2", "b"]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("cin", "cout", "kernel", "group", "first", "quantized"),
     [
         (16, 16, 3, 1, False, True),

@@ -9,6 +9,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.half import HALF_OPSET
 from tests.calibration.nets import told_by
 from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
+from tests.tables import in_turn
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, tolerance: float = 1e-4) -> None:
@@ -227,7 +228,7 @@ VALUE = onnx.helper.make_tensor("v", 1, [1], [0.5])
 TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
 
 
-@pytest.mark.parametrize(("proto", "expected"), [
+@in_turn(("proto", "expected"), [
     (computed("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)), RAMP.reshape(32, 16, 1, 1)),
     (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 1, 1], np.int64), allowzero=1),
      RAMP.reshape(32, 16, 1, 1)),

@@ -19,6 +19,7 @@ from qdqtool.trt.outcome import settled, simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import Net, check, copied, detector, images, nodes_of, run, value_of
+from tests.tables import in_turn
 
 
 def inserted(
@@ -169,7 +170,7 @@ def test_missing_and_alike_names_still_give_unique_ones(net: Net, names: list[st
     assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
 
 
-@pytest.mark.parametrize(("name", "taken", "base"), [
+@in_turn(("name", "taken", "base"), [
     ("/m/conv/Conv", (), "/m/conv/_input_quantizer"),
     ("/m/conv/Conv_1", (), "/m/conv/_input_quantizer"),
     ("m/Conv", (), "m/_input_quantizer"),
@@ -388,8 +389,8 @@ def scored(net: Net, tensor: str) -> tuple[str, ...]:
     return class_outputs(net.index())
 
 
-@pytest.mark.parametrize("moved", ["Reshape", "Transpose", "Concat", ""])
-@pytest.mark.parametrize(("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))])
+@in_turn("moved", ["Reshape", "Transpose", "Concat", ""])
+@in_turn(("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))])
 def test_scores_go_out_or_are_sorted_but_not_calculated_with(moved: str, end: str, found: tuple[str, ...]) -> None:
     made = Net()
     scores = made.op("Sigmoid", "sigmoid", made.conv("c", "x"))

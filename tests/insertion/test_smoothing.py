@@ -20,6 +20,7 @@ from qdqtool.model.qdq import smoothed_tensors
 from tests.insertion.nets import Net, copied, images, run
 from tests.insertion.test_transformers import needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
+from tests.tables import in_turn
 
 OUT = 3  # the outlier channel
 
@@ -236,7 +237,7 @@ def twice(net: Tokens, x: str) -> str:
     return str(net.op("MatMul", "square", x, x))
 
 
-@pytest.mark.parametrize("build", [
+@in_turn("build", [
     read_outside, read_by_norm, split_channels,
     lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
     lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),

@@ -24,6 +24,7 @@ from qdqtool.model.graph import Model, without_data
 from qdqtool.model.inference import FOLLOWED, Alike, grows, infer, shorten_names, stays_small
 from qdqtool.model.sessions import open_proto
 from tests.growth import branches
+from tests.tables import in_turn
 
 LONG = 1 << 40
 
@@ -553,7 +554,7 @@ def _of_one(op, dims, outputs, attributes):
     return _typed(_model([node], inputs, names, version=17 if op == "Split" else 18))
 
 
-@pytest.mark.parametrize("op", sorted(_ALIKE))
+@in_turn("op", sorted(_ALIKE))
 def test_the_types_of_nodes_that_are_alike_are_those_of_the_whole_model(op):
     dims, outputs, attributes = _ALIKE[op]
     proto = _of_one(op, dims, outputs, attributes)

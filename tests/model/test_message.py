@@ -21,7 +21,7 @@ from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
 from qdqtool.model.subgraphs import part_of
 from tests.calibration.nets import conv_net
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 
@@ -157,14 +157,15 @@ def relu_net() -> Any:
     return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
 
 
-@pytest.mark.parametrize(("name", "parameter"), CASES)
+@in_turn(("name", "parameter"), CASES)
 def test_no_wrong_type_comes_from_inside(
     name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     function = FUNCTIONS[name]
     texts = {"data": "no such folder", "builds": "no such log"}
-    needed = {p: texts.get(p, relu_net()) for p in ("model", "source", "a", "b", "data", "builds")
+    network = relu_net()
+    needed = {p: texts.get(p, network) for p in ("model", "source", "a", "b", "data", "builds")
               if p in inspect.signature(function).parameters}  # fmt: skip
     for value in WRONG:
         given = {**needed, parameter: value}
@@ -179,7 +180,7 @@ def test_no_wrong_type_comes_from_inside(
         assert "\n" not in message
 
 
-@pytest.mark.parametrize(*cases("model/message-the-parameter-is-named"))
+@in_turn(*cases("model/message-the-parameter-is-named"))
 def test_the_parameter_is_named(name: str, parameter: str, value: object) -> None:
     given: dict[str, Any] = {"data": "images"} if name in ("tune", "insert") else {}
     given = {**given, "a": relu_net()} if name == "compare" else given

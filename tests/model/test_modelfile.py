@@ -18,7 +18,7 @@ from qdqtool.model.modelfile import load, load_full, save
 from qdqtool.model.sessions import open_proto
 from tests.calibration.nets import conv_net, run_all
 from tests.model.test_message import OTHERWISE
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.evidence import HOME
 
 CASE = HOME / "mobilenetv2-titanrtx-qat-residual" / "model.onnx.gz"
@@ -213,8 +213,8 @@ def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.Ca
         assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("raw", [True, False])
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"])
+@in_turn("raw", [True, False])
+@in_turn("kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"])
 def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:
     values = np.array([[0, 1, 3], [5, 7, 100]]).astype(kind)
     tensor = onnx.numpy_helper.from_array(values, "w")

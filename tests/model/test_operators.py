@@ -30,6 +30,7 @@ from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
 from tests.fixing.steps import sites
 from tests.insertion.nets import run
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 Recipe = Callable[[Graph, str], list[str]]
@@ -83,22 +84,18 @@ RECIPES: dict[str, list[Recipe]] = {
 OLD = {"Upsample": 9}
 
 
-def skip_foreign(operator: Operator) -> None:
-    if not onnx.defs.has(operator.name, 20):
-        pytest.skip("no operator of ONNX 1.15: known from exporters of other frameworks")
+def is_standard(operator: Operator) -> bool:
+    """Not one that is known from exporters of other frameworks alone."""
+    return onnx.defs.has(operator.name, 20)
 
 
 def recipes(operator: Operator) -> list[Recipe]:
     return RECIPES.get(operator.name) or [_plain(operator.name)]
 
 
-def forms(chosen: Callable[[Operator], object]) -> list[Any]:
-    """Parameters of a test: each operator that is chosen, in each of its forms."""
-    return [
-        pytest.param(operator, recipe, id=f"{operator.name}{number or ''}")
-        for operator in OPERATORS.values() if chosen(operator)
-        for number, recipe in enumerate(recipes(operator))
-    ]
+def forms(chosen: Callable[[Operator], object]) -> list[tuple[Operator, Recipe]]:
+    """Each operator that is chosen, in each of its forms."""
+    return [(operator, recipe) for operator in OPERATORS.values() if chosen(operator) for recipe in recipes(operator)]
 
 
 def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
@@ -130,7 +127,7 @@ def _one_input(operator: Operator) -> bool:
 # What a Q passes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
+@in_turn(("operator", "recipe"), forms(lambda o: o.passage))
 def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
@@ -153,7 +150,7 @@ def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(operator: Operator, re
     assert "instead of" in site.what
 
 
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: not o.passage and _one_input(o)))
+@in_turn(("operator", "recipe"), forms(lambda o: not o.passage and _one_input(o)))
 def test_no_room_lets_a_q_pass_what_is_not_listed(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
@@ -162,10 +159,9 @@ def test_no_room_lets_a_q_pass_what_is_not_listed(operator: Operator, recipe: Re
     assert len(scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
 
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
+@in_turn(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
 def test_the_law_of_passing_holds_in_numbers(operator: Operator, recipe: Recipe) -> None:
     """Q(op(x)) is op(Q(x)) where the passage is exact, and a step apart at most where it is not."""
-    skip_foreign(operator)
     g = Graph(opset=OLD.get(operator.name, OPSET))
     results = recipe(g, g.input(*SHAPE))
     proto = g.model(*results)
@@ -260,10 +256,10 @@ def test_what_is_no_activation_is_none_anywhere(name: str) -> None:
     assert activation_input(model, model.node("act")) is None
 
 
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY)))
+@in_turn(("operator", "recipe"), forms(
+    lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY) and is_standard(o)))
 def test_what_is_called_pointwise_is(operator: Operator, recipe: Recipe) -> None:
     """Each value depends on the value at its place alone: what is permuted in front comes out permuted."""
-    skip_foreign(operator)
     g = Graph(opset=20)
     proto = g.model(*recipe(g, g.input(*SHAPE)))
     proto.ir_version = 9
@@ -354,7 +350,7 @@ def test_facts_and_names_of_operators() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@in_turn("name", sorted(OPERATORS))
 def test_of_asks_for_the_domain(name: str) -> None:
     own = Model(helper.make_model(helper.make_graph([helper.make_node(name, ["x"], ["y"], "n")], "g", [], [])))
     foreign = Model(helper.make_model(

@@ -21,13 +21,13 @@ from qdqtool.timing.expected import gpu_of_device, of_facts
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
 from qdqtool.types import Evidence, Precision
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
 
-@pytest.mark.parametrize(*cases("timing/gpus-names"))
+@in_turn(*cases("timing/gpus-names"))
 def test_names(typed, name):
     assert gpus.find(typed).name == name
 
@@ -67,7 +67,7 @@ def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
 
 
 # Dense INT8 TOPS and FP16 TFLOPS as NVIDIA's data sheets and whitepapers print them (half of the sparse figure).
-@pytest.mark.parametrize(("name", "int8", "fp16"), [
+@in_turn(("name", "int8", "fp16"), [
     ("A100 40GB", 624, 312), ("T4", 130, 65), ("RTX 3080", 238, 119), ("RTX 4090", 660.6, 330.3), ("A30", 330, 165),
     ("AGX Orin", 85, 42.5), ("Orin NX 16GB", 30, 15), ("H100 SXM", 1979, 989), ("RTX 2080 Ti", 215.2, 107.6),
     ("AGX Xavier", 22, 11), ("L4", 242, 121), ("Tesla P4", 22, None), ("V100", 62.7, 125),
@@ -146,12 +146,12 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
     return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
 
 
-@pytest.mark.parametrize(("sm", "told"), [
+@in_turn(("sm", "told"), [
     ("GTX 1660", {"GPU-DP4A", "GPU-FUSION"}), ("6.1", {"GPU-DP4A", "GPU-FUSION"}), ("7.0", {"GPU-DP4A", "GPU-FUSION"}),
     ("7.5", set()), ("T4", set()), ("8.6", set()), ("6.0", {"GPU-NO-INT8"}), ("6.2", {"GPU-NO-INT8"}),
     ("5.3", {"GPU-NO-INT8"}), ("AGX Orin", {"GPU-JETSON"}), ("8.7", set()),
 ])
-@pytest.mark.parametrize("act", ["LeakyRelu", "SiLU"])
+@in_turn("act", ["LeakyRelu", "SiLU"])
 def test_gpus(sm: str, told: set[str], act: str) -> None:
     assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
 

@@ -14,6 +14,7 @@ from qdqtool.timing.gpus import find, gpus
 from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
 from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
+from tests.tables import in_turn
 from tests.timing.models import GPU, workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -41,7 +42,7 @@ TO_HALF = (layer("Convolution", "q", "h"), conv(I8, HALF))
 MAPS = Work(work.POINTWISE, HALF, HALF)
 
 
-@pytest.mark.parametrize(("engine", "outputs", "expected"), [
+@in_turn(("engine", "outputs", "expected"), [
     ([Q, (layer("Convolution", "q", "a"), conv(I8, I8)), (layer("Convolution", "a", "b"), conv(I8, I8))], (), []),
     ([Q, TO_HALF, (layer("Conversion", "h", "r"), Work(work.CONVERSION, HALF, I8)),
       (layer("Convolution", "r", "b"), conv(I8, I8))], (), []),  # a conversion reads and writes any layout

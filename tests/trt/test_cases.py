@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.targets import target_named
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import DIFFERENT, truth
 from tests.trt.evidence import graph as published
@@ -299,7 +299,7 @@ def model_of(name: str) -> onnx.ModelProto:
     return g.model(*([outputs] if isinstance(outputs, str) else outputs))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@in_turn("name", GRAPHS)
 def test_case_fires(name: str) -> None:
     assert name in rested_on(load(model_of(name)), TARGETS[name])
 

@@ -21,7 +21,7 @@ from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.slow import slow_after
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import DIFFERENT
 from tests.trt.evidence import graph as published
@@ -101,7 +101,7 @@ def test_what_stands_alone_and_in_order() -> None:
     assert network.near(LayerKind.SLICE) == []
 
 
-@pytest.mark.parametrize("edit", ["set_input", "drop_input", "add_input", "drop_reader", "retarget", "remove",
+@in_turn("edit", ["set_input", "drop_input", "add_input", "drop_reader", "retarget", "remove",
                                   "absorb_reader", "insert_before"])  # fmt: skip
 def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
     """A loop's later rounds look at touched tensors alone; both sides of a tensor tell the same behind each edit."""
@@ -432,7 +432,7 @@ def test_shape_arithmetic_is_no_layer(g: Graph, where: str) -> None:
     assert ("mixed" in names) is (where != "plain")
 
 
-@pytest.mark.parametrize("op", ["Relu", "HardSwish", "Softmax", "Sigmoid", "GlobalAveragePool", "GlobalMaxPool", "Exp",
+@in_turn("op", ["Relu", "HardSwish", "Softmax", "Sigmoid", "GlobalAveragePool", "GlobalMaxPool", "Exp",
                                 "Identity", "Dropout", "Flatten", "Softplus", "Celu"])  # fmt: skip
 def test_whatever_an_operator_becomes_reads_its_input(op: str) -> None:
     """Up from the output, layer by layer, one comes to the network's input."""

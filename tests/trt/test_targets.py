@@ -10,7 +10,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS, Trtexec, target_before, target_named, target_of_version, trtexec_of_version
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.fuzz.net import Net
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
@@ -58,7 +58,7 @@ def test_what_constants_alone_make_is_computed_while_building(target: str) -> No
 
 
 # Each property came, or went, with one version and stayed so; rtx1.7 is a compiler of its own.
-@pytest.mark.parametrize(*cases("trt/targets-what-a-version-brought-stays"))
+@in_turn(*cases("trt/targets-what-a-version-brought-stays"))
 def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool) -> None:
     having = {t.name for t in CLASSIC if getattr(t, prop) is True}
     assert having == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
@@ -99,8 +99,8 @@ def test_stems_and_default_targets(g: Graph) -> None:
     assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
 
 
-@pytest.mark.parametrize("target", [t.name for t in CLASSIC if not t.strongly_typed])
-@pytest.mark.parametrize("half", [False, True])
+@in_turn("target", [t.name for t in CLASSIC if not t.strongly_typed])
+@in_turn("half", [False, True])
 def test_float_remainder_is_the_builders_choice(target: str, half: bool) -> None:
     assert found(stem(half), target)["b"].output == FLOAT
 
@@ -147,7 +147,7 @@ def test_unknown_scale_is_an_assumption(g: Graph) -> None:
     assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
 
 
-@pytest.mark.parametrize(*cases("trt/targets-target-of-a-version"))
+@in_turn(*cases("trt/targets-target-of-a-version"))
 def test_target_of_a_version(version: str, target: str | None) -> None:
     if target is not None:
         assert target_of_version(version).name == target
@@ -164,7 +164,7 @@ def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> No
     assert trtexec_of_version("no version") is None
 
 
-@pytest.mark.parametrize(*cases("trt/targets-the-printed-command-has-the"))
+@in_turn(*cases("trt/targets-the-printed-command-has-the"))
 def test_the_printed_command_has_the_flags_of_its_version(target: str, flags: set[str], said: str) -> None:
     """Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags."""
     command, remark = trtexec_command(target_named(target), "m.onnx"), trtexec_remark(target_named(target))
@@ -181,7 +181,7 @@ def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
     assert target_named(named) == target_named(given)
 
 
-@pytest.mark.parametrize(("given", "name"), [
+@in_turn(("given", "name"), [
     ("10.3", "trt10"), ("10.14.1", "trt10"), ("11.4", "trt11"), ("trt10.3", "trt10"), ("8.5.2", "trt8.5"),
     ("9.3", "trt8.6"), ("8.2", "trt8.0"), ("19", "trt11"), ("v10.7", "trt10"), ("10.3-strongly-typed",
                                                                              "trt10-strongly-typed"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qdqtool.trt import trace
 from qdqtool.types import Event
-from tests.tables import rows
+from tests.tables import in_turn, rows
 
 # Lines of real logs (8.2 to 8.5), with the event each one says when nothing was read before it.
 LINES = rows("logs/trace.tsv")
@@ -26,7 +26,7 @@ def test_line_and_event(row: list[str]) -> None:
     assert trace.render(event) == line
 
 
-@pytest.mark.parametrize("line", [
+@in_turn("line", [
     "", "Running: ", "Running: two words on x", "Removing ", "Swapping A", "Original: 730 layers",
     "Retargeting A", "Eliminating A", "ConvReluFusion: Fusing A", "Tactic: 0x12 Time: 0.1", "Fusing A with B",
     "Swap the layer type of A from B", "Generating copy for a to b", "&&&& RUNNING TensorRT.trtexec",

@@ -6,25 +6,31 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 
 @contextlib.contextmanager
 def processes(folder: Path, count: int = 2) -> Iterator[Any]:
-    """A client of workers of one thread each."""
+    """A client of workers of one thread each, which copy a process that has imported everything."""
+    import dask
     from distributed import Client, LocalCluster
+    from distributed.utils import get_mp_context
 
-    cluster = LocalCluster(
-        n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-        silence_logs=logging.CRITICAL, local_directory=str(folder),
-    )
-    client = Client(cluster, set_as_default=False)
-    try:
-        yield client
-    finally:
-        client.close()
-        cluster.close()
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload(["distributed", "calibration.clustered", "calibration.cluster.worker"])
+        cluster = LocalCluster(
+            n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+            silence_logs=logging.CRITICAL, local_directory=str(folder),
+        )
+        client = Client(cluster, set_as_default=False)
+        try:
+            yield client
+        finally:
+            client.close()
+            cluster.close()
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]  # what it took is counted once it has ended
 
 
 def pids(client: Any) -> dict[str, int]:

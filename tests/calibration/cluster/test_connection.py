@@ -13,6 +13,7 @@ import pytest
 from calibration.cluster.mapping import check_where, connected
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
+from tests.tables import in_turn
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
@@ -32,7 +33,7 @@ def test_addresses(where: str) -> None:
 ADDRESS = "give the address of a scheduler, such as tcp://host:8786, or local:N"
 
 
-@pytest.mark.parametrize(("where", "message"), [
+@in_turn(("where", "message"), [
     *((where, ADDRESS) for where in ("", "host", "local:x", "local:", "tcp://", "a b:1", "/tmp/scheduler.json")),
     ("local:0", "from 1 to 1024"), ("local:9999", "from 1 to 1024"),
     (3, r"an address or a distributed\.Client, not a int"),

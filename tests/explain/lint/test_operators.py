@@ -20,6 +20,7 @@ from tests.explain.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
 from tests.slow import slow_after
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -170,7 +171,7 @@ def normalized(form: str, eps: float) -> onnx.ModelProto:
     return net.model(opset)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@in_turn("form", FORMS)
 def test_every_form_of_a_norm_in_pieces_is_known(form: str) -> None:
     model = Model(normalized(form, 1e-5))
     (pieces,) = layer_norms(model)
@@ -308,12 +309,12 @@ def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
     assert not norms(model, "trt11") and not fix(model, "trt10", ["NORM-PIECES"]).applied
 
 
-@pytest.mark.parametrize(("op", "attributes", "held"), [
+@in_turn(("op", "attributes", "held"), [
     ("Softmax", {}, True), ("Tanh", {}, True), ("Sin", {}, True), ("Clip", (-4.0, 4.0), True),
     ("Clip", (-300.0, 4.0), False), ("Clip", (-1e-5, 1e-5), False), ("Clip", (None, 4.0), False), ("Exp", {}, False),
     ("Relu", {}, False),
 ])
-@pytest.mark.parametrize("between", [None, "Transpose", "Abs", "Add"])
+@in_turn("between", [None, "Transpose", "Abs", "Add"])
 def test_squares_that_an_operator_in_front_bounds(
     op: str, attributes: dict[str, object] | tuple[float | None, float], held: bool, between: str | None
 ) -> None:
@@ -447,7 +448,7 @@ def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     np.testing.assert_allclose(run(made, {"x": value})[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", [
+@in_turn("change", [
     "read elsewhere", "scale by row", "another axis", "no constant epsilon", "another difference", "turned difference",
     "times the root", "more axes"])
 def test_what_no_layer_normalization_computes(change: str) -> None:

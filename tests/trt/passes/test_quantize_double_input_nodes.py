@@ -7,7 +7,7 @@ import pytest
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.trt.refusals import InputNotDequantized
 from qdqtool.types import Evidence, Precision
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
@@ -99,7 +99,7 @@ def refused(case: str) -> tuple[Graph, str]:
     return g, g.op("Conv", [g.pair(x, "in"), g.pair(moving, "w", 0.1)], "c")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "case",
     ["input-not-dequantized", "weights-not-dequantized", "activation-per-channel", "types", "zero-point",
      "weights-axis", "scale-computed", "weights-not-constant"],
@@ -184,7 +184,7 @@ def not_dequantized(between: str) -> InputNotDequantized:
     return refusal
 
 
-@pytest.mark.parametrize(*cases("trt/quantize-double-input-nodes-the-dq-that-does-not"))
+@in_turn(*cases("trt/quantize-double-input-nodes-the-dq-that-does-not"))
 def test_the_dq_that_does_not_come_down(between: str, dq: str, blocker: str | None) -> None:
     """The nearest above and the first operator that keeps it: one that no DQ passes, a Concat, or any behind a DQ that
     others read or that has a scale for each channel. The search ends at a convolution (it is its Q that is missing) and

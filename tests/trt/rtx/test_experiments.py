@@ -20,6 +20,7 @@ from tests.explain.test_producers import of_shape_1
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.slow import slow_after
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, models
 from tests.trt.test_cases import GRAPHS as OF_CASES
@@ -57,7 +58,7 @@ def check(prediction: Prediction, was: dict[str, Any]) -> None:
         assert all(f.message and f.fix for f in told)
 
 
-@pytest.mark.parametrize("question", sorted(table()["experiments"]))
+@in_turn("question", sorted(table()["experiments"]))
 def test_experiment(question: str) -> None:
     check(predicted(question), table()["experiments"][question])
 
