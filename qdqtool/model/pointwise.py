@@ -29,31 +29,27 @@ def activation_input(model: Model, node: Node | None) -> str | None:
     ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for that of ``x * (1 + Erf(x / 1.41))``; None for a sum
     of two tensors that are no functions of one another.
     """
-    return _input(model, node, 0)
+    read: dict[str, None] = {}
+    for _ in range(_LONGEST):
+        if node is None or not is_pointwise(node) or len(node.outputs) != 1:
+            return None
+        read.update(dict.fromkeys(run_time_inputs(model, node)))
+        if len(read) <= 1:
+            return next(iter(read), None)
+        # What was made last is a function of no other that is read, so it is none that all of them are functions of.
+        last = max(read, key=lambda tensor: _place(model, tensor))
+        del read[last]
+        node = model.producer(last)
+    return None
 
 
-def _input(model: Model, node: Node | None, depth: int) -> str | None:
-    if node is None or not is_pointwise(node) or depth > _LONGEST or len(node.outputs) != 1:
-        return None
-    sources = run_time_inputs(model, node)
-    if len(sources) <= 1:
-        return sources[0] if sources else None
-    common = _above(model, sources[0], depth)
-    for tensor in sources[1:]:
-        others = set(_above(model, tensor, depth))
-        common = [t for t in common if t in others]
-    return common[0] if common else None
-
-
-def _above(model: Model, tensor: str, depth: int) -> list[str]:
-    """A tensor and those that it is a pointwise function of, the nearest first."""
-    found = [tensor]
-    while len(found) <= _LONGEST:
-        above = _input(model, model.producer(found[-1]), depth + 1)
-        if above is None:
-            break
-        found.append(above)
-    return found
+def _place(model: Model, tensor: str) -> int:
+    """Of the tensor's maker in a topological order; before all of them where the network is given it."""
+    places = model.memory.setdefault("places", {})
+    if not places:
+        places.update({n.index: place for place, n in enumerate(model.ordered)})
+    maker = model.producer(tensor)
+    return -1 if maker is None else places[maker.index]
 
 
 def region(model: Model, tensor: str, node: Node) -> list[Node]:

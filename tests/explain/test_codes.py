@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import onnx
 import pytest
 
 import qdqtool

@@ -20,6 +20,8 @@ from tests.growth import FAMILIES
 _WORDS = (b"\x1b]0;owned\x07", b"\x9b31m", b"\xff\xfe\xff", b"\0", b"\xc2\x85", b"../../x", b"/etc/hostname", b"9" * 30,
           b"-1", b"nan", b"", b"\n", b"a" * 70_000, b"\x80" * 10, b"{'descr': '|O'", b"e\xcc\x81")
 
+MOST = 8 << 20  # bytes of a mutated file
+
 
 def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
     """One to three mutations of a file."""
@@ -48,7 +50,7 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
             data = rng.choice(TEXT)(data, rng)
         else:
             data = _bytes(data, rng)
-        data = data[: 8 << 20]
+        data = data[:MOST]
     return data
 
 
@@ -255,7 +257,11 @@ def _json(data: bytes, rng: random.Random) -> bytes:
             at += copy.deepcopy([at[key]] * rng.choice((1, 3000)))
         elif at != [whole]:
             at[key] = copy.deepcopy(rng.choice(_VALUES))
-    return json.dumps(whole).encode()
+    text = io.StringIO()
+    for piece in json.JSONEncoder().iterencode(whole):  # 3000 of 3000 of 3000 are one list in memory
+        if text.write(piece) and text.tell() > MOST:
+            break
+    return text.getvalue().encode()
 
 
 def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:

@@ -2,10 +2,13 @@
 
 import contextlib
 import io
+import json
+import random
 
 import pytest
 
 from qdqtool.commands.cli import run
+from tests.fuzz_inputs import mutate
 from tests.fuzz_inputs.check import LEFT, Bench
 from tests.fuzz_inputs.seeds import COMMANDS
 from tests.slow import slow_after
@@ -14,6 +17,13 @@ from tests.slow import slow_after
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def test_lists_of_lists_of_lists_are_written_no_further_than_a_file_may_be_long() -> None:
+    """Each may be made 3,000 times as long, of which case 3,237 of seed 4511003 took 22 GB."""
+    data = json.dumps([[[[["a" * 100]]]]]).encode()
+    sizes = [len(mutate._json(data, random.Random(seed))) for seed in (40, 80, 189)]
+    assert all(mutate.MOST < size < mutate.MOST + 100_000 for size in sizes)  # which is then cut to it
 
 
 @pytest.mark.parametrize("most", slow_after(1, [1, 99]))

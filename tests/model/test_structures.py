@@ -1,5 +1,6 @@
 """What is recognized in a graph: attention, pointwise chains, Q/DQ."""
 
+import cProfile
 import math
 import tracemalloc
 from collections.abc import Callable
@@ -217,6 +218,30 @@ def test_what_is_no_activation(net: Net) -> None:
     assert pointwise.run_time_inputs(model, add) == ["c.out"]
     assert pointwise.is_bias(model, add)
     assert not pointwise.is_bias(model, model.node("c"))
+
+
+def test_two_functions_of_the_same_two_tensors_again_and_again(net: Net) -> None:
+    """There are as many ways up as 2 to the number of levels: 18 took 7 seconds, each two more four times that."""
+    a, b = net.conv("a", "x"), net.conv("b", "x")
+    for i in range(40):
+        a, b = net.op("Add", f"p{i}", a, b), net.op("Mul", f"m{i}", a, b)
+    net.output(net.op("Add", "last", a, b))
+    model = net.index()
+    profile = cProfile.Profile()
+    found = profile.runcall(pointwise.activation_input, model, model.node("last"))
+    assert found is None and sum(entry.callcount for entry in profile.getstats()) < 5000
+
+
+def test_the_nearest_tensor_of_which_it_is_a_function_whatever_the_order_of_nodes(net: Net) -> None:
+    start = net.op("Relu", "r", net.conv("c", "x"))
+    net.output(net.op("Mul", "m", start, net.op("Sigmoid", "g", start)))
+    proto = net.index().proto
+    nodes = list(proto.graph.node)
+    for _ in range(2):
+        model = Model(proto)
+        assert pointwise.activation_input(model, model.node("m")) == "r.out"
+        del proto.graph.node[:]
+        proto.graph.node.extend(reversed(nodes))
 
 
 # Scales and zero points: what is told of them, when two are alike, and that a large one is held once.
