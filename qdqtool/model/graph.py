@@ -373,8 +373,7 @@ class Model:
         kind, shape = found = self._constant_type(tensor)
         if shape is not None and kind:
             return kind, shape
-        types = self._types if self._types is not None else self._known_types()
-        known = types.get(tensor, _UNKNOWN)
+        known = (self._known_types() if self._types is None else self._types).get(tensor, _UNKNOWN)
         return known if found is _UNKNOWN else (kind or known[0], known[1] if shape is None else shape)
 
     def node(self, name: str) -> Node:
@@ -519,7 +518,7 @@ class Model:
         types = self._types = {v.name: _type_of(v.type) for v in stated}
         read: dict[bytes, TensorType] = {}  # most tensors of a network have a type that another one has
         for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
-            if types.get(name, (0, None))[1] is None:
+            if types.get(name, _UNKNOWN)[1] is None:
                 key = kind.SerializeToString()
                 if key not in read:
                     read[key] = _type_of(kind)
