@@ -38,6 +38,7 @@ _VALUES = {  # the field of an attribute that holds its value, by its type; read
     onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.FLOATS: "floats",
     onnx.AttributeProto.INTS: "ints", onnx.AttributeProto.STRINGS: "strings",
 }  # fmt: skip
+_UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 _KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
 _KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
@@ -369,12 +370,11 @@ class Model:
 
     def type_of(self, tensor: str) -> TensorType:
         """What :meth:`elem_type` and :meth:`shape` say."""
-        kind, shape = self._constant_type(tensor)
+        kind, shape = found = self._constant_type(tensor)
         if shape is not None and kind:
             return kind, shape
-        types = self._types if self._types is not None else self._known_types()
-        known = types.get(tensor, (0, None))
-        return kind or known[0], known[1] if shape is None else shape
+        known = (self._known_types() if self._types is None else self._types).get(tensor, _UNKNOWN)
+        return known if found is _UNKNOWN else (kind or known[0], known[1] if shape is None else shape)
 
     def node(self, name: str) -> Node:
         """The node of that name (see :attr:`Node.name`).
@@ -490,7 +490,7 @@ class Model:
             return known
         node = self.producers.get(tensor)
         if node is None or node.op != "Constant":
-            return 0, None
+            return _UNKNOWN
         proto = self.constant_proto(tensor)
         if proto is not None:
             return int(proto.data_type), tuple(proto.dims)
@@ -510,7 +510,7 @@ class Model:
         for node in (n for n in self.ordered if not self._is_typed(n)):
             found = self._made(node) or alike.outputs(node.proto, node.op, [self.type_of(t) for t in node.inputs])
             made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
-            if found is None or any(types[t][0] not in (0, made[t][0]) for t in types.keys() & made):
+            if found is None or any(t in types and types[t][0] not in (0, kind[0]) for t, kind in made.items()):
                 break
             types.update(made)
         else:
@@ -518,7 +518,7 @@ class Model:
         types = self._types = {v.name: _type_of(v.type) for v in stated}
         read: dict[bytes, TensorType] = {}  # most tensors of a network have a type that another one has
         for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
-            if types.get(name, (0, None))[1] is None:
+            if types.get(name, _UNKNOWN)[1] is None:
                 key = kind.SerializeToString()
                 if key not in read:
                     read[key] = _type_of(kind)
@@ -527,7 +527,7 @@ class Model:
 
     def _is_typed(self, node: Node) -> bool:
         types = self._types or {}
-        return all(types.get(t, (0, None))[1] is not None for t in node.outputs if t)
+        return all(types.get(t, _UNKNOWN)[1] is not None for t in node.outputs if t)
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""

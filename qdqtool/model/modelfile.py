@@ -44,8 +44,8 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
         raise ModelError(f"{what}: an output has no name; the file is damaged")
-    for node in (n for n in with_inner(proto.graph.node) if n.attribute):
-        for attribute in node.attribute:
+    for node in with_inner(proto.graph.node):
+        for attribute in node.attribute or ():
             if attribute.ref_attr_name:
                 raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
                                  "from a function, and is in none; the file is damaged")
@@ -109,7 +109,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any], *, main: bool = Fa
     for node in nodes:
         if not main:
             texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
-        for attribute in node.attribute if node.attribute else ():
+        for attribute in node.attribute or ():
             add(attribute.name)
             kind = attribute.type
             if kind == _TENSOR:

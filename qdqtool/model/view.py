@@ -30,6 +30,7 @@ class Weights:
         folded: Whether ``source`` depends on constants only.
         before: Nodes between the constant and Q, the nearest to Q first.
         after: Nodes between DQ and the node.
+        shape: Dimensions of ``source`` where it is a constant that the node reads as it is, Q and DQ apart.
     """
 
     dq: Node | None
@@ -39,6 +40,7 @@ class Weights:
     folded: bool
     before: list[Node] = field(default_factory=list)
     after: list[Node] = field(default_factory=list)
+    shape: tuple[int, ...] | None = None
 
     @property
     def first(self) -> Node | None:
@@ -123,6 +125,8 @@ class View:
         found = self._weights.get(tensor)
         if found is None:
             found = self._weights[tensor] = self._trace(tensor)
+            if not found.before and not found.after:
+                found.shape = self.model.constant_shape(found.source) or None
         return found
 
     def _trace(self, tensor: str) -> Weights:
@@ -149,9 +153,7 @@ class View:
 
     def weight_shape(self, node: Node) -> tuple[int, ...] | None:
         """Dimensions of a convolution's weights: [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...]."""
-        weights = self.weights(node)
-        shape = self.model.constant_shape(weights.source)
-        return shape if shape and not weights.before and not weights.after else None
+        return self.weights(node).shape
 
     def channels(self, node: Node) -> tuple[int, int, int] | None:
         """Input channels, output channels and groups of a Conv or ConvTranspose."""

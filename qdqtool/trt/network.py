@@ -131,6 +131,8 @@ class Network:
         """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
         if self.focus is None:
             return self.of_kind(kind)
+        if not self.has(kind):
+            return []
         found: dict[Layer, None] = {}
         for tensors in (self.focus, self.touched):
             for tensor in tensors:
