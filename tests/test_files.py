@@ -150,7 +150,7 @@ def test_a_chain_of_functions_too_deep_for_python_is_named(
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     assert run(["predict", str(path)]) == 2
-    told = "its own functions call one another through 3001 levels; the limit is 500; export the model"
+    told = "its own functions call one another through 1201 levels; the limit is 500; export the model"
     assert capsys.readouterr().err == f"qdqtool: {path}: {told} without functions\n"
     with pytest.raises(QdqtoolError, match=f"^model in memory: {told}"):
         qdqtool.predict(model)

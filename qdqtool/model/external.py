@@ -154,7 +154,7 @@ _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 _INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 _RAW = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
 _BYTES_FOLLOW = 2  # the wire type of messages and strings
-_LARGE = 1 << 12  # bytes of a tensor that are not copied once more
+_COPIED = 1 << 12  # bytes of a tensor that are not copied once more
 
 
 class Parts:
@@ -193,7 +193,7 @@ class Parts:
 
 def _tensor(tensor: onnx.TensorProto) -> list[bytes]:
     raw = tensor.raw_data
-    around = _around(tensor, _RAW) if len(raw) > _LARGE else None
+    around = _around(tensor, _RAW) if len(raw) > _COPIED else None
     if around is None:
         return [_whole(tensor)]
     return [around[0], _head(_RAW, len(raw)), raw, around[1]]

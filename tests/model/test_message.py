@@ -91,8 +91,8 @@ OTHERWISE = [documented_otherwise(b"\x32", lambda m: m), documented_otherwise(b"
 def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
     model = made()
     wanted = model.SerializeToString(deterministic=True)
-    for large in (external._LARGE, 0):
-        monkeypatch.setattr(external, "_LARGE", large)
+    for large in (external._COPIED, 0):
+        monkeypatch.setattr(external, "_COPIED", large)
         parts = Parts(model)
         assert b"".join(parts) == wanted == b"".join(parts), "and once more"
         assert parts.size == len(wanted)
