@@ -119,6 +119,20 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
 
     Numbers the findings from 0 and sets ``findings`` of each convolution to the ids that concern it.
     """
+    findings = _ordered(_found(model, prediction, way))
+    _number(findings, prediction, model)
+    return findings
+
+
+def of_part(model: Model, target: Target) -> Prediction:
+    """The prediction of a part, to be compared with the whole's: its findings are in no order and have no numbers."""
+    with collector_paused():
+        prediction = outcome(model, target)
+        prediction.findings = _found(model, prediction, None)
+    return prediction
+
+
+def _found(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
     from qdqtool.explain.lint.api import run as lint
     from qdqtool.explain.report import Report
     from qdqtool.model.view import View
@@ -143,9 +157,7 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
         from qdqtool.explain.api import name_regions
 
         name_regions(prediction, report)
-    findings = _ordered(report.findings)
-    _number(findings, prediction, model)
-    return findings
+    return report.findings
 
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)

@@ -6,8 +6,8 @@ an output, and of a conversion all that another finding, or the refusal beside i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from qdqtool.base.records import contents
 from qdqtool.explain.coded import average_behind, left_float, with_own
@@ -19,9 +19,25 @@ from qdqtool.types import Cause, Finding, Precision, Refusal
 Key = tuple[Any, ...]
 
 
+class _Reading(NamedTuple):
+    node: str
+    kind: ReaderKind
+    op: str
+    scale: Any
+
+
 def key(finding: Finding) -> Key:
     """Equal for two findings that report the same."""
     return finding.code, finding.severity, finding.node, finding.gains, *(_cause(finding, c) for c in finding.causes)
+
+
+def readers_in(found: Key) -> Iterator[str]:
+    """The nodes that a key lists as readers: where one is missing, the finding is another."""
+    for value in found:
+        if isinstance(value, _Reading):
+            yield value.node
+        elif isinstance(value, tuple):
+            yield from readers_in(value)
 
 
 def _cause(finding: Finding, cause: Cause) -> Key:
@@ -72,5 +88,5 @@ def _value(value: Any) -> Any:
 
 def _readers(readers: Sequence[Reader]) -> Key:
     """Who reads a tensor; neither in what order, nor what lies behind."""
-    found = (("" if r.kind == ReaderKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale)) for r in readers)
+    found = (_Reading("" if r.kind == ReaderKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale)) for r in readers)
     return tuple(sorted(found, key=str))

@@ -35,7 +35,7 @@ from qdqtool.extraction.select import (
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.options import BUILDS, TRIES, On, Selection, Shrinking
-from qdqtool.prediction import predict
+from qdqtool.prediction import of_part, predict
 from qdqtool.trt.targets import target_named
 from qdqtool.types import ConvOutcome, Prediction
 
@@ -51,6 +51,7 @@ class Job:
         self.whole = predict(model, target)
         self.cutter = Cutter(model)
         self.shown = Shown()
+        self.effort = Effort()
         self.check: Check | None = None
         self.notes: list[Note] = []
         self.why = ""
@@ -128,13 +129,13 @@ class Job:
 
     def _narrow(self, anchors: Sequence[Node]) -> None:
         """Grows and trims the part around the anchors."""
-        effort = Effort()
+        needed = frozenset(n.index for n in map(self._find, self.shown.needed()) if n is not None)
         for holds in (self._sketch_holds, self._part_holds):
-            part = _last(track(grow(self.cutter, anchors, holds), "cutting")) or self.cutter.whole()
-            part = _last(track(trim(self.cutter, part, anchors, holds, effort), "trimming")) or part
+            part = _last(track(grow(self.cutter, anchors, holds, needed), "cutting")) or self.cutter.whole()
+            part = _last(track(trim(self.cutter, part, anchors, holds, self.effort, needed), "trimming")) or part
             if self._part_holds(part):
                 break
-        if effort.left < 0:
+        if self.effort.left < 0:
             self.notes.append(Remark.TRIMMING_ENDED(nodes=budgets.TRIMMED_NODES))
         self._set(part)
         if part != self.cutter.whole():
@@ -148,9 +149,11 @@ class Job:
 
     def _sketch_holds(self, part: Part) -> bool:
         try:
-            return self.shown.holds(predict(self.cutter.sketch(part), self.target))
+            found = of_part(self.cutter.sketch(part), target_named(self.target))
         except ModelError:
             return False
+        self.effort.left -= max(0, len(found.findings) - len(part.nodes))
+        return self.shown.holds(found)
 
     def _part_holds(self, part: Part) -> bool:
         try:

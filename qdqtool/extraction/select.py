@@ -12,7 +12,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.explain.alike import key
+from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, Move, pruned
 from qdqtool.model.graph import Node
@@ -32,6 +32,10 @@ class Shown:
 
     findings: tuple[Finding, ...] = ()
     convolutions: tuple[ConvOutcome, ...] = ()
+
+    def needed(self) -> set[str]:
+        """Nodes without which nothing shows the same: those that the findings list as readers."""
+        return {name for f in self.findings for name in readers_in(key(f))}
 
     def missing(self, prediction: Prediction) -> list[str]:
         """What a prediction does not show, in words; empty when it shows everything."""
@@ -106,10 +110,13 @@ _FINDING = 8  # times as long as finding what is left of a part does predicting 
 _RADII = (0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60, 90, 140, 220, 400, 1000)
 
 
-def grow(cutter: Cutter, anchors: Sequence[Node], holds: Holds) -> Iterator[Part | None]:
+def grow(
+    cutter: Cutter, anchors: Sequence[Node], holds: Holds, needed: frozenset[int] = frozenset()
+) -> Iterator[Part | None]:
     """Parts around the anchors, wider and wider; yields None for each that does not hold and ends with one that does.
 
-    The whole model is tried last and is taken as it is: what it shows is what was asked for.
+    The whole model is tried last and is taken as it is: what it shows is what was asked for. What lacks one of the
+    ``needed`` nodes is not tried.
     """
     tried: set[Part] = set()
     total = len(cutter.model.nodes)
@@ -120,7 +127,7 @@ def grow(cutter: Cutter, anchors: Sequence[Node], holds: Holds) -> Iterator[Part
             if len(part.nodes) == total:
                 yield cutter.whole()
                 return
-            if part in tried or not part.outputs:
+            if part in tried or not part.outputs or not needed <= part.nodes:
                 continue
             tried.add(part)
             if holds(part):
@@ -133,6 +140,8 @@ def grow(cutter: Cutter, anchors: Sequence[Node], holds: Holds) -> Iterator[Part
 class Effort:
     """How many nodes trimming may still predict: where each node of a wide part counts, its tries go with the square.
 
+    A part with more findings than nodes, where copies of Qs stay, counts as many.
+
     Attributes:
         left: Nodes; below zero trimming has been broken off.
     """
@@ -142,18 +151,20 @@ class Effort:
 
 
 def trim(
-    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort | None = None
+    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort | None = None,
+    needed: frozenset[int] = frozenset(),
 ) -> Iterator[Part | None]:
     """Smaller and smaller parts of one; yields None for each one that does not hold.
 
     Nodes far from the anchors go first, in groups, then one by one; what no longer hangs together with the anchors
-    goes with them. It ends early where the effort is spent.
+    goes with them. It ends early where the effort is spent. Anchors and ``needed`` nodes stay, and no part without
+    them is predicted.
     """
     effort = effort or Effort()
-    for found in _one_group(cutter, part, anchors, holds, effort):
+    for found in _one_group(cutter, part, anchors, holds, effort, needed):
         part = found or part
         yield found
-    fixed = {n.index for n in anchors}
+    fixed = needed.union(n.index for n in anchors)
     size = max(1, len(part.nodes) // 2)
     while True:
         order = [i for i in _Spread(cutter, part, anchors).order if i not in fixed]
@@ -163,7 +174,7 @@ def trim(
             gone = set(order[start : start + size])
             start += size
             effort.left -= len(part.nodes) // _FINDING
-            smaller = _without(cutter, part, gone, anchors)
+            smaller = _without(cutter, part, gone, anchors, needed)
             if smaller is None and effort.left >= 0:
                 continue
             if smaller is None:
@@ -184,7 +195,7 @@ def trim(
 
 
 def _one_group(
-    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort
+    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort, needed: frozenset[int]
 ) -> Iterator[Part | None]:
     """A group of the branches of a wide part, and of these, as long as one shows it; None for each that does not.
 
@@ -192,7 +203,7 @@ def _one_group(
     """
     while (spread := _Spread(cutter, part, anchors)).wide:
         for kept in spread.groups():
-            smaller = _without(cutter, part, set(spread.order) - kept, anchors)
+            smaller = _without(cutter, part, set(spread.order) - kept, anchors, needed)
             if smaller is None:
                 continue
             effort.left -= len(smaller.nodes)
@@ -207,10 +218,14 @@ def _one_group(
             return
 
 
-def _without(cutter: Cutter, part: Part, gone: set[int], anchors: Sequence[Node]) -> Part | None:
-    """The part without some nodes; None where it would be no smaller."""
+def _without(
+    cutter: Cutter, part: Part, gone: set[int], anchors: Sequence[Node], needed: frozenset[int]
+) -> Part | None:
+    """The part without some nodes; None where it would be no smaller, or lack one that is needed."""
     left = part.nodes - gone - cutter.constant
     joined = _joined(cutter, left, anchors)
+    if not needed <= joined:
+        return None
     for every in (False, True):
         smaller = cutter.part(joined, every)
         if smaller.outputs and len(smaller.nodes) < len(part.nodes) and smaller.nodes < part.nodes:

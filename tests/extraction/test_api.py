@@ -14,6 +14,7 @@ from qdqtool import extract
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
+from qdqtool.extraction import job
 from qdqtool.extraction.cut import Cutter
 from qdqtool.extraction.moves import ALL, channels, spatial
 from qdqtool.extraction.private import masked
@@ -21,7 +22,7 @@ from qdqtool.extraction.select import Shrinker
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from tests.extraction.networks import SECRET, residual, secretive
-from tests.growth import split_joined
+from tests.growth import split_joined, wide_split
 from tests.insertion.nets import run
 from tests.slow import slow_after
 from tests.tables import cases
@@ -255,6 +256,40 @@ def test_of_many_branches_beside_each_other_a_group_is_tried_alone(monkeypatch: 
     found = extract(proto, node=concat, target="trt8.5")
     assert [f.code for f in found.shown.findings] == ["CONCAT-SCALE"] and len(found.proto.graph.node) == 7
     assert sum(drawn) < 2.5 * len(proto.graph.node)
+
+
+def test_a_part_without_a_reader_that_a_finding_lists_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In front of a wide Split nearly all tries lacked one, and used up what trimming may take."""
+    proto = wide_split(40)
+    last = proto.graph.output[0].name
+    proto.graph.node.extend(helper.make_node("Relu", [n], [f"{n}r"], name=f"{n}r") for n in (last, f"{last}r"))
+    proto.graph.output[0].name = f"{last}rr"
+    tried: list[set[str]] = []
+    sketch = Cutter.sketch
+    monkeypatch.setattr(Cutter, "sketch", lambda self, part: tried.append(
+        {self.model.nodes[i].name for i in part.nodes}) or sketch(self, part))
+    found = extract(proto, node="n4", target="trt8.5")
+    assert found.shown.needed() == {n.name for n in proto.graph.node[7:] if n.op_type == "QuantizeLinear"}
+    assert tried and all(names >= found.shown.needed() for names in tried)
+
+
+def test_what_trimming_may_take_counts_findings_where_they_are_more_than_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Q behind eight parts of a Split becomes eight: a part of 900 nodes took as long as one of 4,000."""
+    proto = split_joined(450)
+    counted = []
+    predicted = job.of_part
+
+    def counting(model, target):
+        prediction = predicted(model, target)
+        counted.append((len(model.nodes), len(prediction.findings)))
+        return prediction
+
+    monkeypatch.setattr(budgets, "TRIMMED_NODES", 3000)
+    monkeypatch.setattr(job, "of_part", counting)
+    extract(proto, node="n4", target="trt8.5")
+    largest = max(map(max, counted))
+    assert largest > 2 * len(proto.graph.node)
+    assert sum(map(max, counted)) < 3000 + 2 * largest
 
 
 @pytest.mark.parametrize("limit", ["MINIMIZED_NODES", "MINIMIZED_BYTES"])
