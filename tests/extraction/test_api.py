@@ -1,6 +1,7 @@
 """``qdqtool.extract``: parts that stand on their own and show the same."""
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -300,10 +301,38 @@ def test_minimizing_ends_within_its_budget_unless_a_limit_is_given(limit: str, m
     size = len(model.graph.node) if limit == "MINIMIZED_NODES" else model.ByteSize()
     monkeypatch.setattr(budgets, limit, 3 * size)
     bounded = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True)
-    assert Remark.STOPPED in remarks(bounded.notes) and Remark.STOPPED not in remarks(whole.notes)
+    assert Remark.STOPPED_EARLY in remarks(bounded.notes) and not whole.notes
     assert len(whole.proto.graph.node) <= len(bounded.proto.graph.node)
     asked = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=2000)
     assert asked.proto.SerializeToString() == whole.proto.SerializeToString()
+
+
+def test_minimizing_a_model_of_large_weights_sheds_them_first(g: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count where a model is tried, not where one is made that is none: each of hundreds copied them all."""
+    x = g.input(1, 256, 8, 8)
+    for place in range(4):
+        x = g.relu(g.conv(x, f"conv{place}", 256, scale=0.05 if place != 2 else None), f"r{place}")
+    model = g.model(x)
+    size = model.ByteSize()
+    assert size > 4 * 256 * 256 * 9 * 4
+    tried: list[int] = []
+    steps = Shrinker.steps
+
+    def counted(self: Shrinker) -> Iterator[bool]:
+        holds = self._holds
+        self._holds = lambda proto: tried.append(proto.ByteSize()) or holds(proto)
+        yield from steps(self)
+
+    monkeypatch.setattr(Shrinker, "steps", counted)
+    monkeypatch.setattr(budgets, "MINIMIZED_BYTES", size)
+    small = qdqtool.extract(model, outputs=[model.graph.output[0].name], target="trt8.6", minimize=True)
+    assert not small.notes and small.proto.ByteSize() < size / 1000
+    assert tried[0] < size / 100 and sum(tried) < size / 4
+    given = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    same = []
+    Shrinker(model, lambda proto: same.append(
+        [np.array_equal(numpy_helper.to_array(t), given[t.name]) for t in proto.graph.initializer]) or True).run()
+    assert any(map(len, same[:3])) and all(map(all, same[:3]))  # before channels are fewer
 
 
 @pytest.fixture(scope="module")
