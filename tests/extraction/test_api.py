@@ -22,6 +22,8 @@ from qdqtool.extraction.private import masked
 from qdqtool.extraction.select import Shrinker
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import DQ, Q, quantizers, read_params
+from qdqtool.trt.refusals import ConcatScales
+from tests.explain.graphs import concat
 from tests.extraction.networks import SECRET, residual, secretive
 from tests.growth import split_joined, wide_split
 from tests.insertion.nets import run
@@ -429,6 +431,17 @@ def test_a_real_network(code: str) -> None:
     names = {n.name for n in whole.graph.node} | {t for n in whole.graph.node for t in (*n.input, *n.output)}
     assert not [n for n in names if len(n) > 4 and n.encode() in data]
     assert code in {f.code for f in qdqtool.predict(result.proto).findings}
+
+
+def test_scales_that_a_concat_joins_differ_in_private_too() -> None:
+    """Each of them is another number, in the same order."""
+    result = qdqtool.extract(concat((0.02, 0.05, 0.05), 0.1), finding="CONCAT-SCALE", private=True)
+    (finding,) = (f for f in result.prediction.findings if f.code == "CONCAT-SCALE")
+    (whole,) = (f for f in result.whole.findings if f.code == "CONCAT-SCALE")
+    told, given = ([p for c in f.causes for r in c.also if isinstance(r, ConcatScales) for p in (*r.parts, r.behind)]
+                   for f in (finding, whole))
+    assert len(told) == len(given) == 4 and not set(told) & set(given)
+    assert [(a < b, a == b) for a in told for b in told] == [(a < b, a == b) for a in given for b in given]
 
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
