@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqtool.base.budgets import USER_SECONDS
+from qdqtool.base.budgets import MINIMIZED_BYTES, MINIMIZED_NODES, USER_SECONDS, amount
 from qdqtool.base.options import Ranges, as_in, concern, option
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
@@ -348,8 +348,10 @@ class Shrinking:
         None, f"Seconds that one run of the command may take; {USER_SECONDS:g} by default.",
         f"What one run of COMMAND may take. [default: {USER_SECONDS:g}]", metavar="SECONDS", kind="float")
     limit: int | None = option(
-        None, f"The most models to try when shrinking (default {TRIES}; {BUILDS} with a builder or a command).",
-        f"The most models to try (default {TRIES}, {BUILDS} with builds).", kind="int", least=1)
+        None, f"The most models to try when shrinking (default {TRIES}; {BUILDS} with a builder or a command). Without "
+        f"one and without these it also ends after {MINIMIZED_NODES:,} nodes or {amount(MINIMIZED_BYTES)} of models "
+        "predicted, a minute or two.",
+        f"The most models to try (default {TRIES} within a minute or two, {BUILDS} with builds).", kind="int", least=1)
     private: bool = option(
         False, "Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.",
         "Replace names, weights, scales and metadata.")

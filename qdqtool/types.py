@@ -233,14 +233,15 @@ class Refusal:
     Attributes:
         reason: A short code of the class, stable, that tests refer to.
         quotes: Whether its words are TensorRT's own.
-        sizes: Its fields that hold how large a tensor is, which a part of the model may have otherwise.
+        apart: Its fields that a part of the model may have otherwise though the same is told: how large a tensor is,
+            who looked, and what no words are made from.
         pass_name: The pass, or who else looked.
         node: The ONNX node looked at.
     """
 
     reason: ClassVar[str] = ""
     quotes: ClassVar[bool] = False
-    sizes: ClassVar[tuple[str, ...]] = ("elements",)
+    apart: ClassVar[tuple[str, ...]] = ("pass_name", "elements")
     nameless: ClassVar[tuple[str, ...]] = ("pass_name", "op")
 
     pass_name: str

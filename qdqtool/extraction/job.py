@@ -19,7 +19,7 @@ from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
-from qdqtool.extraction.moves import constants
+from qdqtool.extraction.moves import ALL, BYTES_FIRST, constants
 from qdqtool.extraction.private import made_private
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.select import (
@@ -254,7 +254,8 @@ class Job:
 
         if check is not None and check.loose:
             self.notes.append(Remark.EXIT_CODE_ALONE())
-        shrinker = Shrinker(self.proto, holds, limit=limit, bounded=bounded)
+        moves = BYTES_FIRST if check is None else ALL
+        shrinker = Shrinker(self.proto, holds, moves, limit, bounded)
         try:
             for _ in track(shrinker.steps(), "minimizing", limit):
                 pass
@@ -264,7 +265,8 @@ class Job:
             self.interrupted = True
             self.notes.append(Remark.INTERRUPTED(tries=shrinker.tried))
         if shrinker.exhausted:
-            self.notes.append(Remark.STOPPED(tries=shrinker.tried))
+            remark = Remark.STOPPED if shrinker.tried >= limit else Remark.STOPPED_EARLY
+            self.notes.append(remark(tries=shrinker.tried))
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             if not self.checked:

@@ -12,11 +12,13 @@ from onnx import helper, numpy_helper
 from qdqtool.extraction.cut import FLOATS
 from qdqtool.model import qdq
 from qdqtool.model.external import array_of
+from qdqtool.model.graph import tensor_bytes
 from qdqtool.model.subgraphs import captured, part_of
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+LARGE = 4096  # bytes; a larger constant holds no sizes
 _PLAIN = 64  # elements; a constant of fewer is small enough as it is
 
 
@@ -27,10 +29,17 @@ def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def pruned(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The nodes, constants, inputs and types that its outputs need; other types shape inference is to find again."""
+def pruned(
+    proto: onnx.ModelProto, stored: Callable[[onnx.TensorProto], onnx.TensorProto] = lambda tensor: tensor
+) -> onnx.ModelProto:
+    """The nodes, constants, inputs and types that its outputs need; other types shape inference is to find again.
+
+    Args:
+        proto: The model.
+        stored: What is put in the place of an initializer.
+    """
     graph = proto.graph
-    result, needed = part_of(proto, graph.node, graph.output, graph.initializer)
+    result, needed = part_of(proto, graph.node, graph.output, map(stored, graph.initializer))
     result.graph.input.extend(v for v in graph.input if v.name in needed)
     unknown = {o for n in result.graph.node if not _is_inferred(n, proto) for o in n.output}
     result.graph.value_info.extend(v for v in graph.value_info if v.name in unknown and v.name in needed)
@@ -191,6 +200,8 @@ def channels(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
               if len(v.type.tensor_type.shape.dim) > 1}
     sizes = sorted((d for d in found if d > 1), reverse=True)
     for factor in _factors(sizes):
+        if all(size % factor for size in sizes):
+            continue
         for content in (True, False):
             yield _resized(proto, lambda d, f=factor: d // f if d % f == 0 else d, (0, 1), content)  # type: ignore[misc]
     for size in sizes:
@@ -260,20 +271,23 @@ def _resized(
     proto: onnx.ModelProto, change: Callable[[int], int], axes: tuple[int, ...], content: bool
 ) -> onnx.ModelProto:
     """A copy with other numbers of channels in weights, inputs and groups."""
-    candidate = copied(proto)
     structural = {t for n in proto.graph.node if n.op_type in ("Resize", "Upsample") for t in n.input[1:]}
-    named = {o: n for n in candidate.graph.node if n.op_type == "Constant" for o in n.output}
-    names = {id(a.t): o for o, n in named.items() for a in n.attribute if a.HasField("t")}
-    for tensor in _tensors(candidate):
-        if tensor.data_type in _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING} or not tensor.dims:
-            continue
-        if names.get(id(tensor), tensor.name) in structural:
-            continue
+
+    def resized(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+        if tensor.data_type in _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING} or name in structural:
+            return tensor
         wanted = [change(d) if axis in axes else d for axis, d in enumerate(tensor.dims)]
-        if wanted != list(tensor.dims):
-            array = array_of(tensor)
-            part: npt.NDArray[Any] = array[tuple(slice(0, w) for w in wanted)]
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(part), tensor.name))
+        if wanted == list(tensor.dims):
+            return tensor
+        part: npt.NDArray[Any] = array_of(tensor)[tuple(slice(0, w) for w in wanted)]
+        return numpy_helper.from_array(np.ascontiguousarray(part), tensor.name)
+
+    candidate = pruned(proto, lambda tensor: resized(tensor, tensor.name))
+    for node in candidate.graph.node:
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    attribute.t.CopyFrom(resized(attribute.t, node.output[0]))
     for value in candidate.graph.input:
         dims = value.type.tensor_type.shape.dim
         if len(dims) > 1 and dims[1].dim_value > 1:
@@ -290,7 +304,7 @@ def _resized(
 def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
     """Changes the sizes that Reshape, Slice, Split and the like take from constants and attributes."""
     for tensor in _tensors(proto):
-        if tensor.data_type in _INTEGERS and len(tensor.dims) <= 1:
+        if tensor.data_type in _INTEGERS and len(tensor.dims) <= 1 and tensor_bytes(tensor) <= LARGE:
             array = array_of(tensor)
             changed = np.array([change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)], array.dtype)
             tensor.CopyFrom(numpy_helper.from_array(changed.reshape(array.shape), tensor.name))
@@ -308,7 +322,12 @@ def _forget_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+OF_DATA: frozenset[Move] = frozenset((channels, weights))
+"""Those that read large constants; the others leave them as they are, and may get them without data."""
+
 ALL: tuple[Move, ...] = (ends, starts, constants, skips, channels, spatial, weights)
+# Where each byte of a model costs more than trying what cannot hold: what sheds most of them is tried first.
+BYTES_FIRST: tuple[Move, ...] = (constants, channels, *(move for move in ALL if move not in (constants, channels)))
 # For networks that are no user's: any tensor may enter or leave.
 LOOSE: tuple[Move, ...] = (
     functools.partial(ends, floats=False), functools.partial(starts, floats=False), constants, skips,

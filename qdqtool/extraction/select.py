@@ -5,7 +5,7 @@ The part is then trimmed while it does, and made smaller by leaving nodes out.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -15,8 +15,8 @@ from qdqtool.base.said import Said, said
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
-from qdqtool.extraction.moves import ALL, Move, pruned
-from qdqtool.model.graph import Node
+from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, pruned
+from qdqtool.model.graph import Node, tensor_bytes, without_data
 from qdqtool.model.inference import grows, shorten_names
 from qdqtool.options import TRIES
 from qdqtool.types import ConvOutcome, Finding, Prediction
@@ -301,15 +301,16 @@ ModelHolds = Callable[[onnx.ModelProto], bool]
 class Shrinker:
     """Makes a model smaller, step by step.
 
+    Large constants are kept apart from the models that are made: only one that is tried gets its own back.
+
     Args:
         proto: The model; it is not changed.
         holds: Whether a smaller one still shows what it should; one that raises does not.
         moves: How to make it smaller; see :mod:`qdqtool.extraction.moves`.
         limit: The most models to try.
-        bounded: Whether nodes and bytes of all of them are limited too, see :mod:`qdqtool.base.budgets`.
+        bounded: Whether nodes and bytes of those that are tried are limited too, see :mod:`qdqtool.base.budgets`.
 
     Attributes:
-        proto: The smallest model found so far that holds.
         tried: Models tried.
         exhausted: Whether a limit ended the search.
     """
@@ -320,13 +321,15 @@ class Shrinker:
     ) -> None:
         self._left = (budgets.MINIMIZED_NODES, budgets.MINIMIZED_BYTES) if bounded else None
         self._strict = True
+        self._apart: dict[str, onnx.TensorProto] = {}
+        light = put_apart(proto, self._apart)
         try:
-            self.proto = self._typed(proto)
+            self._light = self._typed(light)
         except Exception:
             # onnx refuses some models as a whole (plugins, odd types); then it cannot judge parts of them either.
             self._strict = False
             try:
-                self.proto = self._typed(proto)
+                self._light = self._typed(light)
             except Exception as error:  # dimensions or data that it stumbles over
                 raise ModelError(said("onnx cannot infer the model's shapes, so that nothing smaller can be looked "
                                       "for ({reason}); leave out {`minimize`}",
@@ -334,9 +337,14 @@ class Shrinker:
         self._holds = holds
         self._moves = moves
         self._limit = limit
-        self._seen: set[bytes] = {self._digest(self.proto)}
+        self._seen: set[bytes] = {self._digest(self._light)}
         self.tried = 0
         self.exhausted = False
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The smallest model found so far that holds."""
+        return put_back(self._light, self._apart)
 
     def steps(self) -> Iterator[bool]:
         """Goes on until nothing smaller holds; yields whether each model that was tried does."""
@@ -347,11 +355,13 @@ class Shrinker:
                 found = True
                 while found:
                     found = False
-                    for candidate in move(self.proto):
-                        if self.tried >= self._limit or not self._affords(candidate):
+                    for candidate in move(self.proto if move in OF_DATA else self._light):
+                        if self.tried >= self._limit:
                             self.exhausted = True
                             return
                         answer = self._try(candidate)
+                        if self.exhausted:
+                            return
                         if answer is None:
                             continue
                         yield answer
@@ -365,15 +375,23 @@ class Shrinker:
             pass
         return self.proto
 
-    def _affords(self, candidate: onnx.ModelProto) -> bool:
+    def _affords(self, nodes: int, size: int = 0) -> bool:
+        """Whether there is enough left of what is limited; where there is, it is taken."""
         if self._left is not None:
-            self._left = (self._left[0] - len(candidate.graph.node), self._left[1] - candidate.ByteSize())
-        return self._left is None or min(self._left) >= 0
+            self._left = (self._left[0] - nodes, self._left[1] - size)
+            self.exhausted = min(self._left) < 0
+        return not self.exhausted
 
     def _try(self, candidate: onnx.ModelProto) -> bool | None:
-        """Whether a candidate holds (it is then the new model); None when it is no model, or was tried before."""
+        """Whether a candidate holds (it is then the new model); None when it is not tried.
+
+        That is one that is no model, that was tried before, or for which too little is left.
+        """
+        if not self._affords(len(candidate.graph.node) // _FINDING):
+            return None
+        apart = dict(self._apart)
         try:
-            typed = self._typed(candidate)
+            typed = self._typed(put_apart(candidate, apart))
         except Exception:
             # Cutting makes models that onnx refuses; they are no candidates.
             return None
@@ -381,19 +399,23 @@ class Shrinker:
         if digest in self._seen:
             return None
         self._seen.add(digest)
+        whole = put_back(typed, apart)
+        if not self._affords(len(whole.graph.node), whole.ByteSize()):
+            return None
         self.tried += 1
         try:
-            holds = self._holds(typed)
+            holds = self._holds(whole)
         except BuilderError:
             raise  # the compiler is gone: nothing that comes after would mean anything
         except Exception:
             return False
         if holds:
-            self.proto = typed
+            self._light = typed
+            marks = (t.doc_string for t in typed.graph.initializer)
+            self._apart = {mark: apart[mark] for mark in marks if mark in apart}
         return holds
 
-    def _typed(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        clean = pruned(proto)
+    def _typed(self, clean: onnx.ModelProto) -> onnx.ModelProto:
         shorten_names(clean)
         if grows(clean):
             raise ModelError("its shapes need too much memory")
@@ -402,3 +424,30 @@ class Shrinker:
     @staticmethod
     def _digest(proto: onnx.ModelProto) -> bytes:
         return hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
+
+
+def put_apart(proto: onnx.ModelProto, apart: dict[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """What the outputs of a model need, large constants without data: these are added by a mark of what they hold."""
+
+    def light(tensor: onnx.TensorProto) -> onnx.TensorProto:
+        if tensor_bytes(tensor) <= LARGE:
+            return tensor
+        mark = hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()
+        apart.setdefault(mark, tensor)
+        stub = without_data(tensor)
+        stub.doc_string = mark
+        return stub
+
+    return pruned(proto, light)
+
+
+def put_back(proto: onnx.ModelProto, apart: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """A copy of a model with the constants that were put apart."""
+    result = copied(proto)
+    for tensor in result.graph.initializer:
+        whole = apart.get(tensor.doc_string)
+        if whole is not None:
+            name = tensor.name
+            tensor.CopyFrom(whole)
+            tensor.name = name
+    return result

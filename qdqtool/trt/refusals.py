@@ -180,6 +180,8 @@ class WeightsNotConstant(Refusal, reason="weights-not-constant"):
 class ScaleComputed(Refusal, reason="scale-computed"):
     """A scale is computed at run time, and written to ``tensor``."""
 
+    apart = (*Refusal.apart, "node")  # whichever reads it
+
     quantizer: str
     tensor: str = ""
 
@@ -210,12 +212,16 @@ class Deconvolution3D(Refusal, reason="convtranspose-3d"):
 class ActivationPerChannel(Refusal, reason="activation-per-channel"):
     """The data input has one scale per channel."""
 
+    apart = (*Refusal.apart, "node")  # whichever reads it
+
     dq: str
     scales: Scale
 
 
 class NonzeroZeroPoint(Refusal, reason="zero-point"):
     """A zero point is not 0; ``zero_points`` are the least and the greatest."""
+
+    apart = (*Refusal.apart, "node")  # whichever reads it
 
     dq: str
     zero_points: tuple[int, int]
@@ -239,6 +245,8 @@ class WeightsAxis(Refusal, reason="weights-axis"):
 
 class WeightsShared(Refusal, reason="weights-shared"):
     """Several convolutions read one quantized constant, which can be folded into one of them only."""
+
+    apart = (*Refusal.apart, "node")  # whichever reads it
 
     weight: str
     convolutions: tuple[str, ...]
@@ -317,6 +325,8 @@ class AddOutputNotQuantized(Refusal, reason="add-output-not-quantized"):
 class ActivationBeforeAdd(Refusal, reason="activation-before-add"):
     """An activation is between the convolution and the Add; ``readers``: everything that reads the sum."""
 
+    apart = (*Refusal.apart, "readers")
+
     add: str
     activation: str
     residual: Origin | None = None
@@ -342,6 +352,8 @@ class InsideActivation(Refusal, reason="inside-activation"):
         gate: Whether the Q is behind the Sigmoid.
         second: A Q behind the Sigmoid as well.
     """
+
+    apart = (*Refusal.apart, "second")
 
     convolution: str
     activation: str
@@ -435,6 +447,8 @@ class ReduceNotPooling(Refusal, reason="reduce-not-pooling"):
 
     ``dq`` is in front of it (empty where none is), ``readers`` are all that read its result.
     """
+
+    apart = (*Refusal.apart, "dq", "readers")
 
     dq: str
     readers: tuple[Reader, ...]

@@ -1,17 +1,25 @@
 """Findings are alike by what caused them: sizes and what a cut takes away apart, and never by their words."""
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import onnx
 import pytest
 
 from qdqtool.base.records import replaced
+from qdqtool.errors import ModelError
 from qdqtool.explain.alike import key
+from qdqtool.explain.messages import worded
+from qdqtool.extraction.cut import Cutter
+from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import OutputNotQuantized, Reader, ReaderKind, Size, Stays, Step
-from qdqtool.types import Cause, Evidence, Finding, Precision, Severity
+from qdqtool.trt.refusals import OutputNotQuantized, Reader, ReaderKind, ReduceNotPooling, Size, Stays, Step
+from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from tests.explain.graphs import GRAPHS
 from tests.explain.test_refusals import TARGETS
+from tests.fuzz.grammar import network
 
 
 def made(refusal: Any, code: Any = "OUT-FLOAT", **more: Any) -> Finding:
@@ -33,10 +41,11 @@ def test_sizes_and_what_lies_behind_the_readers_are_left_out() -> None:
     output = Reader(ReaderKind.OUTPUT, "a", "Output")
     ends = [key(made(replaced(PLAIN, readers=(replaced(output, node=name),)))) for name in "ab"]
     assert ends[0] == ends[1] != first
+    assert key(made(replaced(PLAIN, tensor="u", activation=Step("s", "Relu")))) == first  # which no words name
 
 
 @pytest.mark.parametrize("changes", [
-    {"tensor": "u"}, {"node": "m"}, {"activation": Step("s", "Relu")}, {"readers": ()},
+    {"node": "m"}, {"readers": ()},
     {"readers": (replaced(CONV, node="d"),)}, {"readers": (replaced(CONV, scale=0.5),)},
     {"readers": (replaced(CONV, feeds_weighted=False),)},  # left float: nothing behind it is quantized
 ])
@@ -48,7 +57,9 @@ def test_code_class_severity_and_gains_count() -> None:
     finding = made(PLAIN)
     for changes in ({"code": "OUT-MIXED"}, {"severity": Severity.INFO}, {"node": "m"}, {"gains": False}):
         assert key(dataclasses.replace(finding, **changes)) != key(finding)  # type: ignore[arg-type]
-    assert key(made(PLAIN, also=(PLAIN,))) != key(finding)
+    reduced = ReduceNotPooling("pass", "c", "q", ())
+    pooled = [key(made(PLAIN, "POOL-FLOAT", also=also)) for also in ((), (reduced,), (replaced(reduced, dq="r"),))]
+    assert pooled[0] != pooled[1] == pooled[2]
 
 
 def test_a_scale_that_is_no_number_equals_another() -> None:
@@ -79,3 +90,44 @@ def test_no_two_findings_of_a_network_are_alike(reason: str) -> None:
         again = predict(GRAPHS[reason](), target).findings
         assert len({key(f) for f in findings}) == len(findings)
         assert [key(f) for f in again] == [key(f) for f in findings]
+
+
+def without_sizes(finding: Finding) -> tuple[str, ...]:
+    """What is told of a finding, but for the sizes of tensors."""
+    causes = [replaced(c, refusal=replaced(c.refusal, elements=None)) if hasattr(c.refusal, "elements") else c
+              for c in finding.causes]
+    return str(finding.severity), *worded(dataclasses.replace(finding, causes=tuple(causes)))
+
+
+def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
+    """Predictions of parts around every third node."""
+    model = Model(proto)
+    cutter = Cutter(model)
+    for place, node in enumerate(n for n in model.ordered if n.index not in cutter.constant):
+        if place % 3 == 0:
+            for hops in (1, 3):
+                try:
+                    yield predict(cutter.make(cutter.part(cutter.around([node], hops), place % 2 == 1)), target)
+                except ModelError:  # a type that nobody knows
+                    continue
+
+
+def compared(proto: onnx.ModelProto, target: str) -> Iterator[tuple[bool, bool]]:
+    """Of each finding of a model and of a part of it, of one code and node: are their keys equal, and their words?"""
+    whole: dict[tuple[str, str], list[Finding]] = {}
+    for finding in predict(proto, target).findings:
+        whole.setdefault((finding.code, finding.node), []).append(finding)
+    for part in parts(proto, target):
+        for finding in part.findings:
+            for other in whole.get((finding.code, finding.node), ()):
+                found = key(finding) == key(other), without_sizes(finding) == without_sizes(other)
+                assert found[0] == found[1], (finding.message, other.message, key(finding), key(other))
+                yield found
+
+
+@pytest.mark.parametrize("target", ["trt8.6", "rtx1.7"])
+def test_findings_of_a_part_are_alike_where_they_tell_the_same(target: str) -> None:
+    """The words are what a user compares: extracts grew until a value was the same that nobody is told."""
+    nets = [*(make() for make in GRAPHS.values()), *map(network, (4, 5, 16, 30, 36, 52))]
+    counts = Counter(found for proto in nets for found in compared(proto, target))
+    assert counts[True, True] > 100 and counts[False, False] > 10
