@@ -125,6 +125,10 @@ def test_what_many_read_is_looked_at_once():
     _grows_with_the_file(_calls, WORK["predict"], "wide Split with own scales", [(120, 240)])
 
 
+def test_names_of_folded_constants_are_bounded():
+    _grows_with_the_file(_bytes, WORK["predict"], "constants", [(1000, 2000)])
+
+
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])
 def test_fix_predicts_the_whole_a_few_times_however_large_it_is(family, monkeypatch):
     """Places of a step are tried together, and those at fault are left out by what the prediction shows."""
