@@ -108,6 +108,15 @@ def residual(size: int) -> onnx.ModelProto:
     return net.done(last)
 
 
+def mesh(size: int) -> onnx.ModelProto:
+    """Sum and product of the same two tensors at each level, the sum behind a pair."""
+    net = Net()
+    a = b = net.conv("x")
+    for _ in range(size // 4):
+        a, b = net.pair(net.add("Add", a, b)), net.add("Mul", a, b)
+    return net.done(net.conv(net.add("Add", a, b)))
+
+
 def split_concat(size: int) -> onnx.ModelProto:
     """As in ShuffleNet: halves that are put together again, with a pair at the end."""
     net = Net()
@@ -263,7 +272,7 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
     "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
     "convolutions": convolutions, "partly quantized": partly_quantized, "SiLU": silu, "residual": residual,
-    "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
+    "mesh": mesh, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
     "Concat of itself": doubled, "Concat with the root": with_root, "rolling Concat": rolling,
     "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
