@@ -63,6 +63,17 @@ def pairs(size: int) -> onnx.ModelProto:
     return net.done(net.conv(last))
 
 
+def constants(size: int) -> onnx.ModelProto:
+    """Identities of a scale in a row, some read by a pair: each is folded into the constant, whose name grows."""
+    net = Net()
+    last, scale = net.conv("x"), "s0.5"
+    for i in range(size):
+        scale = net.add("Identity", scale)
+        if i % 16 == 0:
+            last = net.add("DequantizeLinear", net.add("QuantizeLinear", last, scale, "zero"), scale, "zero")
+    return net.done(net.conv(last))
+
+
 def convolutions(size: int) -> onnx.ModelProto:
     net = Net()
     last = "x"
@@ -95,6 +106,15 @@ def residual(size: int) -> onnx.ModelProto:
     for _ in range(size // 6):
         last = net.add("Add", last, net.conv(last))
     return net.done(last)
+
+
+def mesh(size: int) -> onnx.ModelProto:
+    """Sum and product of the same two tensors at each level, the sum behind a pair."""
+    net = Net()
+    a = b = net.conv("x")
+    for _ in range(size // 4):
+        a, b = net.pair(net.add("Add", a, b)), net.add("Mul", a, b)
+    return net.done(net.conv(net.add("Add", a, b)))
 
 
 def split_concat(size: int) -> onnx.ModelProto:
@@ -250,10 +270,10 @@ def branches(size: int) -> onnx.ModelProto:
 FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Relu": chain("Relu"), "Sigmoid": chain("Sigmoid"), "Add": chain("Add"), "Mul": chain("Mul"),
     "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
-    "Softmax": chain("Softmax"), "pairs": pairs, "convolutions": convolutions, "partly quantized": partly_quantized,
-    "SiLU": silu, "residual": residual, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice,
-    "diamonds": diamonds, "Concat of itself": doubled, "Concat with the root": with_root,
-    "rolling Concat": rolling,
+    "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
+    "convolutions": convolutions, "partly quantized": partly_quantized, "SiLU": silu, "residual": residual,
+    "mesh": mesh, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
+    "Concat of itself": doubled, "Concat with the root": with_root, "rolling Concat": rolling,
     "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
     "wide Split": wide_split, "wide Split with own scales": split_joined, "crossed Concats": crossed,

@@ -14,10 +14,12 @@ from qdqtool.base import budgets
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.fixing import api
-from qdqtool.fixing.api import fix
+from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.live import peak_bytes
+from qdqtool.options import Request
+from qdqtool.timing.estimate import predict_on
 from tests.growth import FAMILIES
 
 EXPONENT = 1.3  # of work, by the size of the file
@@ -34,6 +36,7 @@ def _extract(model, **how):
 
 WORK = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
+    "predict on a GPU": lambda model: predict_on(model, "trt8.5", Request(gpu="T4"), also=add_fixes)[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "extract": lambda model: qdqtool.extract(model, outputs=[model.graph.output[0].name], target="trt8.5"),
     "extract a finding": _extract,
@@ -45,6 +48,8 @@ WORK = {
 DRAWN = [(1000, 4000)]
 # What is listed of each tensor (readers, the ways to them) is bounded, and all full only from 500 nodes on.
 LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs")
+# What fixes save is estimated too, of which the one of residual Adds is made by itself from some 600 nodes on.
+AUTOMATIC = ("predict on a GPU", "residual")
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
 DOUBLINGS = [(500, 1000), (1000, 2000), (2000, 4000)]
 RATIO, LEAST = 8.0, 0.03  # of seconds for four times the input, and what is too short to be measured
@@ -89,14 +94,16 @@ def _grows_with_the_file(measured, work, family: str, sizes, size=onnx.ModelProt
 @pytest.mark.parametrize("command", WORK)
 @pytest.mark.growth
 def test_work(command, family):
-    _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else DOUBLINGS)
+    sizes = DOUBLINGS[1:] if (command, family) == AUTOMATIC else DOUBLINGS
+    _grows_with_the_file(_calls, WORK[command], family, DRAWN if command == "report" else sizes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("command", WORK)
 @pytest.mark.growth
 def test_memory(command, family):
-    sizes = DOUBLINGS[1:] if command.startswith("extract ") else DOUBLINGS  # a part of a chain of 500 is the whole
+    # a part of a chain of 500 is the whole
+    sizes = DOUBLINGS[1:] if command.startswith("extract ") or (command, family) == AUTOMATIC else DOUBLINGS
     _grows_with_the_file(_bytes, WORK[command], family, sizes, _held if command == "fix" else onnx.ModelProto.ByteSize)
 
 
@@ -111,6 +118,7 @@ def _held(model: onnx.ModelProto) -> int:
 
 @pytest.mark.parametrize(("command", "family"), [
     *(("predict", family) for family in QUICK), ("fix", QUICK[0]), ("extract", QUICK[0]),
+    ("predict on a GPU", "mesh"),
     *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in QUICK),
     *(pytest.param(c, f, marks=pytest.mark.slow) for c in ("fix", "extract") for f in SOME),
 ])  # fmt: skip
@@ -123,6 +131,10 @@ def test_work_of_some(command, family):
 def test_what_many_read_is_looked_at_once():
     """Each of many Qs on one tensor names all the others; the names of these are collected once."""
     _grows_with_the_file(_calls, WORK["predict"], "wide Split with own scales", [(120, 240)])
+
+
+def test_names_of_folded_constants_are_bounded():
+    _grows_with_the_file(_bytes, WORK["predict"], "constants", [(1000, 2000)])
 
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])

@@ -13,10 +13,11 @@ from qdqtool.types import Event, Refusal
 
 __all__ = [  # what passes are written with
     "assumed", "Case", "constant_of", "CONVOLUTIONS", "documented", "dq_of", "FUSING", "FUSING_INTO", "is_relu",
-    "Layer", "LayerKind", "MAX_JOINED", "Network", "node_name", "only_q", "Pass", "QDQ", "ReluFusion", "REMOVING",
-    "seen", "SWAPPING", "Tensor", "weakest",
+    "joined_name", "Layer", "LayerKind", "MAX_JOINED", "MAX_NAME", "Network", "node_name", "only_q", "Pass", "QDQ",
+    "ReluFusion", "REMOVING", "seen", "SWAPPING", "Tensor", "weakest",
 ]
 MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
+MAX_NAME = 1000  # characters of a name that a pass goes on from; bounds what a hostile nest or chain can take
 
 
 class Pass(ABC):
@@ -78,7 +79,7 @@ class Pass(ABC):
     def join(self, network: Network, case: Case, layer: Layer, reader: Layer) -> None:
         """Fuses the single reader of a layer into it, ``<layer> + <reader>``, logged with two lines."""
         self.fusing(case, layer, layer, reader)
-        network.absorb_reader(layer, reader, f"{layer.name} + {reader.name}")
+        network.absorb_reader(layer, reader, joined_name(layer, reader))
 
     def turn(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
         """Makes a layer one of another kind, logged with two lines."""
@@ -88,6 +89,12 @@ class Pass(ABC):
 
     def refuse(self, refusal: Refusal) -> None:
         self.refusals.append(refusal)
+
+
+def joined_name(layer: Layer, reader: Layer) -> str:
+    """``<layer> + <reader>``; of a constant, into which any number of readers is folded, the beginning at most."""
+    name = layer.name[:MAX_NAME] if layer.kind is LayerKind.CONSTANT else layer.name
+    return f"{name} + {reader.name}"
 
 
 class ReluFusion(Pass):

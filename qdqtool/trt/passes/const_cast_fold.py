@@ -1,6 +1,6 @@
 """ConstCastFold."""
 
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, constant_of, seen
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, constant_of, joined_name, seen
 
 IDENTITY = seen(
     "identity", "An Identity of a constant is folded into it; for each of several readers.",
@@ -29,5 +29,5 @@ class ConstCastFold(Pass):
             self.fusing(case, constant, constant, identity)
             network.drop_input(identity, 0)
             network.set_kind(identity, LayerKind.CONSTANT)
-            identity.dims, identity.name = constant.dims, f"{constant.name} + {identity.name}"
+            identity.dims, identity.name = constant.dims, joined_name(constant, identity)
             identity.rest_on(case)

@@ -1,5 +1,6 @@
 """ConstWeightsFusion."""
 
+from qdqtool.base.records import Shared
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import WeightsShared
@@ -27,7 +28,7 @@ class ConstWeightsFusion(Pass):
             if not readers:
                 continue
             if not constant.out.sole_reader():
-                names = tuple(map(node_name, constant.out.consumers))
+                names = Shared(map(node_name, constant.out.consumers))
                 for reader in readers:
                     self.refuse(WeightsShared(self.name, node_name(reader), constant.name, names))
                 continue

@@ -6,11 +6,9 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.operators import case_of
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q, rank_before
-from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
+from qdqtool.trt.passes._infra import MAX_NAME, Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
 from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
-
-MAX_NAME = 1000  # characters; bounds what a hostile nest of concatenations can take
 
 CONCAT = case_of("Concat")
 NESTED = documented(
