@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -370,10 +369,10 @@ def _targets_of(versions: str) -> set[str]:
 def _differences(target: Target) -> Iterator[tuple[str, str, str]]:
     """What a switch of this target means, as its class describes it, how it is here and how it is by default."""
     about = dict(re.findall(r"^ {8}(\w+): (.*?)(?=\n {8}\w+: |\Z)", Target.__doc__ or "", re.M | re.S))
-    for field in fields(target):
-        here = getattr(target, field.name)
-        if isinstance(here, bool) and here != field.default and field.name in about:
-            yield _cell(about[field.name]), *(("yes", "no") if here else ("no", "yes"))
+    for name, default in Target._defaults.items():
+        here = getattr(target, name)
+        if isinstance(here, bool) and here != default and name in about:
+            yield _cell(about[name]), *(("yes", "no") if here else ("no", "yes"))
 
 
 def builds_page() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Self
 
 from qdqtool.base.text import counted, listed, were
@@ -54,9 +55,9 @@ class Said(str):
 def _renamed(value: Any, name: Callable[[str], str]) -> Any:
     if isinstance(value, Said):
         return value.renamed(name)
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, frozenset):
         return type(value)(_renamed(v, name) for v in value)
-    return name(value) if type(value) is str else value
+    return name(value) if isinstance(value, str) and not isinstance(value, Enum) else value
 
 
 def said(template: str, /, **values: Any) -> Said:

@@ -328,10 +328,9 @@ class Private:
         return _WORD.sub(lambda m: self.names.get(m[0], m[0]), text)
 
     def value(self, text: str) -> str:
-        """A value of a sentence: a name, or those of one layer, as :meth:`place` has it; in any other text, which may
+        """A value of a sentence: a name, or those of one layer, as :meth:`place` has it; and in what is left, which may
         quote somebody else's words, what :meth:`text` finds."""
-        place = self.place(text)
-        return place if place != text else self.text(text)
+        return self.text(self.place(text))
 
     def shown(self, what: Shown, prediction: Prediction) -> Shown:
         """What the private model's own prediction says of the same nodes: its messages hold none of the old numbers."""

@@ -6,6 +6,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.said import Parameter, Said, of_error, said, told
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.fixing.sandbox import TooMuch
+from qdqtool.types import Precision
 
 
 def loud(name: str, value: str) -> str:
@@ -56,3 +57,13 @@ def test_names_are_replaced_in_values_and_not_in_words() -> None:
     changed = Remark.PREDICTED_OTHERWISE(convolutions=[("show", "INT8", "INT8", "INT8", "FLOAT")])
     assert "n_c (INT8 to INT8" in changed.renamed(lambda text: names.get(text, text))
     assert Note("show").renamed(names.__getitem__) == "n_c", "words alone are one text"
+
+
+def test_names_are_found_in_whatever_holds_them() -> None:
+    class Name(str):
+        pass
+
+    inner = "old", [said("{d}", d="old")]
+    sentence = said("{a}, {b:joined , } and {c}", a=Name("old"), b=frozenset({"old"}), c=inner)
+    assert "old" in sentence and "old" not in sentence.renamed(lambda name: name.replace("old", "new"))
+    assert said("{kind}", kind=Precision.INT8).renamed(lambda name: "new") == str(Precision.INT8)

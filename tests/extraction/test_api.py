@@ -1,6 +1,7 @@
 """``qdqtool.extract``: parts that stand on their own and show the same."""
 
 import gzip
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from qdqtool import extract
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
-from qdqtool.extraction import job
+from qdqtool.extraction import checks, job
 from qdqtool.extraction.cut import Cutter
 from qdqtool.extraction.moves import ALL, channels, spatial
 from qdqtool.extraction.private import masked
@@ -440,6 +441,19 @@ def test_a_real_network(code: str) -> None:
     names = {n.name for n in whole.graph.node} | {t for n in whole.graph.node for t in (*n.input, *n.output)}
     assert not [n for n in names if len(n) > 4 and n.encode() in data]
     assert code in {f.code for f in qdqtool.predict(result.proto).findings}
+
+
+def test_what_a_builder_says_names_nothing_in_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of dimensions and graphs too, beside a name that stands as a layer of several does."""
+    model = residual(1)
+    model.graph.name = "secretgraph"
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "secretbatch"
+    says = "shapes differ: secretgraph: secretbatch + secretbatch + 1"
+    failed = checks.Behaviour("failed", says, "10.3", frozenset())
+    monkeypatch.setattr(checks.BuilderCheck, "behaviour", lambda *_: failed)
+    result = qdqtool.extract(model, inputs=[model.graph.input[0].name], outputs=[model.graph.output[0].name],
+                             builder="trtexec", private=True, limit=1)
+    assert result.checked and "secret" not in json.dumps(result.as_json()) + str(result.proto)
 
 
 def test_scales_that_a_concat_joins_differ_in_private_too() -> None:
