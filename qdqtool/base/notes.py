@@ -158,7 +158,8 @@ class Remark(Enum):
     EXIT_CODE_ALONE = "what was held is the exit code, whatever the command says; {`says`} holds a text as well"
     INTERRUPTED = "interrupted after {tries} tries; more may make it smaller"
     STOPPED = "stopped after {tries} tries; a higher {`limit`} may make it smaller"
-    STOPPED_EARLY = "stopped after {tries} tries of models that are large, a minute or two; give a {`limit`} to go on"
+    STOPPED_EARLY = ("stopped after {tries} tries of models that are large or of many nodes, a minute or two; give a "
+                     "{`limit`} to go on")
     WHOLE_KEPT = "the part alone does not build as the whole does; the whole is kept: use {`minimize`}"
 
     # Builds

@@ -231,8 +231,9 @@ class Cutter:
         slim, _ = part_of(self.model.proto, [n.proto for n in inside], [typed[t] for t in part.outputs],
                           (t if tensor_bytes(t) <= _SMALL else without_data(t) for t in kept), part.inputs)
         graph = slim.graph
-        for node in graph.node:  # one without a name, or with a doubled one, goes by its output's
-            node.name = self.model.producers[next(filter(None, node.output))].name
+        for node in graph.node:  # one with a doubled name goes by its output's; TensorRT has its own for one without
+            if node.name:
+                node.name = self.model.producers[next(filter(None, node.output))].name
         made = {t for n in graph.node for t in n.output if t} - set(typed)
         graph.input.extend(typed[t] for t in part.inputs)
         types = (self.value_info(t) for t in sorted(made))

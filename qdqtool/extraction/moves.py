@@ -1,30 +1,32 @@
 """Ways to make a model smaller. Each takes a model and yields smaller ones, the boldest first; none changes its own."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
+from qdqtool.base import budgets
 from qdqtool.extraction.cut import FLOATS
 from qdqtool.model import qdq
 from qdqtool.model.external import array_of
-from qdqtool.model.graph import tensor_bytes
 from qdqtool.model.subgraphs import captured, part_of
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
+_Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
-LARGE = 4096  # bytes; a larger constant holds no sizes
+LARGE = 4096  # bytes of a constant that is put apart from what is tried, unless it may hold sizes
 _PLAIN = 64  # elements; a constant of fewer is small enough as it is
 
 
-def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+def copied(proto: _Message) -> _Message:
     """A copy."""
-    result = onnx.ModelProto()
+    result = type(proto)()
     result.CopyFrom(proto)
     return result
 
@@ -301,10 +303,15 @@ def _resized(
     return _forget_outputs(candidate)
 
 
+def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant may be one of which shapes are computed: a vector of integers, no table of them."""
+    return tensor.data_type in _INTEGERS and len(tensor.dims) <= 1 and math.prod(tensor.dims) <= budgets.SHAPE_ENTRIES
+
+
 def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
     """Changes the sizes that Reshape, Slice, Split and the like take from constants and attributes."""
     for tensor in _tensors(proto):
-        if tensor.data_type in _INTEGERS and len(tensor.dims) <= 1 and tensor_bytes(tensor) <= LARGE:
+        if may_hold_sizes(tensor):
             array = array_of(tensor)
             changed = np.array([change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)], array.dtype)
             tensor.CopyFrom(numpy_helper.from_array(changed.reshape(array.shape), tensor.name))

@@ -15,7 +15,7 @@ from qdqtool.base.said import Said, said
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
-from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, pruned
+from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
 from qdqtool.model.graph import Node, tensor_bytes, without_data
 from qdqtool.model.inference import grows, shorten_names
 from qdqtool.options import TRIES
@@ -412,7 +412,8 @@ class Shrinker:
         if holds:
             self._light = typed
             marks = (t.doc_string for t in typed.graph.initializer)
-            self._apart = {mark: apart[mark] for mark in marks if mark in apart}
+            # A tensor of a candidate keeps all of it in memory: what is new is copied.
+            self._apart = {m: self._apart.get(m) or copied(apart[m]) for m in marks if m in apart}
         return holds
 
     def _typed(self, clean: onnx.ModelProto) -> onnx.ModelProto:
@@ -430,7 +431,7 @@ def put_apart(proto: onnx.ModelProto, apart: dict[str, onnx.TensorProto]) -> onn
     """What the outputs of a model need, large constants without data: these are added by a mark of what they hold."""
 
     def light(tensor: onnx.TensorProto) -> onnx.TensorProto:
-        if tensor_bytes(tensor) <= LARGE:
+        if tensor_bytes(tensor) <= LARGE or may_hold_sizes(tensor):
             return tensor
         mark = hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()
         apart.setdefault(mark, tensor)
