@@ -28,7 +28,7 @@ from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImag
 from calibration.dataset import Array, FilesSource, InputSpec, printable
 from calibration.listing import UNREADABLE, Folder
 from qdqtool.base import budgets
-from qdqtool.base.files import note_read, unreadable
+from qdqtool.base.files import note_read, open_readable, unreadable
 from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
@@ -138,7 +138,7 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
             if isinstance(source, str | os.PathLike):
                 if reason := unreadable(source):
                     raise DataError(reason)
-                name, source = Path(source).name, stack.enter_context(open(source, "rb"))
+                name, source = Path(source).name, stack.enter_context(open_readable(source))
             elif not source.seekable():
                 source = io.BytesIO(source.read())
             with _opened(source, name) as picture:

@@ -252,7 +252,7 @@ def open_input(path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note:
     if reason:
         raise error(f"{path}: {reason}")
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+        file = open_readable(path)
     except OSError as found:
         raise error(f"{path}: cannot be read: {found.strerror or found}") from found
     try:
@@ -262,6 +262,15 @@ def open_input(path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note:
         file.close()
         raise
     return file
+
+
+def open_readable(path: StrPath) -> IO[bytes]:
+    """Opens for reading what :func:`unreadable` has nothing against, and notes nothing.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    return open(path, "rb", opener=_without_waiting)
 
 
 def _without_waiting(path: str, flags: int) -> int:

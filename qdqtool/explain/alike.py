@@ -49,7 +49,7 @@ def _cause(finding: Finding, cause: Cause) -> Key:
     r = cause.refusal
     told = _TOLD.get(type(r))
     if told is not None:
-        return type(r), *map(_comparable, told(finding, cause, r))
+        return type(r), *map(_value, told(finding, cause, r))
     return _values(r)
 
 
@@ -60,17 +60,13 @@ def _values(refusal: Refusal) -> Key:
 
 
 def _value(value: Any) -> Any:
+    """What is compared of a value: one that is equal to itself, as a scale that is not a number is not."""
+    if isinstance(value, _Reading):
+        return value
     if isinstance(value, Origin):
         return value.convolution or value.node or value.tensor, bool(value.quantizer)
     if isinstance(value, tuple):
         return _readers(value) if value and isinstance(value[0], Reader) else tuple(map(_value, value))
-    return _comparable(value)
-
-
-def _comparable(value: Any) -> Any:
-    """A value that is equal to itself, as a scale that is not a number is not."""
-    if type(value) is tuple:
-        return tuple(map(_comparable, value))
     return "nan" if value != value else value
 
 

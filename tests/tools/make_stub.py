@@ -81,9 +81,8 @@ def stub(package: ModuleType) -> str:
     """The text of a package's stub."""
     public: dict[str, Any] = {name: getattr(package, name) for name in package.__all__}
     classes = {n: f"from {v.__module__} import {n} as {n}" for n, v in public.items() if isinstance(v, type)}
-    constants = public.keys() & defined(package.__name__).keys() - classes.keys()
-    classes |= {n: f"{defined(package.__name__)[n]} as {n}" for n in constants
-                if not isinstance(public[n], FunctionType | str)}  # fmt: skip
+    imported = defined(package.__name__)
+    classes |= {n: f"{imported[n]} as {n}" for n, v in public.items() if not isinstance(v, type | FunctionType | str)}
     imports: dict[str, str] = {}
     functions = []
     for name, value in public.items():
