@@ -19,30 +19,9 @@ from qdqtool.types import Event, Json
 _PREFIX = re.compile(r"\s*(?:\[[^\]]{1,40}\]\s*){0,4}(?:TensorRT VERBOSE:?\s*)?")
 _HEADING = re.compile(r"(Original|After [a-zA-Z /-]{1,60}?): (\d{1,9}) layers?\b")
 
-# Whose line it may be, where the line itself names no pass.
-_OWNERS: dict[str, tuple[str, ...]] = {
-    trace.SWAPPING: ("VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ", "QuantizeConvWithResidualAdd"),
-    trace.ELIMINATING: ("HorizontalMergeQNodes",),
-    trace.SWAP_TYPE: ("QDQToCopy", "EltwiseAddToPwn", "ActivationToPointwiseConversion", "ReduceToPoolingFusion"),
-    trace.CONVERT_TYPE: ("MatMulToConvTransform",),
-    trace.SQUEEZE: ("SqueezePushDownJoin",),
-    trace.MERGING: ("MergeLayers",),
-    trace.ELIMINATING_SLICE: ("SliceRemoval",),
-    trace.REPLACING_SLICE: ("SliceRemoval",),
-    trace.ELIMINATING_CONCAT: ("ConcatRemoval",),
-    trace.RETARGETING: ("ConcatRemoval",),
-    trace.COPY_STRIDING: ("ConcatRemoval",),
-    trace.COPY_STOMPING: ("ConcatRemoval",),
-    trace.REMOVING: (
-        "ConstQDQInitializersFusion", "QConvScaleFusion", "QuantizeDoubleInputNodes", "QuantizeSingleInputNodes",
-        "HorizontalMergeQNodes", "ShuffleErasure",
-    ),
-}
 _MEANINGS = table("meanings")
 MEANINGS = {name: paragraph(text) for name, text in _MEANINGS["passes"].items()}
 HEADINGS = {name: paragraph(text) for name, text in _MEANINGS["headings"].items()}
-_TYPES = {"kQDQ": "QDQToCopy", "ELEMENTWISE": "EltwiseAddToPwn", "ACTIVATION": "ActivationToPointwiseConversion",
-          "REDUCE": "ReduceToPoolingFusion"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +93,22 @@ def explain_line(text: str) -> LineAnswer | None:
     if event is None:
         return None
     named = event.pass_name
-    decided = [name for word, name in _TYPES.items() if event.kind == trace.SWAP_TYPE and word in event.object][:1]
-    owners = (named,) if named else decided or _OWNERS.get(event.kind, ())
-    rules = tuple(_fitting(_rule(known[name]), event) for name in owners if name in known)
+    owners = [known[named]] if named in known else [] if named else _owners(event)
+    rules = tuple(_fitting(_rule(kind), event) for kind in owners)
     note: str = ""
     if not rules:
         note = Remark.PASS_UNKNOWN(name=named)
     elif len(rules) > 1:
         note = Remark.PASSES_SHARE_LINE()
     return LineAnswer(line, event, rules, note)
+
+
+def _owners(event: Event) -> list[type[Pass]]:
+    """Whose line it may be, where the line itself names no pass; what most builds show comes first."""
+    owners = [kind for kind in passes() if event.kind in kind.unnamed]
+    decided = [kind for kind in owners if kind.turned and event.object.startswith(kind.turned)]
+    builds = {kind: len({line.partition(":")[0] for case in kind.cases for line in case.builds}) for kind in owners}
+    return sorted(decided or owners, key=lambda kind: -builds[kind])
 
 
 def _fitting(rule: Rule, event: Event) -> Rule:

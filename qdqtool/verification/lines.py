@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -30,6 +31,7 @@ from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace
+from qdqtool.trt.pipeline import passes
 from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Event, Json, Precision, Prediction, TensorPrecision
 from qdqtool.verification.build_model import Pair
 from qdqtool.verification.convolutions import Mapper, built_nodes, in_myelin
@@ -116,16 +118,6 @@ def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | Non
     return len(first) - row.bit_count()
 
 
-#: Passes about Q/DQ and what they are fused into. Left out: those that only prepare names of constants and
-#: shuffles, and the merging of layers, which names no pass.
-QDQ_PASSES = frozenset({
-    "ActivationToPointwiseConversion", "ConstQDQInitializersFusion", "ConstWeightsFusion", "ConstWeightsQuantizeFusion",
-    "ConvActPoolFusion", "ConvEltwiseSumFusion", "ConvReluFusion", "ConvScaleFusion", "DqQFusion", "EltReluFusion",
-    "EltwiseAddToPwn", "GenericConvActFusion", "HorizontalMergeQNodes", "MatMulToConvTransform", "PointWiseFusion",
-    "QConvScaleFusion", "QDQToCopy", "QuantizeConvWithResidualAdd", "QuantizeDoubleInputNodes",
-    "QuantizeSingleInputNodes", "ReduceToPoolingFusion", "ScaleActivationFusion", "SplitQAcrossPrecedingFanIn",
-    "VanillaSwapWithFollowingQ", "VanillaSwapWithPreceedingDQ",
-})
 #: What becomes of slices and concatenations: taken out of the network, or made by copying.
 COPY_KINDS = frozenset({
     trace.COPY_STOMPING, trace.COPY_STRIDING, trace.COPY_UNMOVABLE, trace.ELIMINATING_CONCAT, trace.ELIMINATING_SLICE,
@@ -142,6 +134,12 @@ class Compared(Generic[C]):
 
     counts: C
     mismatches: list[Mismatch] = field(default_factory=list)
+
+
+@functools.cache
+def compared_passes() -> frozenset[str]:
+    """Names of the passes about Q/DQ and what they are fused into."""
+    return frozenset(kind.__name__ for kind in passes() if kind.compared)
 
 
 def is_copy_line(event: Event) -> bool:
@@ -162,7 +160,7 @@ def compare_trace(
     unsure, copies = set(uncertain), kind == MismatchKind.COPY
 
     def wanted(event: Event) -> bool:
-        return is_copy_line(event) if copies else event.pass_name in QDQ_PASSES
+        return is_copy_line(event) if copies else event.pass_name in compared_passes()
 
     predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
     logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
@@ -190,7 +188,7 @@ def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Co
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
     if build.layers and not build.names_only and not build.lacks(Section.LISTING):
         names = [layer.name for layer in build.layers if layer.is_qdq]
-    elif ended and any(e.pass_name in QDQ_PASSES for e in build.trace):
+    elif ended and any(e.pass_name in compared_passes() for e in build.trace):
         names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
     else:
         return Compared(ConversionCounts(prediction.conversions))

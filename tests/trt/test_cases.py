@@ -10,7 +10,7 @@ import onnx
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from qdqtool.trt import importer, pipeline
+from qdqtool.trt import importer, pipeline, trace
 from qdqtool.trt.targets import target_named
 from tests.tables import in_turn
 from tests.trt.builder import Graph
@@ -22,15 +22,26 @@ Build = Callable[[Graph], str | list[str]]
 
 def rested_on(model: Model, target: str) -> set[str]:
     """Ids of the cases that a simulation rests on: those of its lines and those of its layers."""
+    return _simulated(model, target)[0]
+
+
+def _simulated(model: Model, target: str) -> tuple[set[str], set[tuple[str, str]]]:
+    """The same, and the passes with the kinds of those of their lines that do not name them."""
     network = importer.build(model)
     run = pipeline.run(network, target_named(target))
     ids = {event.case for event in run.trace}
-    return ids | {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}
+    unnamed = {(event.pass_name or event.case.partition("/")[0], event.kind) for event in run.trace
+               if trace.FORMATS[event.kind].scope != "printed"}
+    return ids | {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}, unnamed
 
 
 @functools.cache
-def on_builds() -> frozenset[str]:
-    return frozenset(c for case in DIFFERENT for c in rested_on(published(case), truth(case)["target"]))
+def _on_builds() -> list[tuple[set[str], set[tuple[str, str]]]]:
+    return [_simulated(published(case), truth(case)["target"]) for case in DIFFERENT]
+
+
+def on_builds() -> set[str]:
+    return set().union(*(ids for ids, _ in _on_builds()))
 
 
 def _image(g: Graph, channels: int = 4, size: int = 8) -> str:
@@ -299,9 +310,19 @@ def model_of(name: str) -> onnx.ModelProto:
     return g.model(*([outputs] if isinstance(outputs, str) else outputs))
 
 
+_simulated_graph = functools.cache(lambda name: _simulated(load(model_of(name)), TARGETS[name]))
+
+
 @in_turn("name", GRAPHS)
 def test_case_fires(name: str) -> None:
-    assert name in rested_on(load(model_of(name)), TARGETS[name])
+    assert name in _simulated_graph(name)[0]
+
+
+def test_passes_state_which_of_their_lines_do_not_name_them() -> None:
+    """`explain` finds the pass of such a line by that."""
+    printed = set().union(*(unnamed for _, unnamed in (*map(_simulated_graph, GRAPHS), *_on_builds())))
+    stated = {(kind.__name__, line) for kind in pipeline.passes() for line in kind.unnamed}
+    assert printed == stated
 
 
 def test_every_case_fires_somewhere() -> None:

@@ -27,6 +27,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
+from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
 from qdqtool.verification.api import check_explicit, compare, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConv, Mapper, common_names
@@ -36,6 +37,7 @@ from qdqtool.verification.lines import (
     compare_conversions,
     compare_layers,
     compare_trace,
+    compared_passes,
     inconsistent_tensors,
 )
 from tests.buildlog.samples import build_of
@@ -100,6 +102,15 @@ def test_lines_that_do_not_count() -> None:
     found = compare_trace(predicted(trace=COPIES), build, True, kind=MismatchKind.COPY)
     assert found.counts == TraceCounts(2, 0, 0, 0) and len(found.mismatches) == 2
     assert compare_trace(predicted(trace=QDQ), build, True).counts == TraceCounts(3)
+
+
+def test_a_pass_is_compared_unless_it_says_that_it_is_not() -> None:
+    """Not compared are those of constants and shuffles alone, and those that no log names."""
+    assert {kind.__name__ for kind in passes()} - compared_passes() == {
+        "ConstCastFold", "ConstEltFusion", "ConstShuffleFusion", "ConstantFoldDanglingQDQ", "MyelinOptimization",
+        "MyelinRegions", "PadConvFusion", "RequantizeFusion", "ScaleScaleFusion", "ShuffleErasure",
+        "ShuffleShuffleFusion", "SqueezePushDownJoin",
+    }  # those that print lines without a name have none to compare
 
 
 # Conversions ----------------------------------------------------------------------------------------------------

@@ -23,15 +23,23 @@ MAX_NAME = 1000  # characters of a name that a pass goes on from; bounds what a 
 class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
-    A pass never raises for a strange graph: it refuses. ``cases`` lists what is known of it; :meth:`fire` is the only
-    way to emit a line of the trace, and the case that is fired stays with the layer.
+    A pass never raises for a strange graph: it refuses. :meth:`fire` is the only way to emit a line of the trace, and
+    the case that is fired stays with the layer.
 
     Attributes:
+        cases: What is known of it.
+        unnamed: Kinds of its lines that do not name it,
+        turned: and the kind of layer that it makes another one of, as such a line has it.
+        compared: Whether `verify` compares its lines with a build's. Those that only prepare names of constants and
+            shuffles, and those whose name in TensorRT is not known, are not.
         events: The lines that TensorRT logs for its last run, as data.
         refusals: Where it looked and did not fire, and why.
     """
 
     cases: ClassVar[tuple[Case, ...]]
+    unnamed: ClassVar[tuple[str, ...]] = ()
+    turned: ClassVar[str] = ""
+    compared: ClassVar[bool] = True
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -1,6 +1,7 @@
 """ActivationToPointwiseConversion."""
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, is_relu, seen
+from qdqtool.trt.trace import SWAP_TYPE
 
 LEAKY = seen(
     "leaky-relu", "A LeakyRelu that is left becomes a pointwise layer.", "yolo-resnet18-orin-trt8502:5325",
@@ -21,6 +22,8 @@ class ActivationToPointwiseConversion(Pass):
     """Turns an activation other than Relu into a pointwise layer, ``PWN(<activation>)``."""
 
     cases = (LEAKY, CLIP, OTHER)
+    unnamed = (SWAP_TYPE,)
+    turned = "ACTIVATION"
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ACTIVATION):

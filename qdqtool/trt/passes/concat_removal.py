@@ -35,6 +35,7 @@ class ConcatRemoval(Pass):
     """Lets the inputs of a Concat be written straight into its output."""
 
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
+    unnamed = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)
 
     def apply(self, network: Network) -> None:
         taken: set[Tensor] = set()

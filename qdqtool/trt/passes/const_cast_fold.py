@@ -16,6 +16,7 @@ class ConstCastFold(Pass):
     """Folds an Identity or Cast of a constant into the constant: ``<constant> + <identity>``."""
 
     cases = (IDENTITY, CAST)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for identity in network.of_kind(LayerKind.IDENTITY):

@@ -21,6 +21,7 @@ class ConstEltFusion(Pass):
     """Turns an elementwise sum or product with a constant into a scale."""
 
     cases = (PLAIN, WITH_RELU)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE):

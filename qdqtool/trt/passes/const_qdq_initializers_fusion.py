@@ -18,6 +18,7 @@ class ConstQDQInitializersFusion(Pass):
     """Folds scale and zero-point constants into each Q and DQ."""
 
     cases = (CONSTANT, COMPUTED)
+    unnamed = (REMOVING,)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(*QDQ):

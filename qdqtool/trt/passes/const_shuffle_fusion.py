@@ -12,6 +12,7 @@ class ConstShuffleFusion(Pass):
     """Folds a shuffle of a constant (plain, or quantized weights) into the constant."""
 
     cases = (PLAIN,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):

@@ -13,6 +13,7 @@ class ConstantFoldDanglingQDQ(Pass):
     """Folds a DQ (or Q) of a constant that no layer absorbed: weights whose layer runs in float."""
 
     cases = (FOLDED,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(*QDQ):

@@ -1,6 +1,7 @@
 """EltwiseAddToPwn."""
 
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, seen
+from qdqtool.trt.trace import SWAP_TYPE
 
 SUM = seen(
     "sum", "A sum that no convolution took becomes a pointwise layer.", "yolov8-orin-trt8412-excerpts:228",
@@ -12,6 +13,8 @@ class EltwiseAddToPwn(Pass):
     """Turns a sum that no convolution took into a pointwise layer."""
 
     cases = (SUM,)
+    unnamed = (SWAP_TYPE,)
+    turned = "ELEMENTWISE"
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE):

@@ -32,6 +32,7 @@ class HorizontalMergeQNodes(Pass):
     """Merges Qs that read the same tensor with the same scale; with different scales both stay."""
 
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
+    unnamed = (ELIMINATING, REMOVING)
 
     def apply(self, network: Network) -> None:
         qs = [q for q in network.near(LayerKind.QUANTIZE) if len(q.data.consumers) > 1]

@@ -29,6 +29,7 @@ class MatMulToConvTransform(Pass):
     """Turns a fully connected layer with constant weights into a 1x1 convolution."""
 
     cases = (GEMM, MATMUL, PLAIN)
+    unnamed = (CONVERT_TYPE,)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):

@@ -23,6 +23,7 @@ class MergeLayers(Pass):
     """
 
     cases = (EQUAL,)
+    unnamed = (MERGING,)
 
     def apply(self, network: Network) -> None:
         if not self.target.merges_parallel:

@@ -29,6 +29,7 @@ class MyelinOptimization(Pass):
     """
 
     cases = (TAIL, CONSTANTS)
+    compared = False
 
     def apply(self, network: Network) -> None:
         if any(map(needs_myelin, network.layers.values())):

@@ -37,6 +37,7 @@ class MyelinRegions(Pass):
     """
 
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE)
+    compared = False
 
     def apply(self, network: Network) -> None:
         takes = self.target.products_in_myelin

@@ -15,6 +15,7 @@ class PadConvFusion(Pass):
     """Joins a Pad and the convolution behind it, without a Q/DQ pair between them."""
 
     cases = (PLAIN,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for pad, conv in network.pairs(LayerKind.PADDING):

@@ -26,6 +26,7 @@ class QConvScaleFusion(Pass):
     """
 
     cases = (FOLDED, TRANSPOSED)
+    unnamed = (REMOVING,)
 
     def apply(self, network: Network) -> None:
         for layer, scale in network.pairs(*CONVOLUTIONS):

@@ -33,6 +33,8 @@ class QDQToCopy(Pass):
     """Turns every Q and DQ that nothing absorbed into a conversion of the engine."""
 
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
+    unnamed = (SWAP_TYPE,)
+    turned = "kQDQ"
 
     def apply(self, network: Network) -> None:
         layers = network.of_kind(*QDQ)

@@ -31,6 +31,7 @@ class QuantizeConvWithResidualAdd(Pass):
     """
 
     cases = (QUANTIZED, ACTIVATED)
+    unnamed = (SWAPPING, REMOVING)
 
     def apply(self, network: Network) -> None:
         if not network.has(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):

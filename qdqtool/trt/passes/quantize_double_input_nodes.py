@@ -70,6 +70,7 @@ class QuantizeDoubleInputNodes(Pass):
         CONVOLUTION, DECONVOLUTION_80, DECONVOLUTION, DECONVOLUTION_3D, MIXED_FLOATS, MATRIX, SUM, POINTWISE, FLOAT_SUM,
         FLOAT_POINTWISE, DIFFERENT, PRELU,
     )
+    unnamed = (REMOVING,)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(*WEIGHTED):

@@ -24,6 +24,7 @@ class QuantizeSingleInputNodes(Pass):
     """
 
     cases = (GLOBAL, WINDOW)
+    unnamed = (REMOVING,)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.REDUCE):

@@ -2,6 +2,7 @@
 
 from qdqtool.trt.layers import Window
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
+from qdqtool.trt.trace import SWAP_TYPE
 
 AVERAGE = seen(
     "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",
@@ -27,6 +28,8 @@ class ReduceToPoolingFusion(Pass):
     """Turns a reduction over height and width into a pooling."""
 
     cases = (AVERAGE, MAXIMUM, MEAN, REDUCE_MAX)
+    unnamed = (SWAP_TYPE,)
+    turned = "REDUCE"
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.REDUCE):

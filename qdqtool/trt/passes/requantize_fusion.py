@@ -17,6 +17,7 @@ class RequantizeFusion(Pass):
     """Joins DQ and Q of different scales into one requantization; TensorRT's name for this pass is not known."""
 
     cases = (INTO, CONVERSION)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for q in network.of_kind(LayerKind.QUANTIZE):

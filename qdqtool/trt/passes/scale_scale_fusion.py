@@ -9,6 +9,7 @@ class ScaleScaleFusion(Pass):
     """Joins two scales in a row (the decomposed BatchNormalizations)."""
 
     cases = (PLAIN,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.SCALE):

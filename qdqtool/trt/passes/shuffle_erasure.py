@@ -14,6 +14,8 @@ class ShuffleErasure(Pass):
     """Takes out a shuffle that changes nothing."""
 
     cases = (NOTHING,)
+    unnamed = (REMOVING,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):

@@ -13,6 +13,7 @@ class ShuffleShuffleFusion(Pass):
     """Joins two shuffles in a row."""
 
     cases = (PLAIN,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for shuffle in network.of_kind(LayerKind.SHUFFLE):

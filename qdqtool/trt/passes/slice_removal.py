@@ -22,6 +22,7 @@ class SliceRemoval(Pass):
     """Lets a slice be a view of its input; one with a step of more than 1 stays a layer (assumed)."""
 
     cases = (VIEW, COPY)
+    unnamed = (ELIMINATING_SLICE, REPLACING_SLICE)
 
     def apply(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.SLICE):

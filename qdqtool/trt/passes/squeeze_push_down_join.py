@@ -22,6 +22,8 @@ class SqueezePushDownJoin(Pass):
     """Moves the reshape behind a Gemm turned convolution past its bias."""
 
     cases = (BIAS, ACTIVATION, FOLLOWED)
+    unnamed = (SQUEEZE,)
+    compared = False
 
     def apply(self, network: Network) -> None:
         for squeeze, reader in network.pairs(LayerKind.SHUFFLE):

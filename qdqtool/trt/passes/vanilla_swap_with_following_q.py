@@ -29,6 +29,7 @@ class VanillaSwapWithFollowingQ(Pass):
     """
 
     cases = (SINGLE,)
+    unnamed = (SWAPPING,)
 
     def apply(self, network: Network) -> None:
         todo = deque(network.near(LayerKind.QUANTIZE))

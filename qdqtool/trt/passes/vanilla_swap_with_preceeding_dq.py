@@ -36,6 +36,7 @@ class VanillaSwapWithPreceedingDQ(Pass):
     """Moves a DQ forward, past an operator that it passes, so that the operator runs in INT8."""
 
     cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
+    unnamed = (SWAPPING,)
 
     def apply(self, network: Network) -> None:
         todo = deque(network.of_kind(LayerKind.DEQUANTIZE))
