@@ -258,6 +258,7 @@ _ROW = re.compile(
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _MAX_LAYERS = 200_000
+_ALL_TENSORS = 500_000  # of all layers: what 20 MB of JSON can hold that say anything of a tensor
 
 
 def read_json(data: bytes, name: str) -> Build:
@@ -381,11 +382,17 @@ def _row(line: str) -> dict[str, Any] | None:
 def _layers(build: Build, listed: Any, name: str) -> None:
     if not isinstance(listed, list):
         raise BuildLogError(f"{name}: 'Layers' is not a list; not a listing of TensorRT")
+    tensors = 0
     for item in listed[:_MAX_LAYERS]:
         if isinstance(item, str):
             build.layers.append(BuiltLayer(name=item))
         elif isinstance(item, dict) and ("Name" in item or "LayerType" in item):
-            build.layers.append(layer_from_fields(item))
+            layer = layer_from_fields(item)
+            build.layers.append(layer)
+            tensors += len(layer.inputs) + len(layer.outputs) + len(layer.constants)
+            if tensors > _ALL_TENSORS:
+                raise BuildLogError(f"{name}: lists more than {_ALL_TENSORS:,} tensors up to layer "
+                                    f"{len(build.layers) - 1}; no engine has as many")
         else:
             raise BuildLogError(
                 f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT")

@@ -33,7 +33,7 @@ from qdqtool.options import Loop
 from qdqtool.prediction import predict
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
-from qdqtool.trt.targets import TARGETS, Target
+from qdqtool.trt.targets import RTX, Target
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import Pair
 from qdqtool.verification.convolutions import BuiltNode
@@ -497,7 +497,7 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
     if recorded["structure"] != structure(model):
         return None
     built = {row["name"]: row for row in recorded["convolutions"]}
-    prediction = predict(model, TARGETS["rtx1.7"])
+    prediction = predict(model, RTX)
     pairs = []
     for conv in prediction.convolutions:
         row = built.get(conv.name)

@@ -12,6 +12,8 @@ from qdqtool.trt.targets import STRONGLY_TYPED, TARGETS, target_before
 from qdqtool.types import Evidence, Severity
 
 ALL_TARGETS = tuple(TARGETS)
+# What holds on the first TensorRT whose networks are all strongly typed does where they are by choice.
+_TYPED = next(t.name for t in TARGETS.values() if t.strongly_typed and not t.is_rtx)
 
 
 @record
@@ -77,7 +79,7 @@ class Code:
         """
         base = target.removesuffix(STRONGLY_TYPED)
         known = _known_as(base)
-        names = {known} if base == target else {known, "trt11"}  # where the file's types decide, what holds on 11 does
+        names = {known} if base == target else {known, _TYPED}
         held = next((h for h in self.holds if not names.isdisjoint(h.targets)), None)
         if held is None or known == base:
             return held

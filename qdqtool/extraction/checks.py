@@ -27,7 +27,7 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import write_model
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import TARGETS
+from qdqtool.trt.targets import RTX
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
@@ -97,7 +97,7 @@ class BuilderCheck:
     def __init__(self, proto: onnx.ModelProto, builder: str, target: str) -> None:
         self.loose = False
         self._builder = builder
-        self._target = TARGETS["rtx1.7"].name if builder == "tensorrt-rtx" else target
+        self._target = RTX.name if builder == "tensorrt-rtx" else target
         self._folder = temporary_folder("extract-")
         try:
             self._child = Child("tensorrt_rtx") if builder == "tensorrt-rtx" else None

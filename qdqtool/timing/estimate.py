@@ -41,7 +41,8 @@ Array = npt.NDArray[np.float64]
 _UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
 UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
-_OPEN = "trt10"  # the newest target whose builder chooses what floats are, and whose simulation names layers
+# The newest target whose builder chooses what floats are, and whose simulation names layers.
+_OPEN = max((t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version)
 
 
 @dataclass(slots=True)
@@ -247,7 +248,7 @@ def _with_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pre
 
 def _with_names(target: Target) -> Target:
     """The target, or for TensorRT-RTX the strongly typed one whose simulation names layers."""
-    return strongly_typed(TARGETS[_OPEN]) if target.is_rtx else target
+    return strongly_typed(_OPEN) if target.is_rtx else target
 
 
 def _engine(
@@ -383,7 +384,7 @@ def _without(result: TimeEstimate, model: Model, plain: Model | None, target: Ta
         return FloatTime(stored, own)
     if typed:
         made = None if plain is None else twin.half_twin(plain, target)
-        target = TARGETS[_OPEN] if made is None else target
+        target = _OPEN if made is None else target
         model = model if made is None else twin.resolved(made, result.asked or 1)[0]
     half = _total(replace(result, plain=Precision.FP16), model, target)[1]
     return FloatTime(Precision.FP16, half, own) if half <= own else FloatTime(stored, own)

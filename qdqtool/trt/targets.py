@@ -153,6 +153,9 @@ TARGETS: dict[str, Target] = {
     ), key=lambda t: (t.is_rtx, t.version))
 }
 
+RTX = max((t for t in TARGETS.values() if t.is_rtx), key=lambda t: t.version)
+"""The newest TensorRT-RTX that is known."""
+
 
 def target_before(name: str) -> Target | None:
     """The nearest earlier target of the same kind; None for the first, and where there is none of that name."""

@@ -27,7 +27,7 @@ from qdqtool.model.view import View
 from qdqtool.options import DEFAULT_TARGET, Here, Machine, OnBuilds
 from qdqtool.prediction import predict
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.trt.targets import TARGETS, Target, target_named, target_of_version
+from qdqtool.trt.targets import RTX, TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import Mapper, common_names, compare_convolutions, contradicted_names, trt_name
@@ -113,7 +113,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if target is not None:
         return target_named(target), []
     if build.is_rtx:
-        return TARGETS["rtx1.7"], []
+        return RTX, []
     version = build.tensorrt or build.version_hint
     if version is None:
         return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
@@ -269,7 +269,7 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
         raise BuilderError(f"{model}: the build did not end in time; {result.message}")
     if here.builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(index, result.build, target=target)
-    prediction = predict(index, target_named(target) if target is not None else TARGETS["rtx1.7"])
+    prediction = predict(index, target_named(target) if target is not None else RTX)
     described = BuildFacts(BuildSource(result.builder), tensorrt=result.version or None, complete=True,
                            status=result.status, message=result.message)
     pairs = built.compare(prediction, result) if result.status == "built" else []

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from qdqtool.base.notes import Remark
+from qdqtool.buildlog import layers
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
@@ -144,3 +145,12 @@ def test_a_listing_and_a_profile_in_one_file_are_read_together(order: tuple[int,
     assert [layer.name for layer in build.layers] == ["a", "b"] and build.bindings == ["x"]
     assert build.profile_total_ms == 2.0 and not build.missing
     assert len(build.notes) == (len(order) > 2)
+
+
+def test_all_layers_together_may_list_so_many_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of three bytes for each takes ten seconds."""
+    monkeypatch.setattr(layers, "_ALL_TENSORS", 6)
+    listed = [{"Name": name, "Inputs": [1, 2], "Outputs": [3]} for name in "abc"]
+    assert len(read({"Layers": listed[:2]}).layers) == 2
+    with pytest.raises(BuildLogError, match=r"f\.json: .* 6 tensors up to layer 2;"):
+        read({"Layers": listed})

@@ -3,11 +3,20 @@
 import numpy as np
 import pytest
 
+from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.explain.ways import trtexec_command, trtexec_remark
 from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import TARGETS, Trtexec, target_before, target_named, target_of_version, trtexec_of_version
+from qdqtool.trt.targets import (
+    RTX,
+    TARGETS,
+    Trtexec,
+    target_before,
+    target_named,
+    target_of_version,
+    trtexec_of_version,
+)
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.fuzz.net import Net
 from tests.tables import cases, in_turn
@@ -73,6 +82,12 @@ def test_what_a_version_dropped_is_gone(prop: str, until: str) -> None:
     having = {t.name for t in CLASSIC if getattr(t, prop) is True}
     assert having == {t.name for t in CLASSIC if t.version <= TARGETS[until].version}
     assert getattr(TARGETS["rtx1.7"], prop) is False
+
+
+@pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
+def test_outcomes_of_rtx_are_proven_as_its_rules_are(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TARGETS, "rtx9.9", replaced(RTX, name="rtx9.9", version=(9, 9), evidence=evidence))
+    assert {conv.evidence for conv in found(stem(), "rtx9.9").values()} == {evidence}
 
 
 @pytest.mark.parametrize(("name", "before"), [
@@ -183,14 +198,14 @@ def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
 
 @in_turn(("given", "name"), [
     ("10.3", "trt10"), ("10.14.1", "trt10"), ("11.4", "trt11"), ("trt10.3", "trt10"), ("8.5.2", "trt8.5"),
-    ("9.3", "trt8.6"), ("8.2", "trt8.0"), ("19", "trt11"), ("v10.7", "trt10"), ("10.3-strongly-typed",
+    ("9.3", "trt8.6"), ("8.2", "trt8.0"), ("19", CLASSIC[-1].name), ("v10.7", "trt10"), ("10.3-strongly-typed",
                                                                              "trt10-strongly-typed"),
 ])
 def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> None:
     found = target_named(given)
     assert found.name == name
     assert "nearest rules" in found.proof
-    assert found.strongly_typed is (name in ("trt11", "trt10-strongly-typed"))
+    assert found.strongly_typed is (name.endswith("-strongly-typed") or TARGETS[name].strongly_typed)
 
 
 @pytest.mark.parametrize("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])

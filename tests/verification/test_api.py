@@ -17,7 +17,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.options import Building
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import TARGETS
+from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification import api
 from qdqtool.verification.api import check_same_model, choose_target, exit_code, flag_notes, verify
@@ -222,8 +222,8 @@ def model(count: int) -> Model:
     (Build(version_hint="8.6"), None, "trt10", Remark.AMBIGUOUS_VERSION(version="8.6", target="trt10")),
     (Build(version_hint="10.0"), None, "trt10", Remark.VERSION_OF_SPELLING(version="10.0", target="trt10")),
     (Build(), None, "trt10", Remark.NO_VERSION(target="trt10")),
-    (Build(is_rtx=True), None, "rtx1.7", None),
-    (Build(is_rtx=True, tensorrt="1.7.1"), None, "rtx1.7", None),
+    (Build(is_rtx=True), None, RTX.name, None),
+    (Build(is_rtx=True, tensorrt="1.7.1"), None, RTX.name, None),
 ])  # fmt: skip
 def test_the_target_is_the_builds_version(build: Build, target: str | None, chosen: str, told: Note | None) -> None:
     found, notes = choose_target(build, target)

@@ -20,6 +20,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import quantizers, read_params
 from qdqtool.prediction import predict
+from qdqtool.trt.targets import RTX
 from qdqtool.types import Event
 from qdqtool.verification import api
 from qdqtool.verification.build_model import BuiltModel
@@ -174,7 +175,7 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
     assert "licence" not in capsys.readouterr().err
     answers(monkeypatch, BuiltModel("tensorrt-rtx", "built", "1.7.1", build=log))
     result = api.verify_with_builder(model, "tensorrt-rtx")
-    assert result.prediction is not None and result.prediction.target == "rtx1.7"
+    assert result.prediction is not None and result.prediction.target == RTX.name
     assert "licence" in capsys.readouterr().err
     assert result.complete, "every convolution of a build made here was looked at"
     assert (result.convolutions.total, result.convolutions.agree, result.convolutions.unknown) == (1, 0, 1)

@@ -33,11 +33,11 @@ from qdqtool.trt.rtx.operands import (
     ends_build,
     judge,
 )
-from qdqtool.trt.targets import target_named
-from qdqtool.types import ConvOutcome, Evidence, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
+from qdqtool.trt.targets import RTX, Target, target_named
+from qdqtool.types import ConvOutcome, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
 
-def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFAULT_SM) -> Prediction:
+def predict_rtx(model: Model, target: str = RTX.name, sm: tuple[int, ...] = DEFAULT_SM) -> Prediction:
     """Which convolutions TensorRT-RTX 1.7 computes in INT8.
 
     What the compiler refuses or crashes on is among the refusals (see :func:`status_of`); the convolutions are listed
@@ -60,7 +60,7 @@ def predict_rtx(model: Model, target: str = "rtx1.7", sm: tuple[int, ...] = DEFA
         if node.op == "Conv":
             prediction.refusals.extend(_half_shape1(walk, node))
         if is_multiplication(model, node):
-            outcome, refusal = _outcome(walk, node, sm)
+            outcome, refusal = _outcome(walk, node, sm, known)
             if not (outcome is not None and outcome.is_int8) and node.output not in view.varying:
                 continue  # computed from constants and shapes alone, while building
             if outcome is not None:
@@ -170,7 +170,9 @@ class _Walk:
         return Precision.INT8 if precision in (Precision.UINT8, Precision.INT32, Precision.UNKNOWN) else precision
 
 
-def _outcome(walk: _Walk, node: Node, sm: tuple[int, ...]) -> tuple[ConvOutcome | None, Refusal | None]:
+def _outcome(
+    walk: _Walk, node: Node, sm: tuple[int, ...], target: Target
+) -> tuple[ConvOutcome | None, Refusal | None]:
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
     weights = walk.constants.with_quantizers
     constant = node.input(1) in weights or (node.op in ("MatMul", "Einsum") and node.input(0) in weights)
@@ -191,7 +193,7 @@ def _outcome(walk: _Walk, node: Node, sm: tuple[int, ...]) -> tuple[ConvOutcome 
     if multiplied == Precision.INT8 and node.op in ("Gemm", "MatMul", "Einsum") and not _axes(left) | _axes(right):
         output = Precision.INT8 if _writes_integers(walk, node) else output
     outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
-                          [precision], output, evidence=Evidence.SEEN)
+                          [precision], output, evidence=target.evidence)
     return outcome, None if isinstance(verdict, Precision) else verdict
 
 
