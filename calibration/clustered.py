@@ -22,7 +22,7 @@ from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
 from calibration.session import fetched_bytes, open_packed, packed_model, worker_count
-from calibration.statistics import TensorStatistics
+from calibration.statistics import TensorStatistics, counted_bytes
 from qdqtool.errors import ClusterError
 from qdqtool.model.graph import Model
 from qdqtool.model.sizes import linear_inputs
@@ -62,7 +62,8 @@ class Engine:
     def __init__(self, assignment: Assignment, threads: int) -> None:
         if hashlib.sha256(assignment.model).hexdigest() != assignment.sha256:
             raise ClusterError("the model arrived damaged")
-        slots = worker_count(assignment.fetched, threads)
+        counted = counted_bytes(len(assignment.names), assignment.bins)
+        slots = worker_count(assignment.fetched, threads, counted)
         self.assignment = assignment
         counters = max(1, threads // slots)
         session = open_packed(assignment.model, counters, assignment.path) if assignment.model else None

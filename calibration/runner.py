@@ -26,7 +26,7 @@ from calibration.session import (
     open_session,
     worker_count,
 )
-from calibration.statistics import DEFAULT_BINS
+from calibration.statistics import DEFAULT_BINS, counted_bytes
 from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Collected, Workers, takes
@@ -250,7 +250,9 @@ class _Job:
 
             cluster = stack.enter_context(Cluster(self.where, self.mixed_cpus))
             return ClusterPass(cluster, self.model, self.dataset, self.done, wanted, computed, self.bins, self.focus)
-        count = worker_count(fetched_bytes(self.model, computed), cores()) if self.dataset.source.random_access else 1
+        count = 1
+        if self.dataset.source.random_access:
+            count = worker_count(fetched_bytes(self.model, computed), cores(), counted_bytes(len(wanted), self.bins))
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)

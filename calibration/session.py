@@ -137,10 +137,17 @@ def external_folder(model: Model) -> str:
 _MAX_WORKERS = 4
 
 
-def worker_count(fetched_bytes: int, available: int) -> int:
-    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network."""
+def worker_count(fetched_bytes: int, available: int, counted_bytes: int = 0) -> int:
+    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network.
+
+    Args:
+        fetched_bytes: What each holds of a sample.
+        available: Cores.
+        counted_bytes: What each counts into; one alone needs nothing to merge them into.
+    """
     wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
-    return max(1, min(wanted, budgets.FETCHED // max(fetched_bytes, 1)))
+    room = budgets.COUNTED // max(counted_bytes, 1) - 1
+    return max(1, min(wanted, budgets.FETCHED // max(fetched_bytes, 1), room))
 
 
 def fetched_bytes(model: Model, names: Sequence[str]) -> int:

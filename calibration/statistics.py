@@ -74,6 +74,11 @@ def mantissa_bits(bins: int) -> int:
     return bins.bit_length() - 2
 
 
+def counted_bytes(tensors: int, bins: int) -> int:
+    """What the counts of the values of so many tensors take."""
+    return tensors * MagnitudeCounter(mantissa_bits(bins)).counts.nbytes
+
+
 def top_of(magnitude: float) -> int:
     """The exponent e with ``magnitude < 2**e``, as small as possible but at least MIN_TOP."""
     return max(math.frexp(magnitude)[1], MIN_TOP) if magnitude else MIN_TOP  # frexp(0) says 0
@@ -108,10 +113,11 @@ class MagnitudeCounter:
         if top <= self.top:
             return
         shift = min(top - self.top, OCTAVES) << self.bits
-        moved = np.zeros_like(self.counts)
-        moved[0] = self.counts[: 1 + shift].sum()
-        moved[1 : len(moved) - shift] = self.counts[1 + shift :]
-        self.counts = moved
+        counts = self.counts  # in place: another array for each of thousands of tensors leaves holes of its size
+        lowest = counts[: 1 + shift].sum()
+        counts[1 : len(counts) - shift] = counts[1 + shift :]
+        counts[len(counts) - shift :] = 0
+        counts[0] = lowest
         self.top = top
 
     def add(

@@ -39,6 +39,7 @@ PICTURE_SIDE = 65_535  # pixels, JPEG's limit; a decoder keeps a pointer for eac
 PICTURE_FILE = 256 * MB  # of one picture behind a URL, which is held packed: as many pixels as a picture may have
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
 FETCHED = 128 * MB  # of wanted tensors, held by all threads together
+COUNTED = 512 * MB  # of counts of values, one of each tensor for each thread and one that they are merged into
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.

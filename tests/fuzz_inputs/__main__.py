@@ -29,7 +29,7 @@ def main() -> int:
     until = time.monotonic() + (options.seconds if options.seconds is not None else 10**9)
     print(f"seed {seed}", flush=True)
     codes: collections.Counter[int] = collections.Counter()
-    slowest = (0.0, 0)
+    slowest, largest = (0.0, 0), (0, 0)
     started = time.monotonic()
     failures = 0
     with tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-") as temporary:
@@ -57,11 +57,13 @@ def main() -> int:
             if (codes.total() + failures) % 1000 == 0:
                 print(f"{codes.total() + failures} cases", flush=True)
             slowest = max(slowest, (time.process_time() - begun, number))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            if memory > largest[0]:
+                largest = memory, number
     print(f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes "
           f"{dict(sorted(codes.items()))}, {failures} failures; slowest {slowest[0]:.1f} s of processor time "
-          f"(case {slowest[1]}); {memory} MB")
-    return int(bool(failures) or memory > MEMORY_MB)
+          f"(case {slowest[1]}); {largest[0]} MB (case {largest[1]})")
+    return int(bool(failures) or largest[0] > MEMORY_MB)
 
 
 if __name__ == "__main__":
