@@ -380,10 +380,8 @@ def write_products(model: Model) -> int:
         made: list[str] = []
         for op, inputs, attributes in steps[:-1]:
             made = [editor.insert(node, op, f"{node.name}/{op}", made + inputs, attributes)]
-        proto, (op, inputs, attributes) = editor.proto_of(node), steps[-1]
-        del proto.attribute[:]
-        proto.op_type, proto.input[:] = op, made + inputs
-        proto.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
+        op, inputs, attributes = steps[-1]
+        editor.rewrite(node, op, made + inputs, attributes)
         count += 1
     if count:
         editor.finish()

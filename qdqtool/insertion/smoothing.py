@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images
@@ -35,7 +34,7 @@ from qdqtool.model.layernorm import constant_behind
 from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
 from qdqtool.model.qdq import SMOOTHED
 from qdqtool.model.sizes import FLOATS, MOVES, follow_from_sizes, is_linear
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.subgraphs import DOMAINS, copy_of
 from qdqtool.types import Json
 
 Places = npt.NDArray[np.int64]
@@ -112,9 +111,7 @@ class Sizes:
             return [], []
         starts = np.cumsum([0, *map(math.prod, inputs)])
         data = [np.arange(a, a + math.prod(s)).reshape(s) for a, s in zip(starts[:-1], inputs, strict=True)]
-        alone = onnx.NodeProto()
-        alone.CopyFrom(node.proto)
-        alone.input[:] = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
+        alone = copy_of(node.proto, [f"{p}" if t else "" for p, t in enumerate(node.inputs)], node.outputs)
         from onnx.reference import ReferenceEvaluator
 
         try:
