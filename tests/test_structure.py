@@ -255,6 +255,22 @@ def lists_of_operators() -> Broken:
                     yield f"operators: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {', '.join(found)}"
 
 
+# What stands side by side once, and where.
+ONCE = {("'ai.onnx'",): "qdqtool.model.subgraphs", ("TensorProto.FLOAT", "TensorProto.FLOAT16"): "qdqtool.model.qdq",
+        ("LayerKind.CONVOLUTION", "LayerKind.DECONVOLUTION"): "qdqtool.model.operators"}
+
+
+def lists_with_one_home() -> Broken:
+    """Domains, types of floats and kinds of layers."""
+    for module, path in sources().items():
+        for node in nodes_of(path):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                listed = {ast.unparse(e).removeprefix("onnx.") for e in node.elts}
+                for names, home in ONCE.items():
+                    if module != home and listed.issuperset(names):
+                        yield f"{' '.join(names)}: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def docstrings(path: Path) -> set[int]:
     return {id(n.body[0].value) for n in nodes_of(path) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and n.body and isinstance(n.body[0], ast.Expr)}  # fmt: skip
@@ -458,7 +474,8 @@ def _has_words(node: ast.AST) -> bool:
 
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
-        versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line,
+        versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
+        words_of_the_command_line,
         graphs_edited, sentences_read, words_compared, parameters_in_words, sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 

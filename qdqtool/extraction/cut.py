@@ -12,9 +12,6 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
 from qdqtool.model.subgraphs import called, inner_graphs, leading_to, part_of
 
-FLOATS = frozenset({
-    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
-})
 _SMALL = 4096  # bytes; larger constants are put in when the part is found
 
 
@@ -69,7 +66,7 @@ class Cutter:
         maker = self.model.producer(tensor)
         if maker is None:
             return True
-        known = self.model.elem_type(tensor) in FLOATS and self.model.shape(tensor) is not None
+        known = self.model.elem_type(tensor) in qdq.FLOATS and self.model.shape(tensor) is not None
         return known and not qdq.is_dq(maker)
 
     def part(self, nodes: Iterable[int], every_output: bool = False) -> Part:

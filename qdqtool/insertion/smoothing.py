@@ -32,9 +32,9 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import constant_behind
 from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
-from qdqtool.model.qdq import SMOOTHED
-from qdqtool.model.sizes import FLOATS, MOVES, follow_from_sizes, is_linear
-from qdqtool.model.subgraphs import DOMAINS, copy_of
+from qdqtool.model.qdq import QUANTIZABLE, SMOOTHED
+from qdqtool.model.sizes import MOVES, follow_from_sizes, is_linear
+from qdqtool.model.subgraphs import DOMAINS, STANDARD, copy_of
 from qdqtool.types import Json
 
 Places = npt.NDArray[np.int64]
@@ -102,7 +102,7 @@ class Sizes:
         """The dimensions of a node's inputs that hold data, and which of their entries (counted through) each output
         holds; nothing where that is not known."""
         known = of(node)
-        if node.domain not in DOMAINS[:2] or not (known.joins or known.cuts or node.op in MOVES):
+        if node.domain not in STANDARD or not (known.joins or known.cuts or node.op in MOVES):
             return [], []
         count = len(node.inputs) if known.joins else 1
         inputs = [shape for t in node.inputs[:count] if (shape := self._complete(t)) is not None]
@@ -451,7 +451,7 @@ def _fixed(model: Model, node: Node) -> list[int]:
 def _is_vector(model: Model, tensor: str, places: Places) -> bool:
     """Whether a constant is one number, or has axes where those along which s changes are, as long as these."""
     shape = model.constant_shape(constant_behind(model, tensor))
-    if shape is None or model.elem_type(tensor) not in FLOATS:
+    if shape is None or model.elem_type(tensor) not in QUANTIZABLE:
         return False
     return all(d == 1 for d in shape) or (len(shape) >= places.ndim and all(
         n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)))  # fmt: skip
@@ -470,7 +470,7 @@ def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
     last axis has one size before and after, as they go row by row."""
     model, last = sizes.model, places.ndim == 1
     if node.op == "Cast":
-        return node.integer("to", 0) in FLOATS and model.elem_type(node.input(0)) in FLOATS
+        return node.integer("to", 0) in QUANTIZABLE and model.elem_type(node.input(0)) in QUANTIZABLE
     if node.op == "Transpose":
         perm = node.attributes.get("perm")
         return last and isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1

@@ -20,12 +20,11 @@ from onnx import TensorProto
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
-from qdqtool.model.qdq import Numbers, is_dq, is_q
+from qdqtool.model.qdq import FLOATS, Numbers, is_dq, is_q
 from qdqtool.model.subgraphs import captured, in_order
 from qdqtool.model.view import View, Weights
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
 
 
 class Editor:
@@ -385,7 +384,7 @@ def float_model(
         constant = model.constant_proto(node.input(0)) if stored is not None and is_dq(node) else None
         if known and node.output in known:
             editor.replace(node, known[node.output])
-        elif stored is not None and constant is not None and constant.data_type not in FLOATS:
+        elif stored is not None and constant is not None and constant.data_type not in (*FLOATS, TensorProto.UNDEFINED):
             editor.replace(node, stored(node.output, constant.dims))
         elif maker is not None and is_q(maker) and (weights or not view.is_weight(maker)):
             if is_dq(node) or stored is not None:

@@ -11,7 +11,9 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 
 _Any = TypeVar("_Any")
-DOMAINS = ("", "ai.onnx", "com.microsoft")  # whose operators of one name mean the same
+STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
+DOMAINS = (*STANDARD, "com.microsoft")  # whose operators of one name mean the same
+RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime comes with
 
 
 def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:

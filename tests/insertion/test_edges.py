@@ -1,6 +1,7 @@
 """The edges of the rules of insertion: unknown shapes, constants that others still read, and other rare neighbours."""
 
 import inspect
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from calibration import Preprocess
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.explain import left_float
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.inputs import write_table
@@ -354,8 +356,11 @@ def test_refusals_name_the_file(net: Net, named: bool, tmp_path: Path) -> None:
         "predict this one"
     )
     net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
-    told = told_by(ModelError, qdqtool.insert, given(net.model()), images(), exclude=["a", "b|c"])
-    assert told == f"{name}: nothing to quantize; 2 nodes: excluded by `exclude` b|c"
+    with pytest.raises(left_float.NothingToQuantize) as error:
+        qdqtool.insert(given(net.model()), images(), exclude=["a", "b|c"])
+    assert (error.value.path, error.value.count) == (name, 2)
+    assert error.value.refusal == left_float.Excluded(left_float.PLACEMENT, "", "exclude", "b|c")
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
 def test_powers_are_told_of_what_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
