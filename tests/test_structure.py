@@ -45,7 +45,7 @@ EDITORS = {"qdqtool.extraction.moves": "*", "qdqtool.insertion.prepare": "raise_
 
 # Fields of results that hold sentences, and what looks into a text. Only tests of the words themselves read them, or
 # where they are somebody else's.
-SAID = {"checked", "fix", "kept", "message", "note", "notes", "sentence", "warnings", "why", "why_not"}
+SAID = {"checked", "fix", "kept", "message", "note", "notes", "reason", "sentence", "warnings", "why", "why_not"}
 LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
          "startswith"}  # fmt: skip
 _NAMES = re.compile(rf"\b(?:{'|'.join(sorted(SAID))})\b")
