@@ -27,7 +27,7 @@ from qdqtool.explain.report import worded
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Severity
+from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Refusal, Severity
 from qdqtool.verification.lines import Verification
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
@@ -37,44 +37,28 @@ thorough = settings(  # no shrinking: minutes for a failure that is expected; ad
     derandomize=True, phases=(Phase.explicit, Phase.generate)
 )  # fmt: skip
 
-# Several quantizers whose scales differ read the result, and nothing else.
-SCALES = frozenset({"SIBLING-SCALE", "CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE"})
-# A quantizer and a float reader read it.
-MIXED = frozenset({"OUT-MIXED", "SKIP-FLOAT", "POOL-MIXED", "POOL-FLOAT", "ADD-OUT-FLOAT"})
-# No quantizer reads it; one behind an operator that has other readers as well cannot come to it.
-FLOAT = frozenset({"OUT-FLOAT", "SILU-NO-Q-AFTER", "SILU-INNER-Q", "ACT-INNER-Q"})
-BLOCKED = MIXED | SCALES
-
-# Refusal to the codes of which a finding about the convolution has to have one; the first that was recorded decides.
-CLASSES: dict[str, frozenset[str]] = {
-    "batchnorm-not-constant": frozenset({"BN-UNFOLDED"}),
-    "convtranspose-batchnorm": frozenset({"BN-UNFOLDED", "CT-BN"}),
-    "residual-float": frozenset({"SKIP-FLOAT", "ADD-OUT-FLOAT"}),
-    "add-output-not-quantized": frozenset({"ADD-OUT-FLOAT", "ADD-ACT"}) | BLOCKED | FLOAT,
-    "activation-before-add": frozenset({"ADD-ACT", "SKIP-FLOAT", "ADD-OUT-FLOAT"}) | FLOAT,
-    "output-different-scales": SCALES,
-    "output-many-consumers": MIXED,
-    "output-not-quantized": FLOAT | BLOCKED,
-}
+# The refusals of an output, as they decide: the first of them that was recorded.
+DECIDE = (trt.BatchNormNotConstant, trt.ConvTransposeBatchNorm, trt.ResidualFloat, trt.AddOutputNotQuantized,
+          trt.ActivationBeforeAdd, trt.OutputDifferentScales, trt.OutputManyConsumers, trt.OutputNotQuantized)
 
 
-def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, str]]:
-    """The INT8 convolutions that write float, and the refusal that decided."""
+def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Refusal]]]:
+    """The INT8 convolutions that write float, and the class of the refusal that decided."""
     for conv in prediction.convolutions:
         if conv.is_int8 and conv.output.is_float:
-            reasons = [r.reason for r in prediction.refusals if r.node == conv.name]
-            decisive = next((reason for reason in CLASSES if reason in reasons), None)
+            recorded = {type(r) for r in prediction.refusals if r.node == conv.name}
+            decisive = next((kind for kind in DECIDE if kind in recorded), None)
             if decisive is not None:
                 yield conv, decisive
 
 
 def disagreements(prediction: Prediction) -> list[str]:
-    """INT8 convolutions that write float, none of whose findings is of the refusal's class."""
+    """INT8 convolutions that write float, none of whose findings reports the refusal that decided."""
     found = []
-    for conv, reason in written_float(prediction):
+    for conv, decisive in written_float(prediction):
         told = [f for f in prediction.findings if f.id in conv.findings]
-        if not any(f.code in CLASSES[reason] for f in told):
-            found.append(f"{conv.name}: {reason}, told as {[(f.code, f.message) for f in told]}")
+        if not any(isinstance(c.refusal, decisive) for f in told for c in f.causes):
+            found.append(f"{conv.name}: {decisive.__name__}, told as {[(f.code, f.message) for f in told]}")
     return found
 
 
@@ -176,7 +160,7 @@ def test_two_scales_behind(move: str, target: str) -> None:
     model = forked(move, (0.1, 0.2))
     prediction = qdqtool.predict(model, target)
     reasons = {conv.name: reason for conv, reason in written_float(prediction)}
-    assert reasons["c0"] == "output-different-scales" or move in OPEN
+    assert reasons["c0"] is trt.OutputDifferentScales or move in OPEN
     assert disagreements(prediction) == []
     assert false_claims(prediction, model) == []
 

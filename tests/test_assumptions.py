@@ -12,6 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.trt.outcome import settled
 from qdqtool.types import Precision, Prediction
 from tests.explain.test_causes import residual
+from tests.raising import raises
 from tests.verification.synthetic import log_of
 
 OPEN = residual("own", activation=True)  # conv -> SiLU -> Add whose other input has Q/DQ
@@ -65,12 +66,12 @@ def test_nothing_is_assumed_where_nothing_depends_on_it(proto: onnx.ModelProto) 
 
 
 @pytest.mark.parametrize(("assume", "target", "said"), [
-    ({"silu-add": "perhaps"}, "trt8.5", "choose one of fused, apart"),
-    ({"relu-add": "fused"}, "trt8.5", "choose one of silu-add"),
-    ({"silu-add": "fused"}, "rtx1.7", "settled on rtx1.7"),
+    ({"silu-add": "perhaps"}, "trt8.5", "assumed_target choose"),
+    ({"relu-add": "fused"}, "trt8.5", "assumed_target choose"),
+    ({"silu-add": "fused"}, "rtx1.7", "assumed_target rtx1.7"),
 ])
 def test_bad_choices(assume: dict[str, str], target: str, said: str) -> None:
-    with pytest.raises(QdqtoolError, match=said):
+    with raises(QdqtoolError, said):
         qdqtool.predict(OPEN, target, assume=assume)
 
 

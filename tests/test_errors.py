@@ -10,10 +10,10 @@ from tests.trt.builder import Graph
 
 
 def test_path_and_reason_are_apart_and_the_message_is_both() -> None:
-    error = ModelError("is damaged", "a: b.onnx")
-    assert (str(error), error.path, error.reason) == ("a: b.onnx: is damaged", "a: b.onnx", "is damaged")
-    plain = DataError("a: is missing")
-    assert (str(plain), plain.path, plain.reason) == ("a: is missing", "", "a: is missing")
+    path, wrong = "a: b.onnx", "is damaged"
+    error, plain = ModelError(wrong, path), DataError(wrong)
+    assert (str(error), error.path, error.reason) == (f"{path}: {wrong}", path, wrong)
+    assert (str(plain), plain.path, plain.reason) == (wrong, "", wrong)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.path, again.reason) == (ModelError, str(error), error.path, error.reason)
 

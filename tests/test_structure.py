@@ -17,7 +17,7 @@ import onnx.defs
 import pytest
 
 from qdqtool.commands.cli import cli
-from tests.sources import nodes_of, walked
+from tests.sources import lines_that_edit, nodes_of, walked
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -37,13 +37,15 @@ READ_OPERATORS = ("trt", "insertion", "fixing", "explain", "prediction")
 OTHER_COMPILER = "qdqtool.trt.rtx"
 LINT = "qdqtool.explain.lint"
 
-# Who may change a graph's nodes beside model: smaller candidates, what onnx's converter made, an export's own marks.
-EDITORS = ("qdqtool.extraction.moves", "qdqtool.insertion.prepare", "qdqtool.qat.trace")
-LISTS = ("add", "append", "extend", "insert", "pop", "remove")  # what changes a list
+# Who may change a graph beside model, and which: a candidate's own copy, what onnx's converter made, an export before
+# it is a model, a part that was just made, a network made from nothing.
+EDITORS = {"qdqtool.extraction.moves": "*", "qdqtool.insertion.prepare": "raise_opset",
+           "qdqtool.qat.trace": "drop_marks", "qdqtool.extraction.cut": "_cut",
+           "calibration.session": "partial_model", "qdqtool.commands.demo_run": "finish"}
 
 # Fields of results that hold sentences, and what looks into a text. Only tests of the words themselves read them, or
 # where they are somebody else's.
-SAID = {"checked", "fix", "kept", "message", "note", "notes", "sentence", "warnings", "why", "why_not"}
+SAID = {"checked", "fix", "kept", "message", "note", "notes", "reason", "sentence", "warnings", "why", "why_not"}
 LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
          "startswith"}  # fmt: skip
 _NAMES = re.compile(rf"\b(?:{'|'.join(sorted(SAID))})\b")
@@ -253,6 +255,22 @@ def lists_of_operators() -> Broken:
                     yield f"operators: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {', '.join(found)}"
 
 
+# What stands side by side once, and where.
+ONCE = {("'ai.onnx'",): "qdqtool.model.subgraphs", ("TensorProto.FLOAT", "TensorProto.FLOAT16"): "qdqtool.model.qdq",
+        ("LayerKind.CONVOLUTION", "LayerKind.DECONVOLUTION"): "qdqtool.model.operators"}
+
+
+def lists_with_one_home() -> Broken:
+    """Domains, types of floats and kinds of layers."""
+    for module, path in sources().items():
+        for node in nodes_of(path):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                listed = {ast.unparse(e).removeprefix("onnx.") for e in node.elts}
+                for names, home in ONCE.items():
+                    if module != home and listed.issuperset(names):
+                        yield f"{' '.join(names)}: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def docstrings(path: Path) -> set[int]:
     return {id(n.body[0].value) for n in nodes_of(path) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and n.body and isinstance(n.body[0], ast.Expr)}  # fmt: skip
@@ -282,18 +300,17 @@ def words_of_the_command_line() -> Broken:
 
 
 def graphs_edited() -> Broken:
-    """Nodes are put into a graph, taken out of it and cut off it by ``model`` alone."""
+    """Nodes, constants and ends are put into a graph, taken out of it and tied otherwise by ``model`` alone."""
+    left = {f"{module}.{function}" for module, function in EDITORS.items()}
     for module, path in sources().items():
-        if room_of(module) == "model" or module in EDITORS:
-            continue
-        for node in nodes_of(path):
-            changed: list[ast.expr] = []
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LISTS:
-                changed = [node.func.value]
-            elif isinstance(node, ast.Delete):
-                changed = [target.value for target in node.targets if isinstance(target, ast.Subscript)]
-            if any(isinstance(part, ast.Attribute) and part.attr == "node" for part in changed):
-                yield f"graph: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+        if room_of(module) != "model":
+            for function, line in lines_that_edit(nodes_of(path)):
+                allowed = f"{module}.{EDITORS.get(module)}"
+                left.discard(allowed)
+                if allowed not in (f"{module}.*", f"{module}.{function}"):
+                    yield f"graph: {module}", f"{path.relative_to(HOME)}:{line}"
+    for name in left:
+        yield f"edits no graph: {name}", "EDITORS"
 
 
 def sentences_read() -> Broken:
@@ -457,7 +474,8 @@ def _has_words(node: ast.AST) -> bool:
 
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
-        versions_compared, targets_named, long_files, lists_of_operators, words_of_the_command_line,
+        versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
+        words_of_the_command_line,
         graphs_edited, sentences_read, words_compared, parameters_in_words, sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 
@@ -518,6 +536,19 @@ def test_what_makes_a_sentence() -> None:
     kept = ["'use {`exclude`}'", "'``exclude``'", "'run `dot -Tsvg`'", "f'{name}` is'"]
     for source in (*named, *kept):
         assert any(names_a_parameter(node) for node in ast.walk(ast.parse(source))) is (source in named), source
+
+
+def test_what_edits_a_graph() -> None:
+    edits = ["proto.graph.node.append(x)", "nodes = graph.node; nodes.append(x)", "del g.initializer[:]",
+             "n.input[0] = 'x'", "a, n.output[:] = 1, []", "put = g.node.extend; put(x)", "g.input.extend(x)",
+             "(read := n.input)[0] = x; read[1] = x", "n = g.node[3]; n.CopyFrom(x)", "nodes = g.node; del nodes[3]",
+             "[n.CopyFrom(x) for n in g.node]", "[n.CopyFrom(x) for i, n in enumerate(g.node)]",
+             "g.node[0].input[1] = x", "x: list = g.node; x[0] = 1", "nodes = g.node; nodes[1:] += x"]
+    kept = ["found[n.input] = 3", "self.input = 3", "n = onnx.NodeProto(); n.CopyFrom(x)", "t.CopyFrom(x)",
+            "found.append(n.output)", "[t.CopyFrom(x) for t in g.initializer]", "n.input(3)"]
+    for source in (*edits, *kept):
+        made = walked(ast.parse(f"def f():\n    {source}"))
+        assert bool(lines_that_edit(made)) is (source in edits), source
 
 
 def test_what_reads_a_sentence() -> None:

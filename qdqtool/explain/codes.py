@@ -56,7 +56,8 @@ class Code:
         holds: Where it holds, and how well that is proven.
         automatic: Whether qdqtool can do it by itself.
         passes: Whether it comes from the simulated passes, so that the target's evidence limits its own.
-        error: TensorRT's own error text, by target prefix (``trt8``, ``trt10`` ...), most specific first.
+        error: TensorRT's own error text, by target prefixes (``trt8``, ``trt10 rtx`` ...), most specific first;
+            ``log`` names these in braces where the text stands there.
     """
 
     code: str
@@ -91,7 +92,7 @@ class Code:
 
     def error_text(self, target: str) -> str:
         """TensorRT's own error text on a target; empty where it is not known."""
-        return next((text for prefix, text in self.error if target.startswith(prefix)), "")
+        return next((text for prefixes, text in self.error if target.startswith(tuple(prefixes.split(" ")))), "")
 
 
 def _code(name: str, given: dict[str, Any]) -> Code:
@@ -104,6 +105,8 @@ def _code(name: str, given: dict[str, Any]) -> Code:
     if given.get("passes"):
         holds = [part for h in holds for part in h.by_target()]
     error = tuple(given.get("error", {}).items())
+    for targets, text in error:
+        given = {**given, "log": given["log"].replace(f"{{{targets}}}", text)}
     return entry(Code, {**given, "code": name, "holds": tuple(holds), "error": error}, name)
 
 

@@ -9,6 +9,7 @@ its form, and a missing kernel by the kind of its node (``error_forms.toml``).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qdqtool.base.records import record, replaced
@@ -354,7 +355,15 @@ def short(name: str) -> str:
     return name if len(name) <= 90 else f"{name[:40]}...{name[-40:]}"
 
 
-KNOWN = tuple(entry(KnownError, given, given.get("id", "error")) for given in table("errors")["error"])
+def _known() -> Iterator[KnownError]:
+    """The entries; one that is ``like`` another has its own words and all that it does not say of the other's."""
+    named = {given.get("id"): given for given in table("errors")["error"]}
+    for name, given in named.items():
+        other = named[given["like"]] if "like" in given else {}
+        yield entry(KnownError, {**other, **{k: v for k, v in given.items() if k != "like"}}, name or "error")
+
+
+KNOWN = tuple(_known())
 """Every known text, the ones that say most before those that are consequences of others."""
 
 _COMPILED = [(re.compile(known.pattern, re.IGNORECASE | re.DOTALL), known) for known in KNOWN]

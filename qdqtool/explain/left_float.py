@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.base.records import record
+from qdqtool.base.records import record, replaced
 from qdqtool.base.said import Parameter, said
 from qdqtool.base.text import counted
+from qdqtool.errors import ModelError
 from qdqtool.trt.faults import DeconvolutionFloat, DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Json, Refusal
@@ -238,3 +240,30 @@ class SkippedNode:
 
     def as_json(self) -> Json:
         return {"node": self.node, "reason": self.reason}
+
+
+class NothingToQuantize(ModelError):
+    """A network all of which is left float.
+
+    Attributes:
+        refusal: Why most of it is, of no node in particular; None where nothing in it could be quantized.
+        count: How many nodes are for that reason.
+    """
+
+    refusal: Refusal | None = None
+    count = 0
+
+
+def nothing_to_quantize(skipped: Iterable[SkippedNode], source: str, found: bool = True) -> NothingToQuantize:
+    """The error for what was skipped; ``found`` where the network has operators with weights."""
+    most = Counter(_nameless(s.refusal) for s in skipped).most_common(1)
+    why = [said("; {count:counted node}: {reason}", count=n, reason=SkippedNode(r).reason) for r, n in most]
+    none = "" if found else said(": no Conv, ConvTranspose, Gemm or MatMul in the main graph")
+    error = NothingToQuantize(said("nothing to quantize{none}{why:joined }", none=none, why=why), source)
+    error.refusal, error.count = most[0] if most else (None, 0)
+    return error
+
+
+def _nameless(refusal: Refusal) -> Refusal:
+    """The same of no node in particular."""
+    return replaced(refusal, **{name: "" for name in ("node", "weight", "add") if hasattr(refusal, name)})

@@ -1,6 +1,6 @@
 """Cuts a part out of a model: nodes, constants, types, opsets and metadata stay those of the whole."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -12,9 +12,6 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
 from qdqtool.model.subgraphs import called, inner_graphs, leading_to, part_of
 
-FLOATS = frozenset({
-    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
-})
 _SMALL = 4096  # bytes; larger constants are put in when the part is found
 
 
@@ -69,7 +66,7 @@ class Cutter:
         maker = self.model.producer(tensor)
         if maker is None:
             return True
-        known = self.model.elem_type(tensor) in FLOATS and self.model.shape(tensor) is not None
+        known = self.model.elem_type(tensor) in qdq.FLOATS and self.model.shape(tensor) is not None
         return known and not qdq.is_dq(maker)
 
     def part(self, nodes: Iterable[int], every_output: bool = False) -> Part:
@@ -182,11 +179,8 @@ class Cutter:
         Raises:
             ModelError: The type of an input is not known.
         """
-        result = self._slim(part)
+        result = self._cut(part, lambda tensor: tensor)
         graph = result.graph
-        weights = [self.model.initializers[t.name] for t in graph.initializer]
-        del graph.initializer[:]
-        graph.initializer.extend(weights)
         functions = called(result)
         if len(functions) < len(result.functions):
             functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
@@ -208,10 +202,11 @@ class Cutter:
             ModelError: The type of an input is not known.
         """
         model = self.model
-        return Model(self._slim(part), model.path, "a part", model.base_dir, types=model, constants=model)
+        slim = self._cut(part, lambda tensor: tensor if tensor_bytes(tensor) <= _SMALL else without_data(tensor))
+        return Model(slim, model.path, "a part", model.base_dir, types=model, constants=model)
 
-    def _slim(self, part: Part) -> onnx.ModelProto:
-        """The part's nodes and small constants alone, so that the cut costs what the part is worth, not the whole.
+    def _cut(self, part: Part, stored: Callable[[onnx.TensorProto], onnx.TensorProto]) -> onnx.ModelProto:
+        """The part's nodes alone and its constants as ``stored`` makes them, so that it costs what the part is worth.
 
         Raises:
             ModelError: The type of an input is not known.
@@ -226,11 +221,10 @@ class Cutter:
         # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
         inside = self._sorted(part.nodes)
         read = {t for n in inside for t in (*n.inputs, *n.captured)}
-        stored = sorted((t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__)
-        kept = (self.model.initializers[t] for t in stored)
-        slim, _ = part_of(self.model.proto, [n.proto for n in inside], [typed[t] for t in part.outputs],
-                          (t if tensor_bytes(t) <= _SMALL else without_data(t) for t in kept), part.inputs)
-        graph = slim.graph
+        kept = sorted((t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__)
+        cut, _ = part_of(self.model.proto, [n.proto for n in inside], [typed[t] for t in part.outputs],
+                          (stored(self.model.initializers[t]) for t in kept), part.inputs)
+        graph = cut.graph
         for node in graph.node:  # one with a doubled name goes by its output's; TensorRT has its own for one without
             if node.name:
                 node.name = self.model.producers[next(filter(None, node.output))].name
@@ -238,7 +232,7 @@ class Cutter:
         graph.input.extend(typed[t] for t in part.inputs)
         types = (self.value_info(t) for t in sorted(made))
         graph.value_info.extend(v for v in types if v.type.WhichOneof("value") is not None)
-        return slim
+        return cut
 
 
 def _constant_nodes(model: Model) -> frozenset[int]:

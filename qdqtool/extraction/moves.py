@@ -11,10 +11,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qdqtool.base import budgets
-from qdqtool.extraction.cut import FLOATS
 from qdqtool.model import qdq
 from qdqtool.model.external import array_of
-from qdqtool.model.subgraphs import captured, part_of
+from qdqtool.model.subgraphs import STANDARD, captured, part_of
 
 Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
 
@@ -52,8 +51,8 @@ def _is_inferred(node: onnx.NodeProto, proto: onnx.ModelProto) -> bool:
     """Whether onnx finds the types of what a node makes; it does not know plugins."""
     if any(f.name == node.op_type and f.domain == node.domain for f in proto.functions):
         return True
-    version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-    return node.domain in ("", "ai.onnx") and bool(onnx.defs.has(node.op_type, max(version, 1)))
+    version = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
+    return node.domain in STANDARD and bool(onnx.defs.has(node.op_type, max(version, 1)))
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
@@ -157,7 +156,7 @@ def constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     ends = {o.name for o in proto.graph.output}
     stored = {
         i: a.t for i, n in enumerate(proto.graph.node)
-        if n.op_type == "Constant" and n.domain in ("", "ai.onnx") and len(n.output) == 1 and n.output[0] not in ends
+        if n.op_type == "Constant" and n.domain in STANDARD and len(n.output) == 1 and n.output[0] not in ends
         for a in n.attribute if a.name == "value" and a.HasField("t")
     }
     if stored:
@@ -189,7 +188,7 @@ def _bypass(proto: onnx.ModelProto, index: int, new: str) -> None:
 
 
 def _is_float(kind: onnx.TypeProto) -> bool:
-    return kind.tensor_type.elem_type in FLOATS
+    return kind.tensor_type.elem_type in qdq.FLOATS
 
 
 # Sizes -----------------------------------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ def weights(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 
 def _can_be_plain(tensor: onnx.TensorProto) -> bool:
-    if tensor.data_type not in FLOATS | {onnx.TensorProto.INT8} or np.prod(tensor.dims) <= _PLAIN:
+    if tensor.data_type not in qdq.FLOATS | {onnx.TensorProto.INT8} or np.prod(tensor.dims) <= _PLAIN:
         return False
     array = array_of(tensor)
     return bool((array != array.reshape(-1)[0]).any())

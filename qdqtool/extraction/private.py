@@ -13,7 +13,7 @@ not give the old ones back.
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -22,15 +22,15 @@ import onnx
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
+from qdqtool.base.records import record
 from qdqtool.base.said import said
 from qdqtool.errors import ModelError
-from qdqtool.extraction.cut import FLOATS
 from qdqtool.extraction.select import Shown
-from qdqtool.knowledge import table
+from qdqtool.knowledge import entry, table
 from qdqtool.model import operators, qdq
 from qdqtool.model.external import all_tensors, array_of, location_of
 from qdqtool.model.graph import Model
-from qdqtool.model.subgraphs import inner_graphs
+from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD, inner_graphs
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import FindingCode, Precision, Prediction
@@ -43,7 +43,7 @@ _SHIFT = 1.0  # all of them times one factor of at most e or at least 1/e
 _FEW = 9  # numbers of a channel: a 3x3 kernel
 _LARGE = 64  # elements; a table of integers this long is data and no shape
 _WEIGHTS = frozenset({
-    *FLOATS, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4,
+    *qdq.FLOATS, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4,
     onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2,
 })
 
@@ -73,7 +73,7 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
 
 def _mask_lists(node: onnx.NodeProto, random: np.random.Generator) -> None:
     """Numbers in attributes: lists of floats but those of Resize and recurrent layers, and long lists of integers."""
-    if node.domain in ("", "ai.onnx") and node.op_type != "Constant":
+    if node.domain in STANDARD and node.op_type != "Constant":
         return
     for attribute in node.attribute:
         for values, few in ((attribute.floats, 1), (attribute.ints, _LARGE)):
@@ -191,14 +191,24 @@ def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Ar
 # Random numbers in place of weights and scales -----------------------------------------------------------------------
 
 
-PUBLIC_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training", "trt"})
+PUBLIC_DOMAINS = frozenset({*RUN_DOMAINS, "ai.onnx.preview.training", "trt"})
 _EQUATION = re.compile(r"[A-Za-z]{0,8}(?:(?:,|->|\.\.\.| )[A-Za-z]{0,8}){0,16}")
 
 
-@functools.cache
-def _public() -> Mapping[str, frozenset[str]]:
+@record
+class Public:
     """Words that are no secret, by what they are."""
-    return {name: frozenset(words) for name, words in table("public").items()}
+
+    attributes: tuple[str, ...]
+    values: tuple[str, ...]
+    plugins: tuple[str, ...]
+    plugin_attributes: tuple[str, ...]
+    programs: tuple[str, ...]
+
+
+@functools.cache
+def public() -> Public:
+    return entry(Public, table("public"), "public")
 
 
 def is_public(text: str) -> bool:
@@ -208,8 +218,7 @@ def is_public(text: str) -> bool:
 
 @functools.cache
 def _vocabulary() -> frozenset[str]:
-    public = _public()
-    known = {*public["plugins"], *public["attributes"], *PUBLIC_DOMAINS, *public["programs"]}
+    known = {*public().plugins, *public().attributes, *PUBLIC_DOMAINS, *public().programs}
     for schema in onnx.defs.get_all_schemas_with_history():
         known.update((schema.name, *schema.attributes))
         known.update(i.name for i in (*schema.inputs, *schema.outputs))
@@ -221,8 +230,8 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
     op, domain = node.op_type, node.domain
     if domain == "com.microsoft":
         return _runtime_operators().get(op)
-    if op in _public()["plugins"]:
-        return _public()["plugin_attributes"]
+    if op in public().plugins:
+        return frozenset(public().plugin_attributes)
     if domain in PUBLIC_DOMAINS and (op in _vocabulary() or op in operators.OPERATORS):
         return _vocabulary()
     return None
@@ -239,7 +248,7 @@ def _runtime_operators() -> dict[str, frozenset[str]]:
 def is_word(attribute: str, text: str) -> bool:
     if attribute == "equation":
         return _EQUATION.fullmatch(text) is not None
-    return attribute in _public()["attributes"] and (text in _public()["values"] or is_public(text))
+    return attribute in public().attributes and (text in public().values or is_public(text))
 
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names

@@ -21,6 +21,7 @@ from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
 from qdqtool.model import qdq, sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.live import load_of
+from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.model.view import View
 from qdqtool.options import Fixes
 
@@ -89,9 +90,7 @@ def _cut(model: Model, lost: set[int]) -> onnx.ModelProto:
 
 
 def _is_known(op: str, domain: str, opset: int) -> bool:
-    if domain in ("com.microsoft", "ai.onnx.ml"):
-        return True
-    return domain in ("", "ai.onnx") and bool(onnx.defs.has(op, max(opset, 1)))
+    return bool(onnx.defs.has(op, max(opset, 1))) if domain in STANDARD else domain in RUN_DOMAINS
 
 
 def random_inputs(model: Model, seed: int = 0) -> Arrays:

@@ -14,6 +14,7 @@ from qdqtool.base.options import Images, Kept, Preprocess, Ranges, Workers, take
 from qdqtool.base.parameters import typed
 from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.operators import norms
 from qdqtool.explain.report import Report
@@ -111,9 +112,7 @@ def insert(
         work.sha256 = None  # statistics of the model as it was do not fit
         placement = place(work, rules)
     if not placement.readers:
-        (reason, count), *_ = Counter(s.reason for s in placement.skipped).most_common()
-        raise ModelError(said("nothing to quantize; {count:counted node}: {reason}", count=count, reason=reason),
-                         source or "model")
+        raise nothing_to_quantize(placement.skipped, source or "model")
     groups = scale_groups(work, placement.readers, placing.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
@@ -280,22 +279,22 @@ def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
 def prepared(
     model: ModelSource | Model, loaded: Model, target: Target, weights: str, high_precision: str | None
 ) -> tuple[Model, bool, list[Note], list[Note]]:
-    """:func:`float_model` for what is to have an FP16 remainder (by default where the target computes in the file's
-    types), and whether it is to: one whose opset cannot be raised stays FP32 unless FP16 was asked for."""
+    """What :func:`_copied` gives for what is to have an FP16 remainder (by default where the target computes in the
+    file's types), and whether it is to: one whose opset cannot be raised stays FP32 unless FP16 was asked for."""
     half = high_precision == "fp16" or (high_precision is None and target.strongly_typed)
     ours = is_ours(loaded, model)
     try:
-        work, notes, warnings = float_model(loaded, ours, target, weights, "fp16" if half else "fp32")
+        work, notes, warnings = _copied(loaded, ours, target, weights, "fp16" if half else "fp32")
     except ModelError as error:
         if not half or high_precision is not None:
             raise
         half = False
-        work, notes, warnings = float_model(load_full(model), ours, target, weights, "fp32")
+        work, notes, warnings = _copied(load_full(model), ours, target, weights, "fp32")
         warnings.append(Remark.HALF_IMPOSSIBLE(target=target.name, error=of_error(error)))
     return work, half, notes, warnings
 
 
-def float_model(
+def _copied(
     loaded: Model, ours: bool, target: Target, weights: str, high_precision: str
 ) -> tuple[Model, list[Note], list[Note]]:
     """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""

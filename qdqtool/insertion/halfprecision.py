@@ -24,7 +24,7 @@ from qdqtool.model.external import array_of
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.half import half_nodes, stays_float
 from qdqtool.model.layernorm import write_layer_norms
-from qdqtool.model.subgraphs import inner_graphs
+from qdqtool.model.subgraphs import inner_graphs, rename
 from qdqtool.types import QuantizedTensor
 
 _RAISED = 1.01  # times, from which on a scale that FP16 holds is another one
@@ -189,12 +189,9 @@ def to_float(model: Model) -> None:
             editor.cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
     for changed in model.nodes:
         editor.proto_of(changed)
+    rename(graph.node, renamed)
     for inner in (graph, *inner_graphs(graph.node)):
         for node in inner.node:
-            for i, name in enumerate(node.input):
-                node.input[i] = renamed.get(name, name)
-            for i, name in enumerate(node.output):
-                node.output[i] = renamed.get(name, name)
             _widen_attributes(node)
         for tensor in inner.initializer:
             _widen_tensor(tensor)

@@ -29,7 +29,7 @@ from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.sizes import FLOATS
+from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
 
@@ -86,7 +86,7 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
     for name in model.inputs:
         tensor = _float_of(model, name)
         quantizers = [r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor]
-        if not quantizers or model.elem_type(tensor) not in FLOATS:
+        if not quantizers or model.elem_type(tensor) not in QUANTIZABLE:
             continue
         if kind == "int8":
             notes.append(_int8(editor, name, tensor, quantizers, preprocess))

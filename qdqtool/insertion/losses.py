@@ -25,12 +25,13 @@ from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.model.editor import Editor, with_more
-from qdqtool.model.graph import EDITED, Model, without_large_weights
+from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
 from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq
 from qdqtool.model.sessions import cores, open_proto
+from qdqtool.model.subgraphs import copy_of
 from qdqtool.options import LITTLE
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
@@ -274,34 +275,27 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
     """Names of the switches by tensor, and a model without large weights that ends in the outputs to compare."""
     from calibration.session import partial_model
 
-    copy = without_large_weights(model.proto)
+    editor = Editor(Model(without_large_weights(model.proto)))
     by_node = {entry.node: entry.tensor for entry in activations}
-    codes = {n.output[0]: n for n in copy.graph.node if n.name in by_node}
+    codes = {n.output: n for n in editor.model.nodes if n.name in by_node}
     switches: dict[str, str] = {}
-    for node in copy.graph.node:
-        quantizer = codes.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+    for node in editor.model.nodes:
+        quantizer = codes.get(node.input(0)) if is_dq(node) else None
         if quantizer is not None:
             name = switches.setdefault(by_node[quantizer.name], f"{quantizer.name}/switch")
-            node.CopyFrom(_switch(name, quantizer, node))
-    copy.graph.input.extend(helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values())
-    return switches, partial_model(Model(copy), compared_tensors(model))
+            editor.rewrite(node, "If", [name], _branches(quantizer, node))
+    given = [helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values()]
+    return switches, partial_model(editor.finish(), compared_tensors(model), given)
 
 
-def _switch(name: str, quantizer: onnx.NodeProto, dequantizer: onnx.NodeProto) -> onnx.NodeProto:
-    """A node in the place of a DQ: what it gives, or what its Q gets. Where would read both, each time."""
-    code, quantized = f"{dequantizer.output[0]}/code", f"{dequantizer.output[0]}/quantized"
-    inside = []
-    for node, source, result in ((quantizer, quantizer.input[0], code), (dequantizer, code, quantized)):
-        inside.append(onnx.NodeProto())
-        inside[-1].CopyFrom(node)
-        inside[-1].input[0], inside[-1].output[0] = source, result
-    unquantized = helper.make_node("Identity", [quantizer.input[0]], [f"{dequantizer.output[0]}/float"])
-    then, otherwise = (
-        helper.make_graph(body, "switched", [], [onnx.ValueInfoProto(name=body[-1].output[0])])
-        for body in (inside, [unquantized])
-    )
-    return helper.make_node("If", [name], [dequantizer.output[0]], name=dequantizer.name,
-                            then_branch=then, else_branch=otherwise)
+def _branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
+    """What an If in the place of a DQ gives: the same, or what its Q gets. Where would read both, each time."""
+    code, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
+    pair = [copy_of(quantizer.proto, quantizer.inputs, [code]),
+            copy_of(dequantizer.proto, [code, *dequantizer.inputs[1:]], [quantized])]
+    unquantized = helper.make_node("Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"])
+    return {branch: helper.make_graph(body, "switched", [], [onnx.ValueInfoProto(name=body[-1].output[0])])
+            for branch, body in (("then_branch", pair), ("else_branch", [unquantized]))}
 
 
 def _session(switched: onnx.ModelProto, model: Model, threads: int) -> Any:

@@ -42,6 +42,7 @@ from qdqtool.explain.left_float import (
     Unwritten,
     WeightsRank,
     WeightsType,
+    nothing_to_quantize,
 )
 from qdqtool.explain.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.prepare import Products
@@ -57,8 +58,8 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
 from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, of, pooling_of
 from qdqtool.model.pointwise import activation_outputs
-from qdqtool.model.qdq import is_sparse
-from qdqtool.model.sizes import FLOATS, contraction
+from qdqtool.model.qdq import QUANTIZABLE, is_sparse
+from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.options import Placing
@@ -168,9 +169,7 @@ def place(model: Model, rules: Rules) -> Placement:
         if count := sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node):
             placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
     if not any(n.op in WEIGHTED for n in model.nodes):
-        left = [said("; {node}: {reason}", node=s.node, reason=s.reason) for s in placement.skipped[:1]]
-        raise ModelError(said("no Conv, ConvTranspose, Gemm or MatMul in the main graph; nothing to quantize"
-                              "{left:joined }", left=left), model.path or "model")
+        raise nothing_to_quantize(placement.skipped, model.path or "model", found=False)
     _place_around(model, placement, chosen)
     roles = {r.role for readers in placement.readers.values() for r in readers}
     if rules.residual in ("skip", "both") and "residual" not in roles:
@@ -302,7 +301,7 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
         return WeightsNotConstant(PLACEMENT, name, weight, is_sparse(model, weight))
     if model.constant(weight) is None:
         return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
-    if model.elem_type(weight) not in FLOATS:
+    if model.elem_type(weight) not in QUANTIZABLE:
         return WeightsType(PLACEMENT, name, onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower())
     shape = model.constant_shape(weight)
     assert shape is not None

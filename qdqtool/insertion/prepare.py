@@ -36,7 +36,7 @@ from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.inference import infer, ranked
 from qdqtool.model.operators import LayerKind, of, output_axis
 from qdqtool.model.sizes import Contraction, contraction
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.subgraphs import DOMAINS, STANDARD
 from qdqtool.model.view import View
 
 _Floats = npt.NDArray[np.float64]
@@ -208,7 +208,7 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     renamed = _rename_duplicates(editor)
     if renamed:
         notes.append(Remark.NODES_NAMED(count=renamed))
-    sums = [n for n in model.nodes if n.op == "Sum" and n.domain in ("", "ai.onnx") and len(n.inputs) == 2]
+    sums = [n for n in model.nodes if n.op == "Sum" and n.domain in STANDARD and len(n.inputs) == 2]
     for node in sums:
         editor.proto_of(node).op_type = "Add"
     lowered = sum(_lower_letters(editor.proto_of(n)) for n in model.nodes if n.op == "Einsum" and n.domain in DOMAINS)
@@ -380,10 +380,8 @@ def write_products(model: Model) -> int:
         made: list[str] = []
         for op, inputs, attributes in steps[:-1]:
             made = [editor.insert(node, op, f"{node.name}/{op}", made + inputs, attributes)]
-        proto, (op, inputs, attributes) = editor.proto_of(node), steps[-1]
-        del proto.attribute[:]
-        proto.op_type, proto.input[:] = op, made + inputs
-        proto.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
+        op, inputs, attributes = steps[-1]
+        editor.rewrite(node, op, made + inputs, attributes)
         count += 1
     if count:
         editor.finish()
@@ -464,7 +462,7 @@ def raise_opset(model: Model, opset: int) -> None:
     proto.graph.node.extend(converted.graph.node)
     proto.graph.initializer.extend(t for t in converted.graph.initializer if t.name not in known)
     for entry in proto.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if entry.domain in STANDARD:
             entry.version = opset
     model.read_again()
 

@@ -16,11 +16,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images
@@ -33,9 +33,9 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.layernorm import constant_behind
 from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
-from qdqtool.model.qdq import SMOOTHED
-from qdqtool.model.sizes import FLOATS, MOVES, follow_from_sizes, is_linear
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.qdq import QUANTIZABLE, SMOOTHED
+from qdqtool.model.sizes import MOVES, follow_from_sizes, is_linear
+from qdqtool.model.subgraphs import DOMAINS, STANDARD, copy_of
 from qdqtool.types import Json
 
 Places = npt.NDArray[np.int64]
@@ -103,7 +103,7 @@ class Sizes:
         """The dimensions of a node's inputs that hold data, and which of their entries (counted through) each output
         holds; nothing where that is not known."""
         known = of(node)
-        if node.domain not in DOMAINS[:2] or not (known.joins or known.cuts or node.op in MOVES):
+        if node.domain not in STANDARD or not (known.joins or known.cuts or node.op in MOVES):
             return [], []
         count = len(node.inputs) if known.joins else 1
         inputs = [shape for t in node.inputs[:count] if (shape := self._complete(t)) is not None]
@@ -112,9 +112,7 @@ class Sizes:
             return [], []
         starts = np.cumsum([0, *map(math.prod, inputs)])
         data = [np.arange(a, a + math.prod(s)).reshape(s) for a, s in zip(starts[:-1], inputs, strict=True)]
-        alone = onnx.NodeProto()
-        alone.CopyFrom(node.proto)
-        alone.input[:] = [f"{p}" if t else "" for p, t in enumerate(node.inputs)]
+        alone = copy_of(node.proto, [f"{p}" if t else "" for p, t in enumerate(node.inputs)], node.outputs)
         from onnx.reference import ReferenceEvaluator
 
         try:
@@ -149,6 +147,15 @@ _SMALLEST = 1e-5  # of the largest channel: a channel of zeros is taken for this
 _Array = npt.NDArray[Any]
 
 
+class _Left(StrEnum):
+    """What keeps a region's tensors as they are."""
+
+    OUTPUT = "that are outputs of the network"
+    INPUT = "that are inputs of the network or constants"
+    MADE = "made by {op}"
+    READ = "read by {op} too"
+
+
 @dataclass
 class _Region:
     """Tensors that are divided by one s, up to the nodes that make up for it.
@@ -160,7 +167,7 @@ class _Region:
         linears: Those that read one of them as their data.
         folds: For a constant (by node and input) the powers of s that it is multiplied with, by the places of s in it.
         makers: What takes the scales in above.
-        reason: Why it cannot be done; empty where it can.
+        left: Why it cannot be done, and the operator that is why; None where it can.
         at: The node that is why.
     """
 
@@ -170,7 +177,7 @@ class _Region:
     linears: list[Node] = field(default_factory=list)
     folds: dict[tuple[int, int], list[tuple[Places, int]]] = field(default_factory=dict)
     makers: list[Node] = field(default_factory=list)
-    reason: str = ""
+    left: tuple[_Left, str] | None = None
     at: str = ""
 
     def fold(self, node: Node, position: int, places: Places, power: int) -> None:
@@ -248,10 +255,10 @@ def smooth(
     quantized = {site.node.index for site in placement.weights}
     sizes = Sizes(model, data, images)
     found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
-    fit = [region for region in found if not region.reason]
-    left = Counter(region.reason for region in found if region.reason)
-    first = {region.reason: region.at for region in reversed(found)}
-    reasons = [_stay(count, reason, first[reason]) for reason, count in left.most_common()]
+    fit = [region for region in found if not region.left]
+    left = Counter(region.left for region in found if region.left)
+    first = {region.left: region.at for region in reversed(found)}
+    reasons = [_stay(count, *why, first[why]) for why, count in left.most_common()]
     further = said(" (it may be more where all inputs have fixed sizes: export so)" if left and sizes.open else "")
     if not found:
         return [], Remark.NO_LINEAR(alpha=alpha)
@@ -282,10 +289,10 @@ def smooth(
                         further=further)
 
 
-def _stay(count: int, reason: str, node: str) -> Said:
+def _stay(count: int, why: _Left, op: str, node: str) -> Said:
     """How many tensors stay as they are for a reason, and which node is the reason for the first of them."""
     where = "" if not node else " ({node})" if count == 1 else " (first {node})"
-    return said("{count} {reason}" + where, count=count, reason=reason, node=node)
+    return said(f"{{count}} {why}{where}", count=count, op=op, node=node)
 
 
 def _spread(largest: _Array) -> float:
@@ -331,9 +338,9 @@ def _regions(sizes: Sizes, readers: Iterable[Node]) -> Iterator[_Region]:
             continue
         channels = _channels(sizes.model, linear)
         region = _grown(sizes, tensor, channels, whole=True)
-        if region.reason:  # values alone of queries, keys and values in one tensor
+        if region.left:  # values alone of queries, keys and values in one tensor
             part = _grown(sizes, tensor, channels, whole=False)
-            region = region if part.reason else part
+            region = region if part.left else part
         seen.update(region.tensors)
         yield region
 
@@ -341,29 +348,29 @@ def _regions(sizes: Sizes, readers: Iterable[Node]) -> Iterator[_Region]:
 def _grown(sizes: Sizes, tensor: str, channels: int, *, whole: bool) -> _Region:
     region = _Region(channels, {tensor: np.arange(channels)}, whole)
     entered = 0
-    while entered < len(region.tensors) and not region.reason:
-        region.reason = _enter(sizes, region, list(region.tensors)[entered])
+    while entered < len(region.tensors) and not region.left:
+        region.left = _enter(sizes, region, list(region.tensors)[entered])
         entered += 1
     return region
 
 
-def _enter(sizes: Sizes, region: _Region, tensor: str) -> str:
-    """Looks at what makes and reads a tensor of a region; why it cannot be divided, or an empty string."""
+def _enter(sizes: Sizes, region: _Region, tensor: str) -> tuple[_Left, str] | None:
+    """Looks at what makes and reads a tensor of a region; why it cannot be divided, None where it can."""
     model = sizes.model
     if model.is_output(tensor):
-        return "that are outputs of the network"
+        return _Left.OUTPUT, ""
     maker = model.producer(tensor)
     if maker is None:
-        return "that are inputs of the network or constants"
+        return _Left.INPUT, ""
     places = region.tensors[tensor]
     if not _takes_above(sizes, region, maker, tensor, places):
         region.at = maker.name
-        return said("made by {op}", op=maker.op)
+        return _Left.MADE, maker.op
     for reader in dict.fromkeys(model.readers(tensor)):
         if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
             region.at = reader.name
-            return said("read by {op} too", op=reader.op)
-    return ""
+            return _Left.READ, reader.op
+    return None
 
 
 def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places: Places) -> bool:
@@ -454,7 +461,7 @@ def _fixed(model: Model, node: Node) -> list[int]:
 def _is_vector(model: Model, tensor: str, places: Places) -> bool:
     """Whether a constant is one number, or has axes where those along which s changes are, as long as these."""
     shape = model.constant_shape(constant_behind(model, tensor))
-    if shape is None or model.elem_type(tensor) not in FLOATS:
+    if shape is None or model.elem_type(tensor) not in QUANTIZABLE:
         return False
     return all(d == 1 for d in shape) or (len(shape) >= places.ndim and all(
         n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)))  # fmt: skip
@@ -473,7 +480,7 @@ def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
     last axis has one size before and after, as they go row by row."""
     model, last = sizes.model, places.ndim == 1
     if node.op == "Cast":
-        return node.integer("to", 0) in FLOATS and model.elem_type(node.input(0)) in FLOATS
+        return node.integer("to", 0) in QUANTIZABLE and model.elem_type(node.input(0)) in QUANTIZABLE
     if node.op == "Transpose":
         perm = node.attributes.get("perm")
         return last and isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind, inputs_behind_q, of, output_axis
+from qdqtool.model.operators import CONVOLVE, LayerKind, inputs_behind_q, of, output_axis
 from qdqtool.model.pointwise import activation_input, activation_outputs, region
-
-CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 
 
 def is_convolution(node: Node | None) -> bool:
     """Whether a node is a Conv or ConvTranspose."""
-    return of(node).kind in CONVOLUTIONS
+    return of(node).kind in CONVOLVE
 
 
 def reached(start: str, onward: Callable[[str], Iterable[str]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ from onnx import TensorProto
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
-from qdqtool.model.qdq import Numbers, is_dq, is_q
+from qdqtool.model.qdq import FLOATS, Numbers, is_dq, is_q
 from qdqtool.model.subgraphs import captured, in_order
 from qdqtool.model.view import View, Weights
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
 
 
 class Editor:
@@ -209,16 +208,21 @@ class Editor:
                 tensor = self.insert(reader, old.op, f"{old.name}_copy", inputs, dict(old.attributes))
         self.set_input(reader, position, tensor)
 
+    def rewrite(self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]) -> None:
+        """Lets another operator make what a node makes."""
+        proto = self.proto_of(node)
+        proto.op_type, proto.domain = op, ""
+        del proto.attribute[:]
+        proto.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())
+        proto.input[:] = inputs
+
     def pass_by(self, node: Node, source: str) -> None:
         """Lets what reads a node read another tensor; for a subgraph or a network output the node becomes a copy."""
         if not self.model.is_output(node.output) and not self.is_captured(node.output):
             self._alias[node.output] = source
             self.remove(node)
             return
-        proto = self.proto_of(node)
-        proto.op_type, proto.domain = "Identity", ""
-        del proto.attribute[:]
-        proto.input[:] = [source]
+        self.rewrite(node, "Identity", [source], {})
 
     def replace(self, node: Node, made: onnx.TensorProto) -> None:
         """Puts a constant of that name, type and dimensions in the place of what a node makes."""
@@ -332,7 +336,7 @@ class Editor:
 
     def _captured(self) -> set[str]:
         """What subgraphs read, by the names that they read it by now."""
-        return {t for n in self.model.nodes if n.captured for t in captured(n.proto)}
+        return {t for n in self.model.nodes if n.captured or n.index in self._touched for t in captured(n.proto)}
 
     def _is_used(self, tensor: str) -> bool:
         return bool(tensor) and (bool(self.model.readers(tensor)) or self.model.is_output(tensor))
@@ -362,7 +366,8 @@ def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -
 
 
 def float_model(
-    model: Model, weights: bool = False, stored: Callable[[str, Iterable[int]], TensorProto] | None = None
+    model: Model, weights: bool = False, stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
+    known: Mapping[str, TensorProto] | None = None,
 ) -> Model:
     """A model, itself, without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
 
@@ -371,12 +376,15 @@ def float_model(
         weights: Whether float weights lose their Q and DQ too.
         stored: Makes the constant, of a name and dimensions, in the place of a DQ with stored integers, which stays
             without it; with it nothing stays quantized.
+        known: Constants in the place of DQs, by the names of what these make.
     """
     view, editor = View(model), Editor(model)
     for node in (n for n in view.quantizers if n.input(0) and n.output):
         maker = model.producer(node.input(0)) if is_dq(node) else node
         constant = model.constant_proto(node.input(0)) if stored is not None and is_dq(node) else None
-        if stored is not None and constant is not None and constant.data_type not in FLOATS:
+        if known and node.output in known:
+            editor.replace(node, known[node.output])
+        elif stored is not None and constant is not None and constant.data_type not in (*FLOATS, TensorProto.UNDEFINED):
             editor.replace(node, stored(node.output, constant.dims))
         elif maker is not None and is_q(maker) and (weights or not view.is_weight(maker)):
             if is_dq(node) or stored is not None:

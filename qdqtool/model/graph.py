@@ -25,7 +25,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.inference import Alike, infer
-from qdqtool.model.subgraphs import captured, in_order, require_texts
+from qdqtool.model.subgraphs import STANDARD, captured, in_order, require_texts
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
@@ -183,7 +183,7 @@ class Model:
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
         self._output_names = frozenset(self.outputs)
-        self.opset = next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+        self.opset = next((o.version for o in self.proto.opset_import if o.domain in STANDARD), 0)
         self.producers: dict[str, Node] = {}
         self.consumers: dict[str, list[Node]] = {}
         for node in self.nodes:
@@ -356,7 +356,7 @@ class Model:
 
     def _made(self, node: Node) -> list[TensorType] | None:
         """Types of what a Q, DQ or Cast makes; None for other operators and where something is not known."""
-        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1 or "output_dtype" in node.attributes:
+        if node.domain not in STANDARD or len(node.outputs) != 1 or "output_dtype" in node.attributes:
             return None
         kind = 0
         if node.op == "QuantizeLinear":

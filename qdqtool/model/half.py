@@ -19,7 +19,8 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import feeding_weighted, find_head
 from qdqtool.model.layernorm import layer_norms, sums_of_squares
 from qdqtool.model.operators import WEIGHTED, inputs_behind_q
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.qdq import QUANTIZABLE
+from qdqtool.model.subgraphs import DOMAINS, STANDARD
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
 HALF_MAX = float(np.finfo(np.float16).max)
@@ -135,10 +136,10 @@ def _dequantized(model: Model, node: Node) -> bool:
 
 
 def _can_be_half(model: Model, node: Node) -> bool:
-    if node.domain not in ("", "ai.onnx") or _form(model, node) is None:
+    if node.domain not in STANDARD or _form(model, node) is None:
         return False
     types = [model.elem_type(t) for t in (*node.inputs, *node.outputs) if t]
-    if not {TensorProto.FLOAT, TensorProto.FLOAT16} & set(types) or 0 in types:
+    if not set(QUANTIZABLE).intersection(types) or 0 in types:
         return False
     for position, tensor in enumerate(node.inputs):
         if model.elem_type(tensor) != TensorProto.FLOAT or stays_float(model, node, position):

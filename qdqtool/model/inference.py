@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.model.subgraphs import held, nodes_of
+from qdqtool.model.subgraphs import STANDARD, held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
 _INTEGERS = 1 << 31  # what onnx reads of an attribute
@@ -224,7 +224,6 @@ def _constant(node: onnx.NodeProto) -> Extent:
 
 
 _HIDDEN = "qdqtool.hidden"
-_STANDARD = ("", "ai.onnx")
 _ROUNDS = 4
 _TABLES = 100_000  # entries of the tables that onnx copies for calls: 0.02 seconds
 _SCOPES = 20_000_000  # entries of the tables of tensors that it copies for subgraphs: a second
@@ -301,8 +300,8 @@ class Alike:
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self._opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
-        self._operators = _BY_TYPE - {f.name for f in proto.functions if f.domain in _STANDARD}
+        self._opset = next((o.version for o in proto.opset_import if o.domain in STANDARD), 0)
+        self._operators = _BY_TYPE - {f.name for f in proto.functions if f.domain in STANDARD}
         self._asked: dict[tuple[object, ...], list[Known] | None] = {}
 
     def outputs(self, node: onnx.NodeProto, op: str, inputs: Sequence[Known]) -> list[Known] | None:
@@ -313,7 +312,7 @@ class Alike:
             op: Its operator.
             inputs: The types of what it reads, one for each input.
         """
-        if op not in self._operators or node.domain not in _STANDARD:
+        if op not in self._operators or node.domain not in STANDARD:
             return None
         attributes = node.attribute
         key = op, len(node.output), *inputs, *([a.SerializeToString() for a in attributes] if attributes else ())
@@ -492,7 +491,7 @@ class _Inference:
                         self._graph(graph, extents, stated)
             if function is not None:
                 output = ANY
-            elif domain in _STANDARD:
+            elif domain in STANDARD:
                 made = self._made.get((op, *inputs))
                 if made is None:
                     output = output_of(node, inputs)

@@ -14,7 +14,7 @@ from qdqtool.base.records import record
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import is_run_time, of, rearranges, reduced_axes
-from qdqtool.model.qdq import is_dq, is_q, read_params
+from qdqtool.model.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
@@ -22,7 +22,6 @@ from qdqtool.types import Precision
 NORM_OPSET = 17  # the first with LayerNormalization
 NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",
               "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
-_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")  # between the mean of squares and its root
 _MOST, _LEAST = 65504.0, 6e-8  # of FP16
 _DEEPEST = 4  # nodes of it, and Casts behind one another
@@ -366,7 +365,7 @@ def _is(node: Node | None, *ops: str) -> bool:
 
 def _is_cast(model: Model, node: Node | None) -> bool:
     return node is not None and _is(node, "Cast") and {
-        node.integer("to", 0), model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT} <= _FLOATS
+        node.integer("to", 0), model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT} <= FLOATS
 
 
 def _source(model: Model, tensor: str) -> str:

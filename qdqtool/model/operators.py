@@ -341,8 +341,9 @@ OPERATORS: dict[str, Operator] = {op.name: op for op in _TABLE}
 WEIGHTED = tuple(op.name for op in _TABLE if op.weights is not None)
 """Operators that compute in INT8 with quantized weights."""
 
+CONVOLVE = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 AVERAGES = tuple(op.name for op in _TABLE if op.averages)
-CONVOLUTIONS = tuple(op.name for op in _TABLE if op.kind in (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION))
+CONVOLUTIONS = tuple(op.name for op in _TABLE if op.kind in CONVOLVE)
 SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)

@@ -18,9 +18,13 @@ import onnx
 
 from qdqtool.base.records import record
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.subgraphs import DOMAINS, STANDARD
 from qdqtool.types import Precision
 
+FLOATS = frozenset({
+    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
+})
+QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # what gets a Q
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 SMOOTHED = "qdqtool.smoothed"  # metadata of a model whose outliers were moved into weights: the tensors, one a line
@@ -268,7 +272,7 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
             stored.add(node.output)
     reading = {n.index for t in stored for n in model.readers(t)
                if not (is_qdq(n) or n.op == "Shape" or n.op in INTEGER_OPERATORS)
-               and n.domain in DOMAINS[:2] and onnx.defs.has(n.op)}
+               and n.domain in STANDARD and onnx.defs.has(n.op)}
     if not reading:
         return
     needed = set(model.outputs)

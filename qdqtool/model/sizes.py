@@ -9,7 +9,8 @@ from onnx import TensorProto
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import CUTS, WEIGHTED, LayerKind, of, rearranges
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.qdq import QUANTIZABLE
+from qdqtool.model.subgraphs import DOMAINS, STANDARD
 
 MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
@@ -17,7 +18,6 @@ _PICKS = ("Gather", "GatherElements", "GatherND")  # their sizes do not depend o
 _BY_VALUE = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _DOTS = "..."  # in an equation of Einsum: axes without letters
 _RANK = 64  # no tensor of a network has as many axes
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
 
 
@@ -35,7 +35,7 @@ def follow_from_sizes(model: Model) -> tuple[list[str], list[str]]:
 
     for node in model.ordered:
         inputs = [t for t in node.inputs if t]
-        if node.domain not in DOMAINS[:2] or node.captured or node.op in _BY_VALUE or loose.intersection(inputs):
+        if node.domain not in STANDARD or node.captured or node.op in _BY_VALUE or loose.intersection(inputs):
             loose.update(node.outputs)
         elif of(node).kind == LayerKind.SHAPE or (inputs and node.op not in RANDOM and all(map(fixed, inputs))):
             known.update(node.outputs)
@@ -54,7 +54,7 @@ def is_linear(model: Model, node: Node) -> bool:
     if of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
         return False
     shape = model.constant_shape(node.input(1))
-    return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in FLOATS
+    return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in QUANTIZABLE
 
 
 def with_last_axis(model: Model, tensor: str) -> list[str]:

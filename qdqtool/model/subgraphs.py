@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
@@ -11,7 +11,9 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 
 _Any = TypeVar("_Any")
-DOMAINS = ("", "ai.onnx", "com.microsoft")  # whose operators of one name mean the same
+STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
+DOMAINS = (*STANDARD, "com.microsoft")  # whose operators of one name mean the same
+RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime comes with
 
 
 def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
@@ -51,6 +53,26 @@ def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node of a model's graph, and of its own functions."""
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
         yield from with_inner(nodes)
+
+
+def rename(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Renames tensors wherever nodes read or make them, in their subgraphs as well."""
+    for node in with_inner(nodes):
+        for tensors in (node.input, node.output):
+            for position, tensor in enumerate(tensors):
+                if tensor in names:
+                    tensors[position] = names[tensor]
+    for graph in inner_graphs(nodes):
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
+
+
+def copy_of(node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]) -> onnx.NodeProto:
+    """A node that does the same with other tensors."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[:], made.output[:] = inputs, outputs
+    return made
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:

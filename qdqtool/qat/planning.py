@@ -11,8 +11,8 @@ from torch import nn
 
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import compile_pattern, typed
-from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable
+from qdqtool.errors import QdqtoolError
+from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable, nothing_to_quantize
 from qdqtool.insertion import rewrite
 from qdqtool.insertion.placement import Placement, can_be_quantized, place
 from qdqtool.insertion.prepare import prepare as prepare_network
@@ -179,8 +179,7 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
             break
         reasons.update(unreachable)
     if not placement.readers:
-        why = "".join(f"; {s.node}: {s.reason}" for s in placement.skipped[:1])
-        raise ModelError(f"{type(model).__name__}: nothing to quantize{why}")
+        raise nothing_to_quantize(placement.skipped, type(model).__name__)
     decided = _as_plan(traced, work, placement, chosen, trained, reasons, names)
     call = as_call(sample)
     _refuse_varied(decided, traced, model)

@@ -29,7 +29,7 @@ from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor, own_weights
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
-from qdqtool.model.subgraphs import held
+from qdqtool.model.subgraphs import rename
 from qdqtool.qat.networks import changed
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
 
@@ -335,8 +335,7 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     """
     graph = proto.graph
     kept = [n for n in graph.node if n.domain != _DOMAIN]
-    for node in kept:
-        _read_instead(node, source)
+    rename(kept, source)
     for output in graph.output:
         if output.name in source:
             raise ModelError(f"output '{output.name}' is made by nothing; return a new tensor instead of an input")
@@ -347,18 +346,6 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     for index in reversed(range(len(proto.opset_import))):
         if proto.opset_import[index].domain == _DOMAIN:
             del proto.opset_import[index]
-
-
-def _read_instead(node: onnx.NodeProto, source: dict[str, str]) -> None:
-    """Lets a node read other tensors, its subgraphs (If, Loop) as well."""
-    for position, tensor in enumerate(node.input):
-        node.input[position] = source.get(tensor, tensor)
-    for attribute in node.attribute:
-        for graph in held(attribute):
-            for inner in graph.node:
-                _read_instead(inner, source)
-            for output in graph.output:
-                output.name = source.get(output.name, output.name)
 
 
 # What the export leaves to be tidied: constants that other nodes make, and pairs that say the same twice -------------

@@ -12,12 +12,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.model.editor import FLOATS, float_model, placeholder
+from qdqtool.errors import QdqtoolError
+from qdqtool.explain.left_float import nothing_to_quantize
+from qdqtool.model.editor import float_model, placeholder
 from qdqtool.model.external import has_data
 from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.inference import stays_small
-from qdqtool.model.qdq import is_qdq
+from qdqtool.model.qdq import FLOATS, is_qdq
+from qdqtool.model.subgraphs import STANDARD
 from qdqtool.trt.targets import Target
 
 _MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not available
@@ -75,7 +77,7 @@ def best_placement(model: Model, target: Target) -> Model:
     work, half, _, _ = prepared(model, model, target, Placing().weights, None)
     placement = place(work, rules_for(work, Placing(), target))
     if not placement.readers:
-        raise ModelError("nothing can be quantized", model.path or "model")
+        raise nothing_to_quantize(placement.skipped, model.path or "model")
     placed = sketch(work, placement, scale_groups(work, placement.readers))
     if half:
         for tensor in placed.proto.graph.initializer:
@@ -171,7 +173,7 @@ class Shapes:
         """One pass over the graph; only nodes whose outputs are not known are inferred again."""
         for node in self._model.ordered:
             for output in node.outputs:
-                if output and node.domain in ("", "ai.onnx") and self._plain(output) is None:
+                if output and node.domain in STANDARD and self._plain(output) is None:
                     known = self._inferred(node).get(output)
                     if known is not None:
                         self._found[output] = known

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from qdqtool.errors import ModelError
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind
+from qdqtool.model.operators import CONVOLVE, LayerKind
 from qdqtool.model.qdq import read_params
-from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, Tensor, Weighted, Window
+from qdqtool.trt.layers import QDQ, Layer, Tensor, Weighted, Window
 from qdqtool.trt.network import Network
 
 _QUANTIZE, _SHAPE = LayerKind.QUANTIZE, LayerKind.SHAPE  # a member of an enumeration is slow to look up
@@ -298,7 +298,7 @@ def _strides_and_pads(node: Node, kernel: tuple[int, ...]) -> tuple[tuple[int, .
 
 _HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {
     **dict.fromkeys(QDQ, Importer._quantizer),
-    **dict.fromkeys(CONVOLUTIONS, Importer._convolution),
+    **dict.fromkeys(CONVOLVE, Importer._convolution),
     LayerKind.MATRIX_MULTIPLY: Importer._matrix,
     LayerKind.SCALE: Importer._batch_normalization,
     LayerKind.ACTIVATION: Importer._activation,

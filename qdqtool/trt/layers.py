@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from qdqtool.knowledge.tables import Case
-from qdqtool.model.operators import INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
+from qdqtool.model.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
 from qdqtool.model.qdq import QuantParams, precision_of
 from qdqtool.trt.refusals import NOWHERE, Scale, Step, Way
 from qdqtool.types import MyelinRegion, Precision, Refusal
@@ -16,8 +16,7 @@ from qdqtool.types import MyelinRegion, Precision, Refusal
 Dims = tuple[int | None, ...]
 
 MERGED = 64
-CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
-WEIGHTED = (*CONVOLUTIONS, LayerKind.MATRIX_MULTIPLY)
+WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 # What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
 _QUANTIZE, _DEQUANTIZE, _CONSTANT = LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.CONSTANT

@@ -24,6 +24,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.base.records import replaced
 from qdqtool.base.said import Parameter, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.inputs import collect_for
@@ -235,8 +236,7 @@ def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -
     """One pass for every method, and for every tensor that any placement could quantize."""
     base = planner.placement(Configuration())
     if not base.readers:
-        reasons = ["nothing to quantize", *(s.reason for s in base.skipped[:1])]
-        raise ModelError(said("{reasons:joined ; }", reasons=reasons), planner.model.path or "model")
+        raise nothing_to_quantize(base.skipped, planner.model.path or "model")
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     statistics, report = collect_for(
         planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration),

@@ -22,7 +22,7 @@ from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale, scale_groups
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.sizes import FLOATS
+from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.options import Placing
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
@@ -221,7 +221,7 @@ class Planner:
         for node in model.ordered:
             if can_be_quantized(model, node):
                 for tensor in node.inputs:
-                    if tensor and not model.is_constant(tensor) and model.elem_type(tensor) in (*FLOATS, 0):
+                    if tensor and not model.is_constant(tensor) and model.elem_type(tensor) in (*QUANTIZABLE, 0):
                         wide.readers.setdefault(tensor, [])
         return [*self.groups(wide), *self.groups(wide, wide.readers)]
 

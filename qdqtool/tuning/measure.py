@@ -37,6 +37,7 @@ from qdqtool.insertion.rewrite import rounded, rounded_name
 from qdqtool.model.external import array_of, has_data
 from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.operators import WEIGHTED
+from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.model.sessions import SharedWeights, cores
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
@@ -340,7 +341,7 @@ class Network:
         self.weights = SharedWeights()  # the large ones, as they are and as Q and DQ leave them
         for tensor in slim.graph.initializer:
             own = whole.initializers[tensor.name]
-            if not has_data(tensor) and own.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
+            if not has_data(tensor) and own.data_type in QUANTIZABLE:
                 self.weights.add(tensor.name, array_of(own))
             else:
                 tensor.CopyFrom(own)

@@ -18,6 +18,7 @@ import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
 from qdqtool.base.parameters import require
 from qdqtool.errors import DataError, QdqtoolError
+from tests.raising import raises
 from tests.slow import slow_after
 from tests.verification.comparing.networks import float_network, network
 
@@ -228,5 +229,5 @@ def test_objects_of_numpy_that_hold_anything(tmp_path: Path) -> None:
     with np.load(tmp_path / "a.npz") as found, pytest.raises(QdqtoolError, match=r"^`model="):
         qdqtool.predict(found.f)
     records = np.rec.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")])
-    with pytest.raises(QdqtoolError, match=r"give an array of numbers$"):
+    with raises(QdqtoolError, "require numbers"):
         TensorStatistics().add(records)

@@ -16,6 +16,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
+from tests.raising import raises
 
 # Memory, operations and time of engine layers, against numbers worked out by hand.
 
@@ -245,5 +246,5 @@ def test_recorded_engines_are_drawn_whole(case: str, name: str, layers: int, tmp
 
 def test_without_the_layout_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(QdqtoolError, match=r"pip install 'qdqtool\[draw\]'"):
+    with raises(QdqtoolError, "svg qdqtool[draw]"):
         svg(drawing_of(report(CONV)))

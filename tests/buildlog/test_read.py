@@ -16,6 +16,7 @@ from qdqtool.errors import BuildLogError
 from qdqtool.types import Event, Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
+from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import in_turn
 
@@ -302,6 +303,6 @@ def test_what_comes_from_a_pipe_without_end_is_read_up_to_a_limit(
     (tmp_path / "log").write_bytes(text)
     assert read_build(str(tmp_path / "log")).lines.total == 5001
     with subprocess.Popen(["yes", "[TRT] x"], stdout=subprocess.PIPE) as endless:
-        with pytest.raises(BuildLogError, match="a pipe gives more than"):
+        with raises(BuildLogError, "_counted"):
             read_build(endless.stdout)
         endless.kill()

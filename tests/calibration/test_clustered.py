@@ -18,6 +18,7 @@ from tests.calibration.nets import conv_net, state, write_pictures
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
 from tests.calibration.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, put
+from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import cases
 
@@ -106,7 +107,7 @@ def test_array_files(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
              collect(conv_net(), data, NAMES, progress=False))
     with pytest.raises(DataError, match=r"compressed.*numpy\.savez"):
         collect(conv_net(), tmp_path / "packed.npz", NAMES, progress=False, cluster=client)
-    with pytest.raises(DataError, match="from an iterator cannot be shared out"):
+    with raises(DataError, "MemorySource.portion"):
         collect(conv_net(), iter([{"images": stacked[:1]}]), NAMES, progress=False, cluster=client)
 
 

@@ -25,6 +25,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net, run_all, told_by, write_pictures
+from tests.raising import raises
 
 NAMES = ["images", "c1", "r2"]
 
@@ -325,12 +326,12 @@ def test_what_is_not_finite(tmp_path: Path) -> None:
     broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
     for sample in broken:
         sample["images"][0, :, 3, ::2] = np.nan  # so that every value of the first convolution's row is NaN
-    told = r"^the calibration data has 72 values that are NaN or infinite in input 'images', so that tensor 'row'"
+    told = "_checked 72 images row"
     model = conv_net()
     for name, values in (("starts", [3]), ("ends", [4]), ("axes", [2])):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
     model.graph.node.append(onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
-    with pytest.raises(DataError, match=told):
+    with raises(DataError, told):
         run(data=broken, names=("images", "row"), model=model)
 
 

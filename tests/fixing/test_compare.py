@@ -16,6 +16,7 @@ from qdqtool.model.editor import float_model
 from qdqtool.model.graph import Model
 from qdqtool.model.live import check_loops, load_of
 from tests.explain.test_causes import residual
+from tests.raising import raises
 from tests.trt.builder import Graph
 
 
@@ -120,7 +121,7 @@ def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
         [onnx.helper.make_tensor_value_info(f"y{k}", 1, shape) for k in range(4)], [weight],
     )  # fmt: skip
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    with pytest.raises(compare.TooMuch, match=r"would take 1 GB at once; the limit is 768 MB"):
+    with raises(compare.TooMuch, "Runs.run 1 768 MB"):
         compare.Runs().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})
 
 
@@ -149,7 +150,7 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
     one = load_of(model, {}).operations
     monkeypatch.setattr(budgets, "SESSION_WORK", one - 1)
-    with pytest.raises(compare.TooMuch, match=r"multiplications; the limit is .*raise it with `effort`"):
+    with raises(compare.TooMuch, "Runs.run effort"):
         compare.Runs().run(model, x)
     assert compare.Runs(2.0).run(model, x)["y"].shape == (1, 16, 20, 20)
     monkeypatch.setattr(budgets, "SESSION_WORK", 10 * one)
@@ -157,7 +158,7 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = compare.Runs()
     runs.run(model, x)
     runs.run(model, x)
-    with pytest.raises(compare.TooMuch, match="work for comparing outputs is used up"):
+    with raises(compare.TooMuch, "Runs.run comparing"):
         runs.run(model, x)
 
 
@@ -211,7 +212,7 @@ def test_turns_of_loops_are_counted(model: onnx.ModelProto, nodes: int) -> None:
     if nodes * budgets.INNER_NODE > budgets.SESSION_WORK:
         with pytest.raises(compare.TooMuch, match="multiplications"):
             compare.Runs().run(model, {"x": np.ones(4, np.float32)})
-        with pytest.raises(ModelError, match=r"model: node 'y' \(Loop\) turns so often that one run would take days"):
+        with raises(ModelError, "check_loops y"):
             check_loops(Model(model))
     else:
         check_loops(Model(model))

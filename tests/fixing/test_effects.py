@@ -25,6 +25,7 @@ from qdqtool.trt.targets import target_named
 from tests.fixing.steps import sites
 from tests.growth import Net, convolutions
 from tests.insertion.nets import run
+from tests.raising import raises
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
@@ -230,11 +231,11 @@ def test_memory_that_earlier_runs_left_in_pieces_decides_nothing(tmp_path, monke
 
 def test_one_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "WORKER", tmp_path / "missing.py")
-    with pytest.raises(RunError, match="a process for onnxruntime does not start"):
+    with raises(RunError, "Sandbox._await"):
         Sandbox().run(relu(), {"x": X}, 60, 2**31)
     monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 60))
     monkeypatch.setattr(sandbox, "_STARTS_WITHIN", 0.2)
-    with pytest.raises(RunError, match="a process for onnxruntime does not start"):
+    with raises(RunError, "Sandbox._await"):
         Sandbox().run(relu(), {"x": X}, 60, 2**31)
 
 
@@ -243,7 +244,7 @@ def test_a_model_that_takes_too_long_ends_it_and_the_next_run_starts_another(g: 
     for i in range(40):
         x = g.conv(x, f"c{i}", 64, weights="float", scale=None)
     box = Sandbox()
-    with pytest.raises(TooMuch, match=r"did not end within 0 s"):
+    with raises(TooMuch, "Sandbox._run did"):
         box.run(g.model(x).SerializeToString(), {"x": np.ones((1, 64, 160, 160), np.float32)}, 0.05, 2**31)
     assert np.array_equal(box.run(relu(), {"x": X}, 60, 2**31)["r:0"], X)
     box.close()

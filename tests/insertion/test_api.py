@@ -23,6 +23,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
 from tests.insertion.nets import Net, check, copied, detector, images, run
+from tests.raising import raises
 from tests.slow import slow_after
 
 SIZE = 64
@@ -109,7 +110,7 @@ def test_a_cache_is_reused_for_another_target_whatever_was_prepared(targets: tup
     assert Remark.REUSED in remarks(found.calibration["notes"])
     net.initializers[-1].CopyFrom(onnx.numpy_helper.from_array(np.full((16, 16, 1, 1), 0.75, np.float32), "w"))
     onnx.save(net.model(opset=13), path)
-    with pytest.raises(QdqtoolError, match="another model; give another name, or `overwrite_cache`"):
+    with raises(QdqtoolError, "_Job._from_cache overwrite_cache"):
         qdqtool.insert(path, images(2), target=targets[0], calib_cache=cache, predict=False)
 
 

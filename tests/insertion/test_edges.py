@@ -1,6 +1,7 @@
 """The edges of the rules of insertion: unknown shapes, constants that others still read, and other rare neighbours."""
 
 import inspect
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from calibration import Preprocess
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.explain import left_float
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.inputs import write_table
@@ -38,6 +40,7 @@ from tests.insertion.nets import (
 )
 from tests.insertion.test_api import one_layer
 from tests.insertion.test_prepare import prepared, same
+from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import in_turn
 
@@ -214,22 +217,22 @@ def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
     x = (pixels.astype(np.float32) / 255 - mean) / std
     wanted, found = run(plain.model, {"x": x})[0], run(changed.model, {"x": pixels})[0]
     assert np.mean(np.abs(wanted - found) > 1e-4) < 0.02  # one code more or less at ties
-    with pytest.raises(ModelError, match="has not the 3 channels"):
+    with raises(ModelError, "_by_channel 3"):
         inserted("uint8", preprocess=preprocess)
 
 
 def test_inputs_of_integers() -> None:
     made = Net()
     made.output(made.op("Relu", "relu", made.conv("a", "x")), made.op("Sin", "other", "x"))
-    with pytest.raises(ModelError, match="'other' reads it as float; use uint8"):
+    with raises(ModelError, "_int8 other"):
         qdqtool.insert(made.model(), images(), input_type="int8", predict=False)
     changed = qdqtool.insert(made.model(), images(), input_type="uint8", predict=False)
     check(changed.model)
     found = run(changed.model, {"x": PIXELS})[1]
     np.testing.assert_allclose(found, np.sin(PIXELS.astype(np.float32) / 255), atol=1e-6)
-    with pytest.raises(QdqtoolError, match=r"trt8.4 has no UINT8 inputs"):
+    with raises(QdqtoolError, "check_input_type trt8.4"):
         inserted("uint8", target="trt8.4")
-    with pytest.raises(ModelError, match="no float input of the model is quantized"):
+    with raises(ModelError, "change_inputs"):
         inserted("int8", exclude=["^a$"])
 
 
@@ -354,8 +357,11 @@ def test_refusals_name_the_file(net: Net, named: bool, tmp_path: Path) -> None:
         "predict this one"
     )
     net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
-    told = told_by(ModelError, qdqtool.insert, given(net.model()), images(), exclude=["a", "b|c"])
-    assert told == f"{name}: nothing to quantize; 2 nodes: excluded by `exclude` b|c"
+    with pytest.raises(left_float.NothingToQuantize) as error:
+        qdqtool.insert(given(net.model()), images(), exclude=["a", "b|c"])
+    assert (error.value.path, error.value.count) == (name, 2)
+    assert error.value.refusal == left_float.Excluded(left_float.PLACEMENT, "", "exclude", "b|c")
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
 def test_powers_are_told_of_what_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

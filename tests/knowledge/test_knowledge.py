@@ -6,22 +6,29 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import click
 import pytest
 
 import qdqtool
 from qdqtool import knowledge
+from qdqtool.base.records import contents
+from qdqtool.commands.cli import cli
 from qdqtool.explain.codes import CODES, Holds, _code
-from qdqtool.explain.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError
+from qdqtool.explain.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
 from qdqtool.explain.lines import HEADINGS, MEANINGS
 from qdqtool.explain.ways import WAYS
+from qdqtool.extraction.private import Public, public
 from qdqtool.knowledge import entry, table
+from qdqtool.knowledge.tables import paragraph, rows
 from qdqtool.trt.pipeline import passes
-from qdqtool.trt.targets import TARGETS
+from qdqtool.trt.targets import TARGETS, Build
 from qdqtool.types import Evidence, FindingCode
 
+HOME = Path(qdqtool.__file__).parent
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
 
 
@@ -33,6 +40,10 @@ def test_codes_errors_and_meanings():
         assert len(known.pattern) <= 300 and re.compile(known.pattern), known.id
         assert not re.search(r"[+*}]\)[+*{]", known.pattern), f"{known.id}: a repetition of a repetition"
         assert set(known.codes) <= set(CODES), known.id
+    for code in CODES.values():
+        for _, text in code.error:  # TensorRT's own, and who reads it in a log is told of the code
+            explained = lookup(text)
+            assert explained is None or not explained.codes or code.code in explained.codes, code.code
     operators = [word for kind in KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
     for kind in KINDS.values():
@@ -55,6 +66,49 @@ def test_entries_are_whole_and_no_better_than_their_targets():
                 assert holds.evidence.weaker(TARGETS[target].evidence) == holds.evidence, (code.code, target)
     assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
     assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
+
+
+def test_rows_and_words() -> None:
+    """Tables that code reads as they are: every field, none empty, and what they name exists."""
+    for row in rows(HOME / "knowledge" / "builds.tsv"):
+        assert {row["graph"], row["made_rules"]} <= {"yes", "no"}, row["name"]
+        told = {name: value for name, value in row.items() if value or name != "gpu"}
+        entry(Build, {"gpu": "not stated", **told, "graph": row["graph"] == "yes", "made_rules": True}, row["name"])
+    for command, examples in table("examples").items():
+        assert cli.get_command(click.Context(cli), command) is not None
+        for example in examples:
+            assert {"says", "run"} <= example.keys() <= {"says", "run", "needs"} and all(example.values()), command
+            assert example["run"].partition("qdqtool ")[2].startswith(command), example["run"]
+    for name, words in zip(Public._fields, contents(public()), strict=True):  # type: ignore[attr-defined]
+        assert words and len(set(words)) == len(words), name
+    numbers = [code["number"] for code in table("error_forms")["code"]]
+    assert numbers == sorted(set(numbers)) and sum(kind.id == "other" for kind in KINDS.values()) == 1
+
+
+def test_nothing_is_said_twice() -> None:
+    """No sentence of a table stands in it or another again; a text of TensorRT stands where its codes are told."""
+    said: dict[str, list[str]] = {}
+    for path in (HOME / "knowledge").glob("*.toml"):
+        for where, text in texts(tomllib.loads(path.read_text("utf-8")), path.stem):
+            for sentence in re.split(r"(?<=[.;:])\s+", paragraph(text)):
+                if len(sentence) >= 60:
+                    said.setdefault(sentence, []).append(where)
+    again = {sentence: where for sentence, where in said.items() if len(where) > 1}
+    assert not [s for s, where in again.items() if not all(".error." in w for w in where)], again
+
+
+def texts(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Each text of a table, and where it stands."""
+    if isinstance(value, str):
+        yield where, value
+    for name, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from texts(part, f"{where}.{name}")
+
+
+def test_the_page_shows_what_the_targets_say() -> None:
+    page = (HOME.parent / "docs" / "evidence.md").read_text("utf-8")
+    shown = re.findall(r"^\| `((?:trt|rtx)[\d.]+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    assert shown == [(t.name, str(t.evidence), t.proof) for t in reversed(TARGETS.values())]
 
 
 @pytest.mark.parametrize(("given", "wrong"), [
@@ -85,7 +139,6 @@ def test_sections_read_one_by_one_are_what_the_whole_file_says(name: str) -> Non
 
 # The examples of docs/contributing.md, applied to a copy of the package: each works with the files that it names.
 
-HOME = Path(qdqtool.__file__).parent
 PAGE = HOME.parent / "docs" / "contributing.md"
 DATA = str(HOME.parent / "tests")
 EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)

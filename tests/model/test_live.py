@@ -13,6 +13,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import counts_up
 from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq, is_q
+from qdqtool.model.subgraphs import rename
 from tests.insertion.nets import Net
 from tests.trt.builder import Graph
 
@@ -232,6 +233,22 @@ def test_edits_that_damage_a_graph_are_refused(kind: str) -> None:
         editor.set_output(model.node("stem.r"), 0, "sum:0")
     with pytest.raises(ModelError, match="cycle" if kind == "cycle" else "made by two nodes"):
         editor.finish()
+
+
+def test_what_a_new_subgraph_reads_stays():
+    """A DQ becomes an If whose branches alone read what stood in front of its Q."""
+    model = Model(two_pairs())
+    editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
+    ends = [onnx.ValueInfoProto(name="in")]
+    inner = helper.make_graph([helper.make_node("Neg", [source], ["in"])], "inner", [], ends)
+    editor.rewrite(dq, "If", [editor.constant("yes", np.array(True))], {"then_branch": inner, "else_branch": inner})
+    made = editor.finish()
+    assert [n.name for n in made.nodes] == ["r", "a.DQ", "b.Q", "b.DQ", "end"]
+    assert "a.Q.scale" not in made.initializers and {n.op for n in made.readers(source)} == {"If"}
+    rename(made.proto.graph.node, {source: "new", "in": "there"})
+    branch = made.proto.graph.node[1].attribute[0].g
+    assert (made.proto.graph.node[0].output[0], branch.node[0].input[0]) == ("new", "new")
+    assert (branch.node[0].output[0], branch.output[0].name) == ("there", "there")
 
 
 def two_pairs():

@@ -18,6 +18,7 @@ from qdqtool.model.modelfile import load, load_full, save
 from qdqtool.model.sessions import open_proto
 from tests.calibration.nets import conv_net, run_all
 from tests.model.test_message import OTHERWISE
+from tests.raising import raises
 from tests.tables import cases, in_turn
 from tests.trt.evidence import HOME
 
@@ -49,11 +50,11 @@ def test_names_that_no_exporter_writes(tmp_path: Path, monkeypatch: pytest.Monke
     load(named("y" * budgets.NAME))
     path = tmp_path / "m.onnx"
     path.write_bytes(named("y" * (budgets.NAME + 1)).SerializeToString())
-    with pytest.raises(ModelError, match=r"m\.onnx: the name 'y+.+y+' has 65537 characters; the limit is 65536$"):
+    with raises(ModelError, "_with_short_names m.onnx 65537 65536"):
         load(path)
     monkeypatch.setattr(budgets, "NAMES", 2001)
     load(named("y" * 1000, "z" * 1000))
-    with pytest.raises(ModelError, match="the names of its nodes and tensors take"):
+    with raises(ModelError, "require tensors"):
         load(named("y" * 1000, "z" * 1001))
 
 
@@ -85,12 +86,12 @@ def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entrie
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "not an ONNX model"), (b"not a model", "not an ONNX model"), (b"\x1f\x8b\x08broken", "cannot be read")],
+    [(b"", "_parse model"), (b"not a model", "_parse model"), (b"\x1f\x8b\x08broken", "unpack read")],
 )
 def test_what_is_no_model(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "x.onnx"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=says) as caught:
+    with raises(ModelError, says) as caught:
         load(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -192,12 +193,12 @@ def referring_inside(proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(("damage", "said"), [
-    (lambda proto: proto.graph.input.add(), "an input has no name"),
-    (lambda proto: proto.graph.output.add(), "an output has no name"),
-    (lambda proto: proto.graph.input.add(name="x"), "input 'x' is declared twice"),
-    (lambda proto: proto.opset_import.add(version=1 << 40), "no operator set has the version 1099511627776"),
-    (referring, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
-    (referring_inside, r"node 'n' \(Elu\) takes attribute 'alpha' from a function"),
+    (lambda proto: proto.graph.input.add(), "check_form input"),
+    (lambda proto: proto.graph.output.add(), "check_form output"),
+    (lambda proto: proto.graph.input.add(name="x"), "check_form x"),
+    (lambda proto: proto.opset_import.add(version=1 << 40), "check_form 1099511627776"),
+    (referring, "check_form n alpha"),
+    (referring_inside, "check_form n alpha"),
 ])
 def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proto = model()
@@ -206,7 +207,7 @@ def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
     for source in (proto, path, path.read_bytes()):
-        with pytest.raises(ModelError, match=said):
+        with raises(ModelError, said):
             load(source)
     for command in ("predict", "predict --target rtx1.7", "predict --gpu T4", "fix -o o.onnx"):
         assert cli.run([*command.split(), str(path)]) == 2
@@ -224,6 +225,6 @@ def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:
     assert found.dtype == values.dtype and np.array_equal(found, onnx.numpy_helper.to_array(tensor))
     for damage in ({"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}):
         broken = onnx.TensorProto(name="w", data_type=tensor.data_type, **{"raw_data": values.tobytes(), **damage})
-        with pytest.raises(ModelError, match=r"^m\.onnx: tensor 'w' cannot be read") as raised:
+        with raises(ModelError, "array_of m.onnx w") as raised:
             external.array_of(broken, "m.onnx")
         assert raised.value.path == "m.onnx"

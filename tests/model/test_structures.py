@@ -22,6 +22,7 @@ from qdqtool.model.subgraphs import inner_graphs, leading_to, with_inner
 from qdqtool.prediction import predict
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
+from tests.raising import raises
 
 # Attention and layer normalizations, found by structure.
 
@@ -338,5 +339,5 @@ def test_texts_of_nodes_are_utf_8(text: bytes) -> None:
     proto = helper.make_model(helper.make_graph([node], "g", values[:1], values[1:]))
     data = proto.SerializeToString()
     assert load(data).nodes[0].inputs == ("reads-1",)
-    with pytest.raises(ModelError, match="model in memory: a name is not UTF-8"):
+    with raises(ModelError, "require_texts"):
         load(data.replace(text, text[:-1] + b"\xff"))

@@ -19,6 +19,7 @@ from qdqtool.qat.modules import amax_of
 from qdqtool.qat.networks import freeze, untrained
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
+from tests.raising import raises
 
 FOLDER = Path(__file__).parents[2] / "examples" / "qat_yolov8"
 
@@ -188,19 +189,19 @@ def test_batches_of_other_kinds() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([torch.rand(0, 3, 8, 8)], r"batch 0: 0x3x8x8 floats hold no value"),
-        ([torch.rand(1, 3, 8, 8)], r"batch 0: the network cannot be called with it \(.*\); say with fn="),
-        ([{"a": 1, "b": 2}], "a batch is a dict with a, b; say with fn="),
-        ([3], "a batch is a int; say with fn="),
-        ([("a", "b")], "no tensor for the network"),
-        (3, "`data=3`: is int; give a list"),
-        ("images", "`data='images'`: is str; give a list"),
-        (torch.rand(3), r"a tensor of shape \(3,\)"),
-        ([], "gave no batch"),
+        ([torch.rand(0, 3, 8, 8)], "_look 0x3x8x8"),
+        ([torch.rand(1, 3, 8, 8)], "_look 0"),
+        ([{"a": 1, "b": 2}], "_of_dict fn="),
+        ([3], "call_for fn="),
+        ([("a", "b")], "call_for network"),
+        (3, "require data=3"),
+        ("images", "require data='images'"),
+        (torch.rand(3), "batches_of 3"),
+        ([], "_look batch"),
     ],
 )
 def test_what_fits_not(data: object, said: str) -> None:
-    with pytest.raises(QdqtoolError, match=said):
+    with raises(QdqtoolError, said):
         qat.calibrate(_prepared(), data)  # type: ignore[arg-type]
 
 

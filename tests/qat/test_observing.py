@@ -12,6 +12,7 @@ from qdqtool.qat.modules import amax_of as amax_buffer
 from qdqtool.qat.ranges import BINS, COUNTED, HELD, DeviceStatistics
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
+from tests.raising import raises
 
 
 def _both(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatistics]:
@@ -153,7 +154,7 @@ def test_groups_and_modes() -> None:
     done = qat.calibrate(model, [(BATCHES[0],), {"input": BATCHES[1]}], "max", method_for=[("^2", "percentile")])
     assert [s.method for s in done.scales] == ["max", "percentile"]
     assert qat.calibrate(model, iter(BATCHES), max_batches=2).batches == 2
-    with pytest.raises(QdqtoolError, match="matches no quantized tensor"):
+    with raises(QdqtoolError, "MethodChoice.check quantized"):
         qat.calibrate(model, BATCHES, method_for=[("^7", "max")])
 
 
@@ -169,9 +170,9 @@ def test_bad_data_is_told() -> None:
     model = _prepared()
     with pytest.raises(DataError, match=r"0\._input_quantizer.*NaN"):
         qat.calibrate(model, [torch.full((1, 16, 8, 8), torch.nan)])
-    with pytest.raises(QdqtoolError, match="method 'best' is unknown"):
+    with raises(QdqtoolError, "MethodChoice.check best"):
         qat.calibrate(model, BATCHES, "best")
-    with pytest.raises(QdqtoolError, match=r"call qdqtool\.qat\.prepare on it first"):
+    with raises(QdqtoolError, "plan_of"):
         qat.calibrate(nets.conv(), BATCHES)
 
 

@@ -21,6 +21,7 @@ from qdqtool.timing.expected import gpu_of_device, of_facts
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
 from qdqtool.types import Evidence, Precision
+from tests.raising import raises
 from tests.tables import cases, in_turn
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
@@ -218,7 +219,7 @@ def test_the_log_names_the_gpu():
 
 @pytest.mark.parametrize("facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}])
 def test_a_shared_name_alone_is_no_gpu(facts):
-    with pytest.raises(QdqtoolError, match="is the name of 8 GPUs"):
+    with raises(QdqtoolError, "gpu_of_device 8 GPUs"):
         gpu_of_device(of_facts("Orin", facts))
     build = Build(device="Orin", gpu=facts)
     assert expected.gpu_of(build) is None and "Orin NX 8GB" in expected.unknown_gpu(build)
@@ -287,7 +288,7 @@ def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
 
 def test_a_profile_of_another_engine_is_refused(tmp_path):
     file = profile_of(tmp_path, [(n if i == 3 else f"other{i}", 1.0) for i, n in enumerate(names())])
-    with pytest.raises(QdqtoolError, match=r"only 1 of its \d+ layers are in the prediction"):
+    with raises(QdqtoolError, "_calibration 1"):
         timed(chain(12), calibrate=file)
 
 

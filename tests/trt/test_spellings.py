@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from qdqtool.insertion.api import insert
 from qdqtool.prediction import predict
+from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.types import Evidence, Precision, Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after
@@ -119,7 +120,8 @@ def test_names_and_biases_of_exporters(tmp_path: Path) -> None:
     # TensorRT takes no zero point but 0
     prediction = predict(by_onnxruntime(tmp_path), advice=False)
     assert all(c.precision.is_float for c in prediction.convolutions)
-    assert {r.reason for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"} == {"zero-point"}
+    refused = {type(r) for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"}
+    assert refused == {NonzeroZeroPoint}
     options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
     prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
     assert [c.precision for c in prediction.convolutions] == [INT8, INT8]

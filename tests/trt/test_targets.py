@@ -19,6 +19,7 @@ from qdqtool.trt.targets import (
 )
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.fuzz.net import Net
+from tests.raising import raises
 from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 
@@ -167,7 +168,7 @@ def test_target_of_a_version(version: str, target: str | None) -> None:
     if target is not None:
         assert target_of_version(version).name == target
         return
-    with pytest.raises(VersionError, match=r"not a TensorRT version|older than 8\.0"):
+    with raises(VersionError, "target_of_version TensorRT"):
         target_of_version(version)
 
 
@@ -212,6 +213,6 @@ def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> No
 def test_what_is_no_version(given: str) -> None:
     with pytest.raises(QdqtoolError):
         target_named(given)
-    with pytest.raises(QdqtoolError, match=r"unknown target 'trt7'; choose one of trt8\.0, trt8\.4"):
+    with raises(QdqtoolError, "target_named trt7 trt8.0 trt8.4"):
         target_named("trt7")
     assert target_named("TRT8.5").name == "trt8.5"

@@ -35,6 +35,7 @@ from tests.calibration.nets import conv_net
 from tests.insertion.nets import check, detector, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
+from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import cases
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
@@ -233,7 +234,7 @@ def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
     single = tune(keep=0.5, target="trt11", high_precision="fp32")
     assert single.float_type == "fp32" and not single.notes
     assert all(t.data_type != onnx.TensorProto.FLOAT16 for t in single.model.graph.initializer)
-    with pytest.raises(QdqtoolError, match=r"trt8\.5 takes no FP16 scales"):
+    with raises(QdqtoolError, "_copied trt8.5"):
         qdqtool.tune(branchy(), DATA, target="trt8.5", high_precision="fp16")
 
 
@@ -274,7 +275,7 @@ def test_it_goes_on_where_it_was_killed(
         with pytest.raises(DataError, match=f"another {what}"):
             tune(keep=KEEP, state=state, **given)
     monkeypatch.setattr(measurements, "REVISION", measurements.REVISION + 1)
-    with pytest.raises(DataError, match="another way of measuring"):
+    with raises(DataError, "Store._read another"):
         tune(keep=KEEP, state=state)
 
 
@@ -299,7 +300,7 @@ def test_a_metric_whose_source_changed_is_another_one(tmp_path: Path, monkeypatc
     tune(**again)
     assert tune(**again).effort["runs"] == 0
     source.write_text("def same(reference, outputs, image):\n    return 2.0\n")
-    with pytest.raises(DataError, match=r"another setting .*metric or its source"):
+    with raises(DataError, "Store._read another"):
         tune(**again)
 
 
@@ -393,7 +394,7 @@ def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch,
     assert tuning.effort["stopped"] == "time limit"
     assert tuning.front and tuning.chosen.metric is not None
     assert agreement(tuning.model, JUDGED) == pytest.approx(tuning.chosen.metric, abs=1e-6)
-    with pytest.raises(QdqtoolError, match=r"`time_limit`: over before"):
+    with raises(QdqtoolError, "_run time_limit"):
         qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
 
 
@@ -557,7 +558,7 @@ def test_networks_without_int8_and_more_convolutions() -> None:
     net = conv_net()
     next(n for n in net.graph.node if n.name == "conv2").name = "other"
     samples = [{"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)]
-    with pytest.raises(QdqtoolError, match="no convolution would run in INT8"):
+    with raises(QdqtoolError, "Search.choose"):
         qdqtool.tune(net, samples, include=["conv"])
     # A pattern leaves a convolution out; making another one float may still put a Q on what it reads
     model = conv_net()

@@ -10,7 +10,7 @@ from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
-from qdqtool.model.operators import OPERATORS, LayerKind, of
+from qdqtool.model.operators import CONVOLVE, OPERATORS, LayerKind, of
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
@@ -22,7 +22,6 @@ from qdqtool.types import Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
 _LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
-_ASKED = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 _TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
 
@@ -37,7 +36,7 @@ def run(view: View, report: Report) -> None:
         if kind not in plain:
             plain[kind] = _is_plain(node)
         if plain[kind]:
-            if node.index in quantized and of(node).kind in _ASKED:
+            if node.index in quantized and of(node).kind in CONVOLVE:
                 _convolution(view, report, node)
             continue
         if qdq.is_qdq(node):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import numpy_helper
 
 from qdqtool.explain.lint.operators import depthwise
 from qdqtool.explain.report import Report
@@ -133,17 +133,15 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
 
 def _without_quantizers(view: View) -> Model:
     """The float network; a DFL's weights, of which stored integers leave a multiple, are 0, 1, 2 ... again."""
-    proto = without_large_weights(view.model.proto)
+    bins = {}
     for node in view.weighted:
         weights = view.weights(node)
         if weights.dq is not None and not weights.after and view.is_dfl(node):
             shape = view.weight_shape(node) or (1, 1, 1, 1)
-            bins = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
-            name = f"{node.name}/bins"
-            data = bins.astype("<f4").tobytes()
-            proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=bins.shape, raw_data=data)
-            proto.graph.node[node.index].input[1] = name
-    return float_model(Model(proto, types=view.model), weights=True, stored=placeholder)
+            value = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
+            bins[weights.dq.output] = numpy_helper.from_array(value, weights.dq.output)
+    network = Model(without_large_weights(view.model.proto), types=view.model)
+    return float_model(network, weights=True, stored=placeholder, known=bins)
 
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five

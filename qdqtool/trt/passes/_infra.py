@@ -4,15 +4,15 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, Tensor, constant_of, dq_of, is_relu, node_name, only_q
+from qdqtool.model.operators import CONVOLVE, LayerKind
+from qdqtool.trt.layers import QDQ, Layer, Tensor, constant_of, dq_of, is_relu, node_name, only_q
 from qdqtool.trt.network import Network, weakest
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
 from qdqtool.types import Event, Refusal
 
 __all__ = [  # what passes are written with
-    "assumed", "Case", "constant_of", "CONVOLUTIONS", "documented", "dq_of", "FUSING", "FUSING_INTO", "is_relu",
+    "assumed", "Case", "constant_of", "CONVOLVE", "documented", "dq_of", "FUSING", "FUSING_INTO", "is_relu",
     "joined_name", "Layer", "LayerKind", "MAX_JOINED", "MAX_NAME", "Network", "node_name", "only_q", "Pass", "QDQ",
     "ReluFusion", "REMOVING", "seen", "SWAPPING", "Tensor", "weakest",
 ]

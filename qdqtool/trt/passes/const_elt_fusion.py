@@ -2,7 +2,7 @@
 
 import math
 
-from qdqtool.trt.passes._infra import CONVOLUTIONS, Layer, LayerKind, Network, Pass, assumed, constant_of, seen
+from qdqtool.trt.passes._infra import CONVOLVE, Layer, LayerKind, Network, Pass, assumed, constant_of, seen
 
 PLAIN = seen(
     "sum-or-product", "A sum or product with a constant becomes a scale, <constant> + <elementwise>.",
@@ -41,6 +41,6 @@ def _left(layer: Layer) -> bool:
     """Whether an elementwise layer stays one, or has the reshape behind a matrix product pushed behind it first."""
     if layer.operation not in ("SUM", "PROD") or len(layer.inputs) != 2 or layer.in_myelin:
         return True
-    if layer.relu and not any(t.maker(*CONVOLUTIONS) for t in layer.inputs if t.only_reader() is layer):
+    if layer.relu and not any(t.maker(*CONVOLVE) for t in layer.inputs if t.only_reader() is layer):
         return True  # a convolution would take sum and Relu
     return any(s.shuffling.after_matmul for t in layer.inputs if (s := t.maker(LayerKind.SHUFFLE)))

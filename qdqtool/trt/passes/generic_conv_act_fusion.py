@@ -1,7 +1,7 @@
 """GenericConvActFusion."""
 
-from qdqtool.model.operators import OPERATORS
-from qdqtool.trt.layers import CONVOLUTIONS, Layer, node_name
+from qdqtool.model.operators import CONVOLVE, OPERATORS
+from qdqtool.trt.layers import Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
 from qdqtool.trt.surroundings import elements, origin_of
@@ -34,7 +34,7 @@ class GenericConvActFusion(Pass):
     cases = (*dict.fromkeys(_SINGLE.values()), POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for layer, pointwise in network.pairs(*CONVOLUTIONS, read_by=LayerKind.POINTWISE):
+        for layer, pointwise in network.pairs(*CONVOLVE, read_by=LayerKind.POINTWISE):
             if layer.fusion.activated:
                 continue
             if len(pointwise.inputs) != 1:

@@ -3,7 +3,7 @@
 from collections.abc import Container
 
 from qdqtool.trt.layers import WEIGHTED, constant_of, needs_myelin, node_name, reached
-from qdqtool.trt.passes._infra import CONVOLUTIONS, QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, dq_of
+from qdqtool.trt.passes._infra import CONVOLVE, QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, dq_of
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of
 
@@ -18,7 +18,7 @@ CONSTANTS = assumed(
     "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not in it",
 )
 _OWN_LAYER = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
-_KEPT_OUT = (*CONVOLUTIONS, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
+_KEPT_OUT = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
 
 
 class MyelinOptimization(Pass):
@@ -60,7 +60,7 @@ class MyelinOptimization(Pass):
     @staticmethod
     def _tail(network: Network) -> list[Layer]:
         """Layers from which no convolution, Q or DQ can be reached."""
-        above = reached(network.of_kind(*CONVOLUTIONS, *QDQ), lambda layer: layer.above)
+        above = reached(network.of_kind(*CONVOLVE, *QDQ), lambda layer: layer.above)
         kept = above.keys() | _quantized_products(network)
         return [
             layer for layer in network.layers.values()

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from qdqtool.trt.layers import CONVOLUTIONS, QDQ, Layer, needs_myelin, node_name, reached
+from qdqtool.model.operators import CONVOLVE
+from qdqtool.trt.layers import QDQ, Layer, needs_myelin, node_name, reached
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion
 
@@ -25,7 +26,7 @@ POINTWISE = assumed(
     "how far such a region reaches into pointwise layers around it is not logged",
 )
 _OUTSIDE = (
-    *CONVOLUTIONS, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.CONSTANT, LayerKind.COPY, LayerKind.SHAPE,
+    *CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.CONSTANT, LayerKind.COPY, LayerKind.SHAPE,
 )
 
 

@@ -4,7 +4,7 @@ import math
 
 from qdqtool.model.operators import GATES
 from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, is_relu, node_name
-from qdqtool.trt.passes._infra import CONVOLUTIONS, MAX_JOINED, LayerKind, Network, Pass, documented, seen
+from qdqtool.trt.passes._infra import CONVOLVE, MAX_JOINED, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.surroundings import elements
 
@@ -137,7 +137,7 @@ def _quantized_convolution(tensor: Tensor) -> Layer | None:
     shuffle = tensor.maker(LayerKind.SHUFFLE)
     tensor = shuffle.data if shuffle is not None and shuffle.shuffling.after_matmul else tensor
     scale = tensor.maker(LayerKind.SCALE)
-    conv = (tensor if scale is None else scale.data).maker(*CONVOLUTIONS)
+    conv = (tensor if scale is None else scale.data).maker(*CONVOLVE)
     if conv is None or not dq_of(conv.data) or not any(map(dq_of, conv.inputs[1:])):
         return None
     folded = scale is None or (conv.kind != LayerKind.DECONVOLUTION and scale.data.only_reader() is scale)

@@ -1,6 +1,7 @@
 """QConvScaleFusion."""
 
-from qdqtool.trt.layers import CONVOLUTIONS, dq_of, node_name, weights_position
+from qdqtool.model.operators import CONVOLVE
+from qdqtool.trt.layers import dq_of, node_name, weights_position
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
 from qdqtool.trt.surroundings import elements
@@ -29,7 +30,7 @@ class QConvScaleFusion(Pass):
     unnamed = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer, scale in network.pairs(*CONVOLUTIONS):
+        for layer, scale in network.pairs(*CONVOLVE):
             if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
                 continue
             position = weights_position(layer)

@@ -1,6 +1,6 @@
 """A DQ followed by a Q of another scale."""
 
-from qdqtool.trt.passes._infra import CONVOLUTIONS, Layer, LayerKind, Network, Pass, documented, dq_of, node_name
+from qdqtool.trt.passes._infra import CONVOLVE, Layer, LayerKind, Network, Pass, documented, dq_of, node_name
 from qdqtool.trt.surroundings import scale_of
 
 INTO = documented(
@@ -24,7 +24,7 @@ class RequantizeFusion(Pass):
             dq = dq_of(q.data)
             if dq is None or (q.quant is not None and q.quant.per_channel):
                 continue
-            conv = dq.data.maker(*CONVOLUTIONS)
+            conv = dq.data.maker(*CONVOLVE)
             if conv is not None and conv.int8_out and dq.data.only_reader() and dq.out.only_reader():
                 self._into(network, conv, dq, q)
                 continue

@@ -13,6 +13,7 @@ from qdqtool.model.heads import attentions
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.qdq import precision_of
 from qdqtool.model.sizes import is_multiplication
+from qdqtool.model.subgraphs import STANDARD
 from qdqtool.model.view import View
 from qdqtool.options import DEFAULT_SM
 from qdqtool.trt import faults
@@ -297,7 +298,7 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
             kind = onnx.TensorProto.DataType.Name(model.elem_type(name)).lower()
             yield CompilerFault(COMPILER, name, Fault.OPERATOR, (Form.INPUT, kind))
     for node in model.ordered:
-        standard = node.domain in ("", "ai.onnx")
+        standard = node.domain in STANDARD
         for _, refused, form in _FORMS_OF.get(node.op, ()) if standard else ():
             if refused(node, walk.types.get(node.input(0), 0)):
                 yield _fault(node, Fault.OPERATOR, form, node.op)

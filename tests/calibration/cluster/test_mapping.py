@@ -12,6 +12,7 @@ from qdqtool.errors import ClusterError
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
 from tests.calibration.cluster.clusters import left_behind
+from tests.raising import raises
 
 HOME = "tests.calibration.cluster.clusters"
 
@@ -50,7 +51,7 @@ def test_work_ends_with_its_job_and_errors_are_one_line(client: Any) -> None:
         assert sorted(job.results([1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]
     assert time.monotonic() - begin < 29
     assert left_behind(client) == (0, 0, [])
-    told = pytest.raises(ClusterError, match="failed on 3: ValueError: three is refused")
+    told = raises(ClusterError, "Job._fetched 3 ValueError")
     with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job, told:
         list(job.results(range(6)))
     assert left_behind(client) == (0, 0, [])

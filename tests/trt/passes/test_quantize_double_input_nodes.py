@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
-from qdqtool.trt.refusals import InputNotDequantized
+from qdqtool.trt.refusals import InputNotDequantized, OutsideRules
 from qdqtool.types import Evidence, Precision
 from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
@@ -136,7 +136,7 @@ def test_fp8_and_what_stands_in_the_way() -> None:
     layer = found.layer("c")
     assert layer.int8 and layer.quantized_as == Precision.FP8
     outside, _ = found.refusals
-    assert (outside.reason, outside.node, outside.precision) == ("outside-rules", "c", Precision.FP8)
+    assert isinstance(outside, OutsideRules) and (outside.node, outside.precision) == ("c", Precision.FP8)
     g, out = refused("input-not-dequantized")
     refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.producer, refusal.op) == ("before", "Softmax")
