@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.test-installed
 	$(BIN)/python -m tests -n auto --dist loadgroup
 
-# What `test` leaves out: slow tests, and 40 more examples of each property.
+# What `test` leaves out: slow tests, and 20 more examples of each property.
 test-all: test
 	$(BIN)/python -m tests -n auto --dist loadgroup --all -m "slow or hypothesis"
 

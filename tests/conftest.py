@@ -5,6 +5,7 @@ import fcntl
 import functools
 import gc
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -35,10 +36,14 @@ SHARING = (
     ("tests/qat/",),
 )
 
+#: What `make test-all` adds, and what a file has in it that adds to that: it reads no other.
+ADDED = "slow or hypothesis"
+ADDS = re.compile(rb"mark\.slow|slow_after|hypothesis")
+
 STARTED = time.monotonic()
 
 # A busy machine is no defect of the code under test.
-for name, examples in (("quick", 10), ("all", 40)):
+for name, examples in (("quick", 10), ("all", 20)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -115,7 +120,18 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Most files have nothing to add, and reading them takes as long as reading the others."""
+    if config.option.markexpr != ADDED or not collection_path.match("test_*.py"):
+        return None
+    return None if ADDS.search(collection_path.read_bytes()) else True
+
+
+@pytest.hookimpl(trylast=True)  # when hypothesis has marked its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    added = {i.path for i in items if i.get_closest_marker("slow") or i.get_closest_marker("hypothesis")}
+    if silent := [str(path) for path in sorted(added) if not ADDS.search(path.read_bytes())]:
+        raise pytest.UsageError(f"test-all would not read these, for they do not say what is slow: {silent}")
     for option, mark in (("--all", "slow"), ("--growth", "growth")):
         if not config.getoption(option):
             left = [i for i in items if i.get_closest_marker(mark)]

@@ -24,7 +24,9 @@ from tests.growth import FAMILIES
 
 EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these
-SOME = ("residual", "lattice", "fan-out")
+SOME = (("fix", "residual"), ("fix", "fan-out"), ("extract", "lattice"))
+# These cost seconds, and are asked below, or are of the kind of "crossed Concats with pairs".
+ELSEWHERE = ("wide Split with own scales", "Concat of pairs")
 
 
 def _extract(model, **how):
@@ -57,7 +59,7 @@ RATIO, LEAST = 8.0, 0.03  # of seconds for four times the input, and what is too
 
 def _calls(work, model) -> int:
     """Calls of functions, Python's own among them: the same on every machine, however busy it is."""
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(subcalls=False)
     profile.enable()
     try:
         work(model)
@@ -119,8 +121,8 @@ def _held(model: onnx.ModelProto) -> int:
 @pytest.mark.parametrize(("command", "family"), [
     *(("predict", family) for family in QUICK), ("fix", QUICK[0]), ("extract", QUICK[0]),
     ("predict on a GPU", "mesh"),
-    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in QUICK),
-    *(pytest.param(c, f, marks=pytest.mark.slow) for c in ("fix", "extract") for f in SOME),
+    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in (*QUICK, *ELSEWHERE)),
+    *(pytest.param(*some, marks=pytest.mark.slow) for some in SOME),
 ])  # fmt: skip
 def test_work_of_some(command, family):
     """`make growth` takes all commands and families, up to 4,000 nodes."""

@@ -68,7 +68,9 @@ def _process(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    multiprocessing.spawn(_process, (str(tmp_path),), nprocs=2)
+    # Processes that are forked have torch; one that has started CUDA cannot be.
+    how = "spawn" if torch.cuda.is_initialized() else "fork"
+    multiprocessing.start_processes(_process, (str(tmp_path),), nprocs=2, start_method=how)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     alone = _network()
     qat.calibrate(alone, X, "max")

@@ -1,7 +1,5 @@
 import importlib
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +53,10 @@ def test_batch_normalization_goes_on_unless_it_is_frozen(own: Any, frozen: bool 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
 def test_two_processes(own: Any, tmp_path: Path) -> None:
     """Lightning starts them; the same ranges (of everybody's data), weights and quantizers in both, one export."""
-    command = [sys.executable, "-m", "tests.qat.lightning_processes", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    callback = own.QATCallback(own.SAMPLE, network="net", method="max", path=tmp_path / "q.onnx")
+    # Processes that are forked have torch and Lightning; one that has started CUDA cannot be.
+    how = "ddp_spawn" if torch.cuda.is_initialized() else "ddp_fork"
+    own.trainer_in(tmp_path, callback, 2, devices=2, strategy=how).fit(own.Module(tmp_path), DataLoader(own.DATA, 8))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)

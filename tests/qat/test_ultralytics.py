@@ -8,7 +8,6 @@ import copy
 import importlib.util
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -229,22 +228,20 @@ def test_options_and_tasks(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_is_found_in_the_processes_of_other_gpus(tmp_path: Path) -> None:
+def test_the_trainer_is_found_in_the_processes_of_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing made it before, as in a module that is imported anew."""
     from ultralytics.models import yolo
 
     from qdqtool.qat import ultralytics as room
 
     made = [room._made(yolo.segment.SegmentationTrainer), room.Trainer]
-    (tmp_path / "trainer.pkl").write_bytes(pickle.dumps(made))
-    code = (
-        "import pickle, sys; from tests.qat.torchvision_ops import usable_torchvision; usable_torchvision();"
-        "from pathlib import Path; print(*(t.__name__ for t in pickle.loads(Path(sys.argv[1]).read_bytes())))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "trainer.pkl")], check=True, capture_output=True,
-        text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert done.stdout.split()[-2:] == [t.__name__ for t in made]
+    written = pickle.dumps(made)
+    monkeypatch.setattr(qat, "ultralytics", room)  # what the import below replaces, it gets back
+    monkeypatch.delitem(sys.modules, room.__name__)
+    found = pickle.loads(written)
+    assert [t.__name__ for t in found] == [t.__name__ for t in made]
+    assert all(issubclass(t, sys.modules[room.__name__].QuantizedTraining) for t in found)
+    assert not set(found) & set(made)
     with pytest.raises(AttributeError, match="QuantizedNothing"):
         room.QuantizedNothing  # noqa: B018
 

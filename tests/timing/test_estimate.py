@@ -74,9 +74,9 @@ TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
                  if not typed or TARGETS[name].strongly_typed or TARGETS[name].version >= (10, 0)]  # fmt: skip
 
 
-# Each target with one GPU, with INT8 and without in turn; with the others in the slow ones.
+# Each target with one GPU, with INT8 and without in turn; with another one in the slow ones.
 @pytest.mark.parametrize(("name", "typed", "gpu"), slow_after(len(TARGETS_TYPED), [
-    (*target, GPUS[(i + k) % len(GPUS)]) for k in range(len(GPUS)) for i, target in enumerate(TARGETS_TYPED)
+    (*target, GPUS[(i + k) % len(GPUS)]) for k in (0, 1) for i, target in enumerate(TARGETS_TYPED)
 ]))  # fmt: skip
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""

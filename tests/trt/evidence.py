@@ -12,13 +12,10 @@ from qdqtool.model.graph import Model, without_large_weights
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Event, Prediction
-from tests.slow import slow_after
 
 HOME = Path(__file__).parents[1] / "data" / "evidence"
 CASES = sorted(p.parent.name for p in HOME.glob("*/truth.json"))
 LARGE = {"bevfusion-camera-rtx3080ti-trt8600", "bevfusion-camera-orin-trt8502", "centernet-resnet34-qat-trt80"}
-QUICK_FIRST = slow_after(len(CASES) - len(LARGE), sorted(CASES, key=LARGE.__contains__))
-"""For tests whose cost is that of the network: the large ones are slow."""
 DIFFERENT = [c for c in sorted(CASES, key=LARGE.__contains__) if c != "bevfusion-camera-orin-trt8502"]
 """The large ones last, and one of two builds of the same network."""
 WITH_TRACE = sorted(p.parent.name for p in HOME.glob("*/trace.json.gz"))

@@ -124,17 +124,21 @@ def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) ->
 
 @pytest.mark.slow
 def test_no_set_of_convolutions_is_cheaper_and_good(tuned: Tuning) -> None:
-    """All 64 sets of at most three float convolutions, placed by ``insert``: none that is good costs less."""
-    best = np.inf
+    """All 64 sets of at most three float convolutions, placed by ``insert``: none that is good costs less.
+
+    What one costs has nothing to do with the ranges: quick ones tell which sets are cheaper than the chosen one.
+    """
+    cheaper = 0
     for count in range(4):
         for floats in itertools.combinations([f"c{i}" for i in range(7)], count):
-            made = inserted(floats)
+            exclude = [f"^{n}$" for n in floats]
+            made = qdqtool.insert(branchy(), CALIBRATION[:1], method="max", exclude=exclude, losses=0)
             assert made.prediction is not None
             summary = made.prediction.summary()
-            cost = summary["float"] + summary["conversions"]
-            if cost < best and agreement(made.model, CHOSEN) >= KEEP:
-                best = cost
-    assert tuned.chosen.cost.value <= best < np.inf
+            if summary["float"] + summary["conversions"] < tuned.chosen.cost.value:
+                cheaper += 1
+                assert agreement(inserted(floats).model, CHOSEN) < KEEP, floats
+    assert cheaper > 10
 
 
 def test_choices_points_and_json(tuned: Tuning) -> None:
