@@ -350,7 +350,7 @@ class Shrinking:
     limit: int | None = option(
         None, f"The most models to try when shrinking (default {TRIES}; {BUILDS} with a builder or a command). Without "
         f"one and without these it also ends after {MINIMIZED_NODES:,} nodes or {amount(MINIMIZED_BYTES)} of models "
-        "predicted, a minute or two.",
+        "predicted or made with other weights, a minute or two.",
         f"The most models to try (default {TRIES} within a minute or two, {BUILDS} with builds).", kind="int", least=1)
     private: bool = option(
         False, "Replace names, weights, scales and metadata; see :mod:`qdqtool.extraction.private`.",

@@ -74,6 +74,40 @@ def constants(size: int) -> onnx.ModelProto:
     return net.done(net.conv(last))
 
 
+def weights(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
+    """The operator again and again on one weight; convolutions read half of the results through a pair."""
+
+    def make(size: int) -> onnx.ModelProto:
+        net = Net()
+        last, weight = net.conv("x"), "w"
+        shape = net._constant("shape", np.array([8, 8, 1, 1]))
+        for i in range(size // 4):
+            weight = net.add(op, weight, *([shape] if op == "Reshape" else []), **attributes)
+            last = net.add("Conv", net.pair(last), net.pair(weight)) if i % 2 else last
+        return net.done(net.conv(last))
+
+    return make
+
+
+def rearranged(size: int) -> onnx.ModelProto:
+    """Transposes behind the one pair of a weight; convolutions read half of the results."""
+    net = Net()
+    last, weight = net.conv("x"), net.pair("w")
+    for i in range(size // 3):
+        weight = net.add("Transpose", weight, perm=[1, 0, 2, 3])
+        last = net.add("Conv", net.pair(last), weight) if i % 2 else last
+    return net.done(net.conv(last))
+
+
+def one_pair(size: int) -> onnx.ModelProto:
+    """Convolutions that all read the same quantized weights."""
+    net = Net()
+    last, weight = "x", net.pair("w")
+    for i in range(size // 4):
+        last = net.add("Relu" if i % 2 else "Tanh", net.add("Conv", net.pair(last), weight))
+    return net.done(last)
+
+
 def convolutions(size: int) -> onnx.ModelProto:
     net = Net()
     last = "x"
@@ -271,8 +305,11 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Relu": chain("Relu"), "Sigmoid": chain("Sigmoid"), "Add": chain("Add"), "Mul": chain("Mul"),
     "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
     "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
-    "convolutions": convolutions, "partly quantized": partly_quantized, "SiLU": silu, "residual": residual,
-    "mesh": mesh, "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
+    "Casts of a weight": weights("Cast", to=TensorProto.FLOAT),
+    "Transposes of a weight": weights("Transpose", perm=[1, 0, 2, 3]), "Reshapes of a weight": weights("Reshape"),
+    "Transposes of a dequantized weight": rearranged, "one pair of weights": one_pair, "convolutions": convolutions,
+    "partly quantized": partly_quantized, "SiLU": silu, "residual": residual, "mesh": mesh,
+    "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
     "Concat of itself": doubled, "Concat with the root": with_root, "rolling Concat": rolling,
     "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,

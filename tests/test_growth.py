@@ -48,8 +48,9 @@ WORK = {
 }
 # A drawing is improved until its budget of work is used up: what the smallest of these takes is not yet all of that.
 DRAWN = [(1000, 4000)]
-# What is listed of each tensor (readers, the ways to them) is bounded, and all full only from 500 nodes on.
-LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs")
+# What is listed of each tensor (readers, ways to them, to a constant) is bounded, all full only from 500 nodes on.
+LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs", "Casts of a weight",
+         "Transposes of a weight", "Reshapes of a weight", "one pair of weights")
 # What fixes save is estimated too, of which the one of residual Adds is made by itself from some 600 nodes on.
 AUTOMATIC = ("predict on a GPU", "residual")
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
@@ -137,6 +138,17 @@ def test_what_many_read_is_looked_at_once():
 
 def test_names_of_folded_constants_are_bounded():
     _grows_with_the_file(_bytes, WORK["predict"], "constants", [(1000, 2000)])
+
+
+def test_what_is_between_weights_and_their_quantizers_is_listed_in_part():
+    for measured in (_calls, _bytes):
+        _grows_with_the_file(measured, WORK["predict"], "Casts of a weight", [(800, 1600)])
+
+
+@pytest.mark.parametrize("family", ["Casts of a weight", "one pair of weights"])
+def test_fix_of_what_many_convolutions_read(family):
+    """The constants on the way are computed once, and one refusal does not name all that read them."""
+    _grows_with_the_file(_calls, WORK["fix"], family, [(400, 800)])
 
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])

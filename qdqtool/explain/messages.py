@@ -82,11 +82,12 @@ def scale_words(scale: Scale) -> str:
     return number(scale)
 
 
-def names(items: Iterable[str], limit: int = 3) -> str:
-    """Names for a sentence: ``a, b, c and 4 more``."""
+def names(items: Iterable[str], limit: int = 3, more: int = 0) -> str:
+    """Names for a sentence: ``a, b, c and 4 more``; ``more`` are not among the items."""
     unique = list(dict.fromkeys(items))
     shown = ", ".join(unique[:limit])
-    return shown if len(unique) <= limit else f"{shown} and {len(unique) - limit} more"
+    further = max(len(unique) - limit, 0) + more
+    return f"{shown} and {further} more" if further else shown
 
 
 def size_words(size: Size | None) -> str:

@@ -38,8 +38,8 @@ def _not_positive(finding: Finding, cause: Cause, r: lint.ScaleNotPositive) -> s
 # Weights and biases ---------------------------------------------------------------------------------------------
 
 says(lint.WeightsBehind, lambda r: (
-    f"{r.node}: {names(f'{s.node} ({s.op})' for s in r.steps)} {'is' if len(r.steps) == 1 else 'are'} between the "
-    f"weights and {r.quantizer}."))
+    f"{r.node}: {names((f'{s.node} ({s.op})' for s in r.steps), more=r.more)} "
+    f"{'is' if len(r.steps) == 1 else 'are'} between the weights and {r.quantizer}."))
 says(lint.StoredReadElsewhere, lambda r: f"{r.node} ({r.op}) reads the stored integers '{r.tensor}'.")
 says(lint.WeightsStored, lambda r: (
     f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone."))

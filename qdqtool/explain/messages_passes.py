@@ -77,7 +77,7 @@ says(trt.NonzeroZeroPoint, lambda r: (
     f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(r.zero_points)))}; "
     "TensorRT wants 0."))
 says(trt.WeightsShared, lambda r: (
-    f"weights '{r.weight}' are shared by {names(r.convolutions)}; TensorRT folds them into one."))
+    f"weights '{r.weight}' are shared by {names(r.convolutions, more=r.more)}; TensorRT folds them into one."))
 
 
 @words(trt.ActivationPerChannel)

@@ -245,6 +245,7 @@ def weights(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
             plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
             tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
         yield candidate
+        del candidate, tensor  # before the next copy is made
 
 
 def _can_be_plain(tensor: onnx.TensorProto) -> bool:

@@ -355,11 +355,14 @@ class Shrinker:
                 found = True
                 while found:
                     found = False
-                    for candidate in move(self.proto if move in OF_DATA else self._light):
+                    whole = move in OF_DATA
+                    candidates = move(self.proto if whole else self._light)
+                    while (candidate := next(candidates, None)) is not None:
                         if self.tried >= self._limit:
                             self.exhausted = True
                             return
-                        answer = self._try(candidate)
+                        answer = self._try(candidate, candidate.ByteSize() if whole else 0)
+                        del candidate  # each may be as large as the model: the next is made in its place
                         if self.exhausted:
                             return
                         if answer is None:
@@ -382,12 +385,13 @@ class Shrinker:
             self.exhausted = min(self._left) < 0
         return not self.exhausted
 
-    def _try(self, candidate: onnx.ModelProto) -> bool | None:
+    def _try(self, candidate: onnx.ModelProto, made: int = 0) -> bool | None:
         """Whether a candidate holds (it is then the new model); None when it is not tried.
 
-        That is one that is no model, that was tried before, or for which too little is left.
+        That is one that is no model, that was tried before, or for which too little is left. ``made`` are the bytes
+        that were copied to make it.
         """
-        if not self._affords(len(candidate.graph.node) // _FINDING):
+        if not self._affords(len(candidate.graph.node) // _FINDING, made):
             return None
         apart = dict(self._apart)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.view import View, Weights
+from qdqtool.trt.refusals import STEPS
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
@@ -117,10 +119,11 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
     for conv in view.weighted:
         weights = view.weights(conv)
         first = weights.first
-        places = [conv.name, *(n.name for n in weights.before)]
+        between = list(itertools.islice(weights.before, STEPS))
+        places = [conv.name, *(n.name for n in between)]
         if names.isdisjoint(places):
             continue
-        if first is None or not weights.before:
+        if first is None or not between:
             continue
         value = constants.value(weights.source)
         if value is None:
@@ -129,7 +132,9 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
         def apply(editor: Editor, first: Node = first, source: str = weights.source, value: _Array = value) -> None:
             editor.set_input(first, 0, editor.constant(f"{source}_folded", value))
 
-        what = f"{first.name}: {', '.join(n.op for n in weights.before)} in front of it folded into the weights"
+        further = len(weights.before) - len(between)
+        ops = ", ".join(n.op for n in between) + (f" and {further} more" if further else "")
+        what = f"{first.name}: {ops} in front of it folded into the weights"
         sites.append(Site(conv.name, what, apply, places))
     return sites
 

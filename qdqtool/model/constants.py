@@ -25,6 +25,7 @@ MOST_ELEMENTS = 1 << 25  # of all tensors on the way to one constant
 MOST_WORK = 1 << 29  # operations for all constants of a model
 _MOST_NODES = 1000  # on the way to one constant
 _SHAPES = 4096  # elements of what may be a shape
+_KEPT = 1 << 22  # elements of all results that are kept for the next constant
 # Those whose time goes with what they read and write (products apart), in the reference implementation too.
 _LINEAR = frozenset({
     "Abs", "Add", "And", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "ConstantOfShape", "CumSum",
@@ -49,6 +50,8 @@ class Constants:
         self.model = model
         self.left = work
         self._place: dict[int, int] = {}
+        self._kept: dict[str, _Array] = {}
+        self._room = _KEPT
 
     def value(self, tensor: str) -> _Array | None:
         """A constant's value; None where it depends on an input or a quantizer, or where limits forbid that."""
@@ -60,7 +63,7 @@ class Constants:
             name = stack.pop()
             if name in known:
                 continue
-            value = model.constant(name)
+            value = self._kept[name] if name in self._kept else model.constant(name)
             node = model.producer(name)
             if value is not None:
                 known[name] = value
@@ -76,8 +79,12 @@ class Constants:
             made = self.results(node, known, MOST_ELEMENTS - elements)
             if made is None:
                 return None
-            elements += sum(v.size for v in made.values())
+            size = sum(v.size for v in made.values())
+            elements += size
             known.update(made)
+            if size <= self._room:
+                self._room -= size
+                self._kept.update(made)
         return known.get(tensor)
 
     def results(self, node: Node, known: Mapping[str, _Array], most: int) -> dict[str, _Array] | None:

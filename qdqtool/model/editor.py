@@ -201,7 +201,7 @@ class Editor:
     def copy_weights(self, node: Node, weights: Weights, value: npt.NDArray[Any]) -> None:
         """Gives a node weights of its own: constant, Q and DQ as they are, in front of what moves them for it alone."""
         tensor = self.constant(f"{weights.source}_copy", value)
-        reader, position = (weights.after[-1], 0) if weights.after else (node, 1)
+        reader, position = (weights.after.top or node, 0 if weights.after else 1)
         for old in (weights.q, weights.dq):
             if old is not None:
                 inputs = [tensor, *old.inputs[1:]]

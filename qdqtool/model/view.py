@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from qdqtool.base.records import record
@@ -16,6 +16,32 @@ from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, of, ou
 from qdqtool.model.qdq import QuantParams
 
 SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
+
+
+class Chain:
+    """Nodes in a row, from a tensor up, the nearest first: a list that the tensors on the way share.
+
+    Attributes:
+        node: The nearest one; None where there is none.
+        begin: The tensor that the topmost node reads.
+        top: The topmost node.
+    """
+
+    __slots__ = ("_above", "_length", "begin", "node", "top")
+
+    def __init__(self, begin: str, node: Node | None = None, above: Chain | None = None) -> None:
+        self.begin, self.node, self._above = begin, node, above
+        self.top: Node | None = above.top if above else node
+        self._length = 0 if above is None else len(above) + 1
+
+    def __iter__(self) -> Iterator[Node]:
+        chain: Chain | None = self
+        while chain is not None and chain.node is not None:
+            yield chain.node
+            chain = chain._above
+
+    def __len__(self) -> int:
+        return self._length
 
 
 @dataclass(slots=True)
@@ -38,8 +64,8 @@ class Weights:
     source: str
     constant: bool
     folded: bool
-    before: list[Node] = field(default_factory=list)
-    after: list[Node] = field(default_factory=list)
+    before: Chain
+    after: Chain
     shape: tuple[int, ...] | None = None
 
     @property
@@ -58,6 +84,8 @@ class View:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._weights: dict[str, Weights] = {}
+        self._before: dict[str, Chain] = {}
+        self._after: dict[str, Chain] = {}
         #: What functions over a view worked out about tensors, by the function's name.
         self.known: dict[str, dict[str, Any]] = {}
 
@@ -131,25 +159,35 @@ class View:
 
     def _trace(self, tensor: str) -> Weights:
         model = self.model
-        after: list[Node] = []
-        maker = model.producer(tensor)
-        while maker is not None and rearranges(maker) and maker.input(0):
-            after.append(maker)
-            maker = model.producer(maker.input(0))
-        dq = maker if qdq.is_dq(maker) else None
-        if dq is None:
-            return Weights(None, None, tensor, model.is_constant(tensor), tensor in self.constants)
+        after = _chain(self._after, tensor, self._rearranged)
+        dq = model.producer(after.begin)
+        if dq is None or not qdq.is_dq(dq):
+            return Weights(None, None, tensor, model.is_constant(tensor), tensor in self.constants, Chain(tensor),
+                           Chain(tensor))
         maker = model.producer(dq.input(0))
         q = maker if qdq.is_q(maker) else None
         source = (q or dq).input(0)
-        before: list[Node] = []
-        if not model.is_constant(source) and source in self.constants:
-            maker = model.producer(source)
-            while maker is not None and maker.op != "Constant":
-                before.append(maker)
-                step = next((t for t in maker.inputs if t and not model.is_constant(t)), "")
-                maker = model.producer(step) if step else None
-        return Weights(dq, q, source, model.is_constant(source), source in self.constants, before, after)
+        constant, folded = model.is_constant(source), source in self.constants
+        before = _chain(self._before, source, self._computed) if folded and not constant else Chain(source)
+        return Weights(dq, q, source, constant, folded, before, after)
+
+    def _rearranged(self, tensor: str) -> tuple[Node, str] | None:
+        """What only moves the values of a tensor, and that tensor."""
+        maker = self.model.producer(tensor)
+        return (maker, maker.input(0)) if maker is not None and rearranges(maker) and maker.input(0) else None
+
+    def _computed(self, tensor: str) -> tuple[Node, str] | None:
+        """What makes a tensor of constants, and its first input that is computed too; empty where none is."""
+        maker = self.model.producer(tensor) if tensor else None
+        if maker is None or maker.op == "Constant":
+            return None
+        return maker, next((t for t in maker.inputs if t and not self.model.is_constant(t)), "")
+
+    def folding(self) -> set[str]:
+        """Names of the nodes between constants and the quantizers of weights."""
+        for node in self.weighted:
+            self.weights(node)
+        return {chain.node.name for chain in self._before.values() if chain.node is not None}
 
     def weight_shape(self, node: Node) -> tuple[int, ...] | None:
         """Dimensions of a convolution's weights: [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...]."""
@@ -261,3 +299,15 @@ def _uses(view: View, tensor: str) -> list[Use]:
 def adds_computed(view: View, node: Node) -> bool:
     """Whether a node adds two computed tensors (a bias is not one)."""
     return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
+
+
+def _chain(known: dict[str, Chain], tensor: str, step: Callable[[str], tuple[Node, str] | None]) -> Chain:
+    """The nodes up from a tensor: ``step`` tells what makes one, and the tensor in front of that."""
+    way: list[tuple[str, Node]] = []
+    while tensor not in known and (found := step(tensor)) is not None:
+        way.append((tensor, found[0]))
+        tensor = found[1]
+    chain = known.get(tensor) or Chain(tensor)
+    for made, node in reversed(way):
+        chain = known[made] = Chain(chain.begin, node, chain)
+    return chain

@@ -99,11 +99,15 @@ class AxisOpset(Refusal):
 
 
 class WeightsBehind(Refusal):
-    """Operators between the constant and its first quantizer; ``stored`` where that is a DQ, of stored integers."""
+    """Operators between the constant and its first quantizer, the nearest to it first, and how many more there are.
+
+    ``stored`` where that quantizer is a DQ, of stored integers.
+    """
 
     steps: tuple[Step, ...]
     quantizer: str
     stored: bool
+    more: int = 0
 
 
 class StoredReadElsewhere(Refusal):

@@ -319,12 +319,18 @@ _PASSED = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 def constant_behind(model: Model, tensor: str) -> bool:
     """Whether a tensor is a constant, looking through Q, DQ and operators that only reshape or cast."""
-    while not model.is_constant(tensor):
+    known: dict[str, bool] = model.memory.setdefault("constants behind", {})
+    way: list[str] = []
+    while tensor not in known:
+        way.append(tensor)
         producer = model.producer(tensor)
-        if producer is None or operators.of(producer).kind not in _PASSED:
-            return False
+        if model.is_constant(tensor) or producer is None or operators.of(producer).kind not in _PASSED:
+            known[tensor] = model.is_constant(tensor)
+            break
         tensor = producer.input(0)
-    return True
+    found = known[tensor]
+    known.update(dict.fromkeys(way, found))
+    return found
 
 
 def build(model: Model) -> Network:

@@ -244,12 +244,13 @@ class WeightsAxis(Refusal, reason="weights-axis"):
 
 
 class WeightsShared(Refusal, reason="weights-shared"):
-    """Several convolutions read one quantized constant, which can be folded into one of them only."""
+    """Several convolutions, and ``more``, read one quantized constant, which can be folded into one of them only."""
 
     apart = (*Refusal.apart, "node")  # whichever reads it
 
     weight: str
     convolutions: tuple[str, ...]
+    more: int = 0
 
 
 # Outputs --------------------------------------------------------------------------------------------------------

@@ -2,9 +2,14 @@
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
+from qdqtool.base import budgets
+from qdqtool.extraction import moves
+from qdqtool.extraction.select import Shrinker
+from tests.extraction.networks import residual
 
 
 def test_a_vector_of_many_sizes_stays_with_what_is_tried() -> None:
@@ -24,3 +29,14 @@ def test_a_vector_of_many_sizes_stays_with_what_is_tried() -> None:
     found = qdqtool.extract(model, outputs=["z"], minimize=True, target="trt8.6").proto
     onnx.shape_inference.infer_shapes(found, check_type=True, strict_mode=True)
     assert found.graph.initializer[0].dims[0] < 2 * parts
+
+
+def test_candidates_that_are_no_models_use_up_the_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copies all weights: 300 of 60 MB, of which none could be tried, took a minute."""
+    model = residual(1)
+    monkeypatch.setattr(budgets, "MINIMIZED_BYTES", model.ByteSize())
+    for move, ends in ((moves.channels, True), (moves.skips, False)):  # these are made without the weights
+        shrinker = Shrinker(model, lambda proto: False, (move,), bounded=True)
+        monkeypatch.setattr(shrinker, "_typed", lambda proto: 1 / 0)
+        shrinker.run()
+        assert shrinker.tried == 0 and shrinker.exhausted is ends

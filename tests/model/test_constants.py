@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from qdqtool.model.constants import Constants
-from qdqtool.model.graph import Model
+from qdqtool.model.graph import Model, Node
 from tests.insertion.nets import Net
 
 
@@ -24,6 +24,23 @@ def test_a_chain_of_operators(net: Net) -> None:
     norm = net.op("ReduceL2", "n", net.const("v", v), axes=[1, 2, 3], keepdims=1)
     found = value(net, net.op("Mul", "m", net.const("g", g), net.op("Div", "d", "v", norm)))
     np.testing.assert_allclose(found, g * v / np.sqrt((v**2).sum((1, 2, 3), keepdims=True)), rtol=1e-5)
+
+
+def test_what_several_constants_share_is_computed_once(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, made = [net.const("w", np.ones(8))], []
+    for i in range(20):
+        chain.append(net.op("Neg", f"n{i}", chain[-1]))
+    net.output(net.conv("end", "x"))
+    constants, results = Constants(net.index()), Constants.results
+
+    def counted(self: Constants, node: Node, *rest: Any) -> Any:
+        made.append(node)
+        return results(self, node, *rest)
+
+    monkeypatch.setattr(Constants, "results", counted)
+    for place in (10, 20, 5):
+        np.testing.assert_array_equal(constants.value(chain[place]), np.ones(8) * (-1) ** place)
+    assert len(made) == 20
 
 
 def asked(net: Net, kind: str) -> str:

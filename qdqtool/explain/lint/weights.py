@@ -1,5 +1,6 @@
 """Static checks of the weights and bias of every convolution."""
 
+import itertools
 from collections import defaultdict
 
 from qdqtool.explain.report import Report
@@ -47,7 +48,7 @@ def _others(view: View, conv: Node, weights: Weights) -> list[str]:
 
 def _misread(view: View, report: Report) -> None:
     """Stored integers of no convolution's weights that something else than a DQ reads; those are reported above."""
-    reported = {n.name for conv in view.weighted for n in view.weights(conv).before}
+    reported = view.folding()
     for node, tensor in qdq.misread_constants(view.model):
         if node.name not in reported:
             report.add(faults.StoredReadElsewhere(CHECK, node.name, node.op, tensor))
@@ -74,8 +75,9 @@ def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None
     assert first is not None
     concerned = [conv.name]
     if weights.before:
-        steps = tuple(refusals.Step(n.name, n.op) for n in weights.before)
-        found = faults.WeightsBehind(CHECK, conv.name, steps, first.name, weights.q is None)
+        steps = tuple(refusals.Step(n.name, n.op) for n in itertools.islice(weights.before, refusals.STEPS))
+        further = len(weights.before) - len(steps)
+        found = faults.WeightsBehind(CHECK, conv.name, steps, first.name, weights.q is None, further)
         report.add(found, convolutions=concerned)
     if weights.q is None:
         stored = faults.WeightsStored(CHECK, first.name, conv.name, weights.source)

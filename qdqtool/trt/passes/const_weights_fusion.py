@@ -1,9 +1,11 @@
 """ConstWeightsFusion."""
 
+import itertools
+
 from qdqtool.base.records import Shared
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
-from qdqtool.trt.refusals import WeightsShared
+from qdqtool.trt.refusals import STEPS, WeightsShared
 
 PLAIN = seen(
     "single-reader", "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
@@ -28,9 +30,10 @@ class ConstWeightsFusion(Pass):
             if not readers:
                 continue
             if not constant.out.sole_reader():
-                names = Shared(map(node_name, constant.out.consumers))
+                consumers = constant.out.consumers
+                names, more = Shared(map(node_name, itertools.islice(consumers, STEPS))), max(len(consumers) - STEPS, 0)
                 for reader in readers:
-                    self.refuse(WeightsShared(self.name, node_name(reader), constant.name, names))
+                    self.refuse(WeightsShared(self.name, node_name(reader), constant.name, names, more))
                 continue
             (conv,) = readers
             self.fusing(PLAIN, conv, constant, conv)
