@@ -55,7 +55,7 @@ def input_specs(model: Model) -> list[InputSpec]:
 
 def metadata_size(model: Model) -> Size | None:
     """Height and width from the ``imgsz`` metadata that Ultralytics writes (``[640, 640]``); None without it."""
-    text = model.metadata.get("imgsz", "")
+    text = model.metadata.get("imgsz", "")[:1000]  # two numbers; as objects, megabytes of lists take forty times that
     try:
         value = parse_json(text)
     except (ValueError, RecursionError):

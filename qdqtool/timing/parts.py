@@ -263,15 +263,18 @@ def add_savings(
     place = {layer.name: i for i, layer in enumerate(layers)}
     names = {c.name: c.layer for c in prediction.convolutions}
     gone_behind = _vanishing(listed, load)
+    saved: dict[tuple[int, ...], float] = {}  # many findings may be about convolutions of the same layers
     for finding in prediction.findings:
         own = place.get(finding.node)
         if own is not None and layers[own].type == "Conversion":
             finding.saves_ms = round(float(ms[own]), 5)
             continue
         at = dict.fromkeys(place[n] for n in map(names.get, finding.convolutions) if n is not None and n in place)
-        slow = [i for i in at if load.layers[i].kind in work.COMPUTING]
-        faster = sum(max(0.0, ms[i] - best[i]) for i in slow)
-        total = float(faster + sum(ms[j] for j in gone_behind(slow)))
+        slow = tuple(i for i in at if load.layers[i].kind in work.COMPUTING)
+        if slow not in saved:
+            faster = sum(max(0.0, ms[i] - best[i]) for i in slow)
+            saved[slow] = float(faster + sum(ms[j] for j in gone_behind(slow)))
+        total = saved[slow]
         finding.saves_ms = round(total, 5) if total > _LEAST_MS else None
 
 
