@@ -28,6 +28,7 @@ PIPED_LINES = 2_000_000
 LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
 COMMAND_OUTPUT = 64 * MB  # of a user's command, searched for a text
 JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
+JSON_VALUES = 8_000_000  # values in one JSON, counted by what divides them: as Python's objects half a GB
 VERIFICATION_FILE = 8 * MB  # the JSON of `verify`, which lists what disagrees; real ones take some KB
 EXTERNAL_DATA = 16 * GB  # all external weights of a model together
 EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they lie in (tied weights)

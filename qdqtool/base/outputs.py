@@ -10,11 +10,12 @@ import io
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
+from qdqtool.base import budgets
 from qdqtool.base.files import (
     Guard,
     Key,
@@ -291,11 +292,14 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
         infinities: Whether NaN and infinity are kept, as Python writes them.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is none, or holds more values than there is room for.
         RecursionError: It is nested too deeply.
     """
     import json
 
+    marks: Sequence[Any] = (b",", b"[", b"{") if isinstance(text, bytes) else ",[{"
+    if len(text) > budgets.JSON_VALUES and sum(map(text.count, marks)) > budgets.JSON_VALUES:
+        raise ValueError(f"more than {budgets.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
     return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant)
 
