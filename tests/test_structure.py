@@ -271,6 +271,16 @@ def lists_with_one_home() -> Broken:
                         yield f"{' '.join(names)}: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
+def onnx_loaded() -> Broken:
+    """What ``predict`` loads takes messages alone from onnx when it is loaded (base/deferred.py): its helpers bring
+    along packages that take a twentieth of a prediction."""
+    for module, path in sources().items():
+        if room_of(module) in ("explain", "model", "prediction", "trt") and module != "qdqtool.model.live":
+            for node in nodes_of(path)[0].body:  # type: ignore[attr-defined]
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("onnx"):
+                    yield from ((f"onnx: {module}", a.name) for a in node.names if not a.name.endswith("Proto"))
+
+
 def docstrings(path: Path) -> set[int]:
     return {id(n.body[0].value) for n in nodes_of(path) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and n.body and isinstance(n.body[0], ast.Expr)}  # fmt: skip
@@ -475,7 +485,7 @@ def _has_words(node: ast.AST) -> bool:
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
-        words_of_the_command_line,
+        onnx_loaded, words_of_the_command_line,
         graphs_edited, sentences_read, words_compared, parameters_in_words, sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 

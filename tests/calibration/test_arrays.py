@@ -83,7 +83,7 @@ def failing(error: BaseException) -> Iterator[dict[str, npt.NDArray[Any]]]:
 @in_turn("error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")])
 def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Exception) -> None:
     """An IndexError is not taken for the end of the data."""
-    with pytest.raises(DataError, match="^calibration sample 2 cannot be had: " + type(error).__name__) as caught:
+    with raises(DataError, f"_users 2 {type(error).__name__}") as caught:
         list(open_data(source(error), [SPEC]))
     assert isinstance(caught.value.__cause__, type(error)) and "\n" not in str(caught.value)
 
@@ -275,7 +275,7 @@ def test_a_folder_of_samples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
 def test_a_path_that_no_file_can_have_is_told(text: str) -> None:
-    with pytest.raises(DataError, match=r"too long|no such file"):
+    with raises(DataError, "open_data|_path_source"):
         open_data(text, [InputSpec("x", (1, 3, 8, 8))])
 
 

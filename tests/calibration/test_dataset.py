@@ -127,7 +127,7 @@ def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
         found = spec.fit(array, "it")
         assert found.dtype == wanted and found.tolist() == [1]
     else:
-        with pytest.raises(DataError, match=rf"^it holds {array.dtype}, the model's input 'x' takes {wanted}$"):
+        with raises(DataError, f"InputSpec.fit {array.dtype} x {wanted}"):
             spec.fit(array, "it")
 
 
@@ -466,5 +466,5 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(listing.os, "scandir", scandir)
     assert list(files_under(tmp_path, {".png"})) == [tmp_path / "3.png", tmp_path / "b" / "2.png"]
     closed.append(tmp_path)
-    with pytest.raises(DataError, match=rf"^{tmp_path}: cannot be read: Permission denied$"):
+    with raises(DataError, f"files_under {tmp_path}: denied"):
         files_under(tmp_path, {".png"})

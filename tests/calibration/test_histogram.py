@@ -101,7 +101,7 @@ def test_bins_that_can_be(bins: int, bits: int | None) -> None:
     if bits is not None:
         assert statistics.mantissa_bits(bins) == bits
         return
-    with pytest.raises(ValueError, match=rf"^bins is {bins}; it must be a power of two from 4 to 65536$"):
+    with raises(ValueError, f"mantissa_bits {bins}"):
         statistics.mantissa_bits(bins)
 
 

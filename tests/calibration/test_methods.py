@@ -199,7 +199,7 @@ TWO = TensorStatistics.of(np.array([0.0, 0.75], np.float32))
 
 @in_turn("percentile", [-0.5, 0.0, 100.5, math.nan])
 def test_other_percentiles_are_refused_by_every_method(percentile: float) -> None:
-    with pytest.raises(ValueError, match=rf"^percentile is {percentile:g}; it must be above 0 and at most 100$"):
+    with raises(ValueError, f"range_of {percentile:g}"):
         amax_of(TWO, "max", percentile)
     with raises(ValueError, "range_of min"):
         range_of(TWO, "min")

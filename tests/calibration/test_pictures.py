@@ -48,7 +48,7 @@ def test_sizes_that_are_too_large_or_just_right() -> None:
     assert describe(Preprocess(scale=1.0, std=(1, 2, 1))) == "letterbox, RGB, scale 1, std [1, 2, 1]"
     inputs = [InputSpec("x", (1, 3, 8, 8)), InputSpec("y", (1,))]
     for given in (inputs, []):
-        with pytest.raises(DataError, match=rf"^pictures: images cannot feed a model with {len(given)} inputs "):
+        with raises(DataError, f"ImageSource.describe pictures: {len(given)}"):
             ImageSource([], Path("pictures"), given, Preprocess(), None)
 
 
@@ -108,7 +108,7 @@ def test_as_many_pixels_as_there_may_be(
     monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each)
     assert decode(path).shape == (10, 12, 3)
     monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each - 1)
-    with pytest.raises(DataError, match=rf"^12x10 pixels; the limit for such a {kind} is 119$"):
+    with raises(DataError, f"decoded 12x10 {kind} 119"):
         decode(path)
 
 
@@ -221,7 +221,7 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
     """Each row costs a pointer in every copy: 148 kB of PNG were 1.9 GB."""
     for size in ((1, 65_536), (65_536, 1)):
         Image.new("L", size).save(tmp_path / "p.png")
-        with pytest.raises(DataError, match=rf"^{size[0]}x{size[1]} pixels; a side may have 65535$"):
+        with raises(DataError, f"decoded {size[0]}x{size[1]} 65535"):
             decode(tmp_path / "p.png")
     pixels = _Decoding(100)
     with pixels.taken(60):

@@ -113,12 +113,12 @@ def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
     same(before, after, 1e-3)
 
 
-@pytest.mark.parametrize(("path", "told"), [("net.onnx", r"^net\.onnx: "), ("", "^model: ")])
+@pytest.mark.parametrize(("path", "told"), [("net.onnx", "net.onnx:"), ("", "model:")])
 def test_errors_name_the_file(net: Net, path: str, told: str) -> None:
     net.output(net.conv("c", "x"))
     old = net.model(11)
     old.graph.node.append(onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0]))
-    with pytest.raises(ModelError, match=f"{told}opset 11 cannot be raised to 13") as raised:
+    with raises(ModelError, f"raise_opset {told} 11 13") as raised:
         prepare(Model(old, path), opset=13)
     assert raised.value.path == (path or "model")
     recursive = net.model()
@@ -127,7 +127,7 @@ def test_errors_name_the_file(net: Net, path: str, told: str) -> None:
     recursive.functions.append(onnx.helper.make_function("own", "Again", ["a"], ["b"], [call], domains))
     recursive.graph.node.append(onnx.helper.make_node("Again", ["x"], ["z"], "again", domain="own"))
     recursive.opset_import.append(domains[1])
-    with pytest.raises(ModelError, match=f"{told}functions cannot be inlined") as inlined:
+    with raises(ModelError, f"_inline {told}") as inlined:
         prepare(Model(recursive, path), opset=13)
     assert inlined.value.path == (path or "model")
 

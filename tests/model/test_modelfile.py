@@ -65,7 +65,7 @@ def test_a_directory_in_the_place_of_weights(tmp_path: Path) -> None:
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=".")
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match=f"weight file '.' of tensor '{tensor.name}' is a directory"):
+    with raises(ModelError, f"load_full {tensor.name} directory"):
         load_full(tmp_path / "m.onnx")
 
 

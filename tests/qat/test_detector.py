@@ -180,9 +180,9 @@ def test_batches_of_other_kinds() -> None:
     qat.calibrate(model, [("name", IMAGES)], "max", fn=lambda batch: batch[1] * 2)
     assert _range(model) == pytest.approx(2 * float(IMAGES.abs().max()))
     model = _prepared()
-    with pytest.warns(UserWarning, match="no range yet .* call qdqtool.qat.calibrate"):
+    with pytest.warns(UserWarning, match=r"qdqtool\.qat\.calibrate"):
         model(IMAGES)
-    with pytest.warns(UserWarning, match="calibrated with 1 image: ranges of so few"):
+    with pytest.warns(UserWarning, match=r"\b1 image\b"):
         qat.calibrate(model, [IMAGES[:1]])
 
 

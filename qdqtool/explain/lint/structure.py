@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto
 
 from qdqtool.explain.lint.operators import depthwise
 from qdqtool.explain.report import Report
@@ -138,8 +138,9 @@ def _without_quantizers(view: View) -> Model:
         weights = view.weights(node)
         if weights.dq is not None and not weights.after and view.is_dfl(node):
             shape = view.weight_shape(node) or (1, 1, 1, 1)
-            value = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
-            bins[weights.dq.output] = numpy_helper.from_array(value, weights.dq.output)
+            dims = (shape[0], shape[1], *(1,) * (len(shape) - 2))
+            data, name = np.arange(shape[1], dtype="<f4").tobytes() * shape[0], weights.dq.output
+            bins[name] = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, raw_data=data)
     network = Model(without_large_weights(view.model.proto), types=view.model)
     return float_model(network, weights=True, stored=placeholder, known=bins)
 
