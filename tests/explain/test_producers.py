@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -15,6 +16,7 @@ from qdqtool.explain import coded, codes, compiler
 from qdqtool.explain.api import FAULTS
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
+from qdqtool.trt import refusals as trt
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.refusals import Stays
 from qdqtool.trt.rtx.operands import IntegersLost
@@ -48,6 +50,28 @@ def test_no_place_gives_a_finding_its_code_but_one() -> None:
         assert given == [], path
         makers |= {path for name, _ in calls if name in ("code_of", "Finding")}
     assert makers <= {f"explain/{name}.py" for name in ("coded", "report", "compiler")}
+
+
+# What is looked for in several places, in ways that have nothing in common.
+LOOKED_FOR_APART = {
+    trt.InputNotDequantized: "by TensorRT's optimizer, whose DQs move, and by TensorRT-RTX's, which follows integers",
+    trt.WeightsNotDequantized: "by the same two",
+    trt.ActivationBeforeAdd: "by the pass that joins them to one kernel, and by the one that would take the Add in",
+}
+
+
+def test_what_a_finding_reports_is_looked_for_in_one_place() -> None:
+    """Checks, passes, TensorRT-RTX and placements ask the same function: a second one would find other faults."""
+    places = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        tree = walked(ast.parse(path.read_text(encoding="utf-8")))
+        named = {a.asname: a.name for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
+        for node in tree:
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                places[named.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
+    several = {kind for kind in coded.MADE if len(places[kind.__name__]) != 1}
+    assert several == LOOKED_FOR_APART.keys(), [(k.__name__, sorted(places[k.__name__])) for k in several]
 
 
 def test_each_code_has_a_refusal_and_each_refusal_words() -> None:
