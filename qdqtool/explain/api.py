@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from qdqtool.explain import outputs
+from qdqtool.explain.coded import codes_of
 from qdqtool.explain.report import Diagnosis, Known, Report
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
 
 FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
-    trt.OutsideRules: ("FP8-OUTSIDE",),
-    trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
-    trt.FloatTypesDiffer: ("FLOAT-MIXED",),
-    trt.Deconvolution3D: ("CT3D-FLOAT",),
-    trt.ScaleComputed: ("SCALE-DYNAMIC",),
-    trt.ActivationPerChannel: ("ACT-PER-CHANNEL",),
-    trt.NonzeroZeroPoint: ("ZP-NONZERO",),
-    trt.WeightsAxis: ("W-AXIS", "CT-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST"),
-    trt.WeightsNotConstant: ("W-NONCONST", "WEIGHT-INDIRECT"),
-}
-"""What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks find it, under one
-of these codes, and the layer's refusal makes no finding of its own.
+    **dict.fromkeys((trt.FloatTypesDiffer, trt.Deconvolution3D, trt.ScaleComputed, trt.ActivationPerChannel,
+                     trt.NonzeroZeroPoint), ()),
+    trt.OutsideRules: ("FP8-OUTSIDE",), trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    trt.WeightsAxis: ("OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"),
+    trt.WeightsNotConstant: ("WEIGHT-INDIRECT",),
+}  # fmt: skip
+"""What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks report it, and the
+layer's refusal makes no finding of its own. With it the codes of what they may come to first.
 """
 
 
@@ -45,7 +42,7 @@ def explain(prediction: Prediction, report: Report) -> None:
         refused = known.at(outcome.name)
         fault = None if outcome.is_int8 else next((r for r in refused if type(r) in FAULTS), None)
         if fault is not None:
-            known.refer(outcome.name, FAULTS[type(fault)])
+            known.refer(outcome.name, (*codes_of(type(fault)), *FAULTS[type(fault)]))
             continue
         found = None if outcome.is_int8 else outputs.of_inputs(known, refused)
         found = found or outputs.diagnose(known, refused)

@@ -228,6 +228,11 @@ def code_of(refusal: Refusal, scales: bool = False) -> FindingCode:
     return next(m.code for m in made if m.when is None or m.when(refusal))
 
 
+def codes_of(kind: type[Refusal]) -> tuple[FindingCode, ...]:
+    """All codes of a class of refusals; none where nothing is reported of them."""
+    return tuple(m.code for m in MADE.get(kind, ()))
+
+
 def _fixes() -> dict[FindingCode, frozenset[type[Refusal]]]:
     found: dict[FindingCode, set[type[Refusal]]] = defaultdict(set)
     for kind, made in MADE.items():

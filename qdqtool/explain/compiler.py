@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqtool.explain.coded import MADE, code_of
+from qdqtool.explain.coded import code_of, codes_of
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
@@ -12,13 +12,13 @@ from qdqtool.trt import refusals as trt
 from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, Why, ends_build
 from qdqtool.types import Prediction, Refusal
 
-_REFUSALS: tuple[type[Refusal], ...] = (
+REFUSALS: tuple[type[Refusal], ...] = (
     IntegersLost, CompilerFault, trt.InputNotDequantized, trt.WeightsNotDequantized, trt.NonzeroZeroPoint,
     faults.DeconvolutionFloat, faults.IntegerOperator, faults.StoredReadElsewhere, faults.BiasQuantized,
     faults.ScaleCount, faults.ScaleNotPositive, faults.ScaleRank, faults.ZeroPointCount,
 )
 _AT_NODE = (Why.OPERATOR, Why.SHARED, Why.POOL, Why.JOIN_FLOAT, Why.JOIN_SCALE, Why.PAD)  # reported there
-CODES = frozenset(m.code for kind in _REFUSALS for m in MADE[kind])
+CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))
 """The codes that say what the compiler does; what the model alone shows has others there."""
 _OF_PAIR = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # what a pair's scale costs all that read it
 

@@ -63,8 +63,7 @@ from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.options import Placing
-from qdqtool.trt.faults import DeconvolutionFloat
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.trt import detect
 from qdqtool.types import Refusal
 
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
@@ -297,8 +296,10 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
         return OtherDomain(PLACEMENT, name, node.domain)
     if data not in varying:
         return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
-    if not model.is_constant(weight):
-        return WeightsNotConstant(PLACEMENT, name, weight, is_sparse(model, weight))
+    constant = model.is_constant(weight)
+    computed = detect.weights_not_constant(PLACEMENT, name, weight, constant, is_sparse(model, weight))
+    if computed is not None:
+        return computed
     if model.constant(weight) is None:
         return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
     if model.elem_type(weight) not in QUANTIZABLE:
@@ -312,9 +313,7 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
         return WeightsRank(PLACEMENT, name, len(shape))
     if known == LayerKind.MATRIX_MULTIPLY and node.integer("transA", 0):
         return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
-    if known == LayerKind.DECONVOLUTION and not rules.transposed:
-        return DeconvolutionFloat(PLACEMENT, name)
-    return None
+    return None if rules.transposed else detect.deconvolution_float(PLACEMENT, node)
 
 
 def _small(model: Model, node: Node) -> Refusal | None:

@@ -149,6 +149,11 @@ class QuantParams:
         """The values of ``zero_points``."""
         return None if self.zero_points is None else self.zero_points.values
 
+    @property
+    def summary(self) -> float | PerChannel | None:
+        """One scale, or one for each channel; None where it is not known."""
+        return None if self.scales is None else self.scales.summary
+
     @functools.cached_property
     def key(self) -> tuple[object, ...] | None:
         """Equal for two that quantize alike (see :meth:`same_as`); None when a scale is not known or no number."""

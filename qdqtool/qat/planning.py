@@ -24,7 +24,7 @@ from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branche
 from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
-from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.trt import detect
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Refusal
 
@@ -258,9 +258,10 @@ def _unreachable(traced: Traced, placement: Placement, modules: Mapping[str, nn.
                 found[reader.node.name] = Hidden.WEIGHTED if reader.node.op in WEIGHTED else Hidden.CALL
             else:
                 placed[site].add(reader.node.name)
-                if site.kind == "input" and "weight" not in modules[site.module]._parameters:
-                    weight = reader.node.input(1)
-                    computed[reader.node.name] = WeightsNotConstant(PLACEMENT, reader.node.name, weight)
+                constant = site.kind != "input" or "weight" in modules[site.module]._parameters
+                name = reader.node.name
+                if (made := detect.weights_not_constant(PLACEMENT, name, reader.node.input(1), constant)) is not None:
+                    computed[name] = made
     everywhere: dict[Site, set[str]] = defaultdict(set)
     for (node, _), site in traced.sites.items():
         everywhere[site].add(node)

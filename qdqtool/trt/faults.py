@@ -4,9 +4,9 @@ What Myelin takes of a network, which no pass refuses, is reported in the same w
 A fault that a pass finds too (weights without a DQ, a zero point that is not 0) is the pass's class.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from qdqtool.base.records import record
 from qdqtool.trt.refusals import Scale, Step
 from qdqtool.types import Precision, Refusal
 
@@ -124,7 +124,7 @@ class WeightsStored(Refusal):
     weight: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ActivationFit:
     """How a Q fits the values that were seen in front of it.
 

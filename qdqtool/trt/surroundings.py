@@ -11,7 +11,7 @@ from qdqtool.base.records import Shared
 from qdqtool.model.heads import is_dfl
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
-from qdqtool.trt import refusals
+from qdqtool.trt import detect, refusals
 from qdqtool.trt.layers import QDQ, WEIGHTED, Layer, Tensor, constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.refusals import STEPS, Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.targets import Target
@@ -30,8 +30,7 @@ _ELEMENTWISE = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
 
 def scale_of(layer: Layer | None) -> Scale:
     """The scale of a Q or DQ: one number, or one for each channel."""
-    scales = None if layer is None or layer.quant is None else layer.quant.scales
-    return None if scales is None else scales.summary
+    return None if layer is None or layer.quant is None else layer.quant.summary
 
 
 def elements(tensor: Tensor) -> Size | None:
@@ -197,9 +196,25 @@ def output_refusal(
     quantizers = [r for r in readers if r.kind == ReaderKind.Q]
     if quantizers and len(quantizers) < len(readers):
         return refusals.OutputManyConsumers(*told)
-    if differ(quantizers):
-        return refusals.OutputDifferentScales(*told)
-    return refusals.OutputNotQuantized(*told, layer.fusion.activation)
+    return different_scales(*told) or refusals.OutputNotQuantized(*told, layer.fusion.activation)
+
+
+def different_scales(
+    by: str, node: str, tensor: str, readers: tuple[Reader, ...], size: Size | None
+) -> refusals.OutputDifferentScales | None:
+    """Whether Qs of different scales read a result, and nothing else does."""
+    if not differ(readers) or any(r.kind != ReaderKind.Q for r in readers):
+        return None
+    return refusals.OutputDifferentScales(by, node, tensor, readers, size)
+
+
+def scales_differ(by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]) -> refusals.ScalesDiffer | None:
+    """Whether quantizers in a row, or on one tensor, quantize differently, as far as is known."""
+    keys = {None if q.quant is None else q.quant.key for q in quantizers}
+    if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
+        return None
+    names = tuple(map(node_name, quantizers))
+    return refusals.ScalesDiffer(by, node, tensor.source, names, tuple(map(scale_of, quantizers)))
 
 
 def differ(quantizers: Sequence[Reader]) -> bool:
@@ -270,8 +285,8 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
         named = node_name(data) if data.passed.ops or not layer.weights.constant else ""
         return refusals.WeightsNotDequantized(by, node, layer.weights.name, named, elements(layer.data))
     for dq in (data, weights):
-        if dq.computed_scale:
-            return refusals.ScaleComputed(by, node, node_name(dq))
+        if (computed := detect.scale_computed(by, node, node_name(dq), dq.computed_scale)) is not None:
+            return computed
     types = (_precision(data), _precision(weights))
     if Precision.INT4 in types:
         outside = data if types[0] == Precision.INT4 else weights
@@ -281,24 +296,25 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
         return refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
         floats = (_float(data), _float(weights))
-        if floats[0] != floats[1] and Precision.UNKNOWN not in floats:
-            return refusals.FloatTypesDiffer(by, node, node_name(data), node_name(weights), floats)
-    if data.quant is not None and data.quant.per_channel:
-        return refusals.ActivationPerChannel(by, node, node_name(data), scale_of(data))
+        mixed = detect.float_types_differ(by, node, floats, node_name(data), node_name(weights))
+        if mixed is not None:
+            return mixed
+    return next(filter(None, _of_quantizers(layer, by, data, weights)), None)
+
+
+def _of_quantizers(layer: Layer, by: str, data: Layer, weights: Layer) -> Iterator[Refusal | None]:
+    """What is wrong with the DQs of a layer's data and weights, of types that it can multiply."""
+    node, known = node_name(layer), layer.weights
+    yield detect.activation_per_channel(by, node, node_name(data), data.quant)
     for dq in (data, weights):
-        zeros = dq.quant.zero_points if dq.quant is not None else None
-        if zeros is not None and not zeros.zero:
-            zero = zeros.values
-            return refusals.NonzeroZeroPoint(by, node, node_name(dq), (int(zero.min()), int(zero.max())))
-    known = layer.weights
-    if weights.quant is not None and weights.quant.axis is not None and not known.from_matmul:
-        rank = len(known.dims) or 4
-        if weights.quant.axis % rank != known.axis:
-            return refusals.WeightsAxis(by, node, node_name(weights), weights.quant.axis, known.axis,
-                                        transposed=layer.kind == LayerKind.DECONVOLUTION)
-    if not known.constant and layer.kind != LayerKind.MATRIX_MULTIPLY and constant_of(weights.data) is None:
-        return refusals.WeightsNotConstant(by, node, known.name)
-    return None
+        if dq.quant is not None:
+            yield detect.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
+    if weights.quant is not None and not known.from_matmul:
+        yield detect.weights_axis(by, node, node_name(weights), weights.quant, weights.quant.axis, known.axis,
+                                  known.dims, layer.kind == LayerKind.DECONVOLUTION)
+    if layer.kind != LayerKind.MATRIX_MULTIPLY:
+        constant = known.constant or constant_of(weights.data) is not None
+        yield detect.weights_not_constant(by, node, known.name, constant)
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:

@@ -1,9 +1,12 @@
 """The code of a finding is that of the refusal that it reports, whoever found it: a check of the model or a pass."""
 
 import ast
+import inspect
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import numpy as np
@@ -13,10 +16,16 @@ import pytest
 import qdqtool
 from qdqtool.explain import coded, codes, compiler
 from qdqtool.explain.api import FAULTS
+from qdqtool.explain.lint import operators, quantizers, weights
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
+from qdqtool.trt import detect, surroundings
+from qdqtool.trt import refusals as trt
+from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.refusals import Stays
+from qdqtool.trt.rtx import operands
+from qdqtool.trt.rtx import predict as rtx_predict
 from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.types import Evidence, FindingCode, Refusal
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
@@ -48,6 +57,56 @@ def test_no_place_gives_a_finding_its_code_but_one() -> None:
         assert given == [], path
         makers |= {path for name, _ in calls if name in ("code_of", "Finding")}
     assert makers <= {f"explain/{name}.py" for name in ("coded", "report", "compiler")}
+
+
+# What is looked for in several places, in ways that have nothing in common.
+LOOKED_FOR_APART = {
+    trt.InputNotDequantized: "by TensorRT's optimizer, whose DQs move, and by TensorRT-RTX's, which follows integers",
+    trt.WeightsNotDequantized: "by the same two",
+    trt.ActivationBeforeAdd: "by the pass that joins them to one kernel, and by the one that would take the Add in",
+}
+
+
+def test_what_a_finding_reports_is_looked_for_in_one_place() -> None:
+    """Checks, passes, TensorRT-RTX and placements ask the same function: a second one would find other faults."""
+    places = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        tree = walked(ast.parse(path.read_text(encoding="utf-8")))
+        named = {a.asname: a.name for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
+        for node in tree:
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                places[named.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
+    several = {kind for kind in coded.MADE if len(places[kind.__name__]) != 1}
+    assert several == LOOKED_FOR_APART.keys(), [(k.__name__, sorted(places[k.__name__])) for k in several]
+
+
+def made_in(module: ModuleType, *names: str) -> set[type[Refusal]]:
+    """The classes of refusals that functions of a module make, or ask of ``detect``; of all where none is named."""
+    body = ast.parse(inspect.getsource(module)).body
+    found = set()
+    for node in (n for f in body if not names or getattr(f, "name", "") in names for n in walked(f)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            asked = getattr(detect, name, None)
+            if inspect.isfunction(asked) and asked.__module__ == detect.__name__:
+                text = ast.unparse(ast.parse(inspect.getsource(asked)).body[0].returns)
+                name = re.search(r"(\w+)(?: \| None|\])?$", text)[1]
+            found |= {kind for kind in every(Refusal) if kind.__name__ == name}
+    return found
+
+
+def test_what_keeps_a_layer_from_int8_is_reported_or_a_fault_that_the_checks_report() -> None:
+    made = made_in(surroundings, "refusal_of", "_of_quantizers") | made_in(quantize_double_input_nodes)
+    assert made == {trt.OutputScale, trt.InputNotDequantized, trt.WeightsNotDequantized, *FAULTS}
+    asked = made_in(operators) | made_in(quantizers) | made_in(weights)
+    assert {kind for kind in FAULTS if coded.codes_of(kind)} <= asked
+    of_checks = {code for kind in asked for code in coded.codes_of(kind)}
+    assert of_checks.issuperset(code for others in FAULTS.values() for code in others)
+
+
+def test_the_checks_leave_out_what_tensorrt_rtx_looks_for() -> None:
+    assert made_in(rtx_predict) | made_in(operands) == set(compiler.REFUSALS)
 
 
 def test_each_code_has_a_refusal_and_each_refusal_words() -> None:
@@ -126,6 +185,28 @@ def test_a_fault_of_a_quantizer_is_told_once(pair: Callable[[Graph, str], str], 
         assert kinds <= ({IntegersLost} if target == "rtx1.7" else FAULTS.keys())
 
 
+def on_a_wrong_axis(code: str) -> onnx.ModelProto:
+    """Weights [8, 16, 3, 3] quantized along their inputs, and another fault that the checks come to first."""
+    g = Graph(opset=12 if code == "OPSET-AXIS" else 21)
+    stored = code == "WEIGHT-INDIRECT"
+    w = g.const("w0", np.ones((8, 16, 3, 3), np.int8 if stored else np.float64))
+    w = g.op("Transpose", w, "moved", perm=[0, 1, 2, 3]) if stored else w
+    w = g.op("Abs", w, "computed") if code == "W-NONCONST" else w
+    scale = np.full({"SCALE-COUNT": (7,), "SCALE-RANK": (7, 1), "OPSET-AXIS": (8,)}.get(code, (16,)), 0.01)
+    axis = None if code == "OPSET-AXIS" else 1
+    w = g.dq(w, "w.DQ", scale, axis) if stored else g.pair(w, "w", scale, axis)
+    return g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "p"), w], "c", pads=[1] * 4))
+
+
+@in_turn("code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"])
+def test_a_conversion_names_the_fault_that_keeps_its_convolution_float(code: str) -> None:
+    prediction = predict(on_a_wrong_axis(code), "trt8.5")
+    assert [type(r) for r in prediction.refusals if r.node == "c"] == [trt.WeightsAxis]
+    assert {"W-AXIS", code}.intersection(f.code for f in prediction.findings) == {code}
+    (stays,) = (f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.DQ")
+    assert [told for told, _ in stays.causes[0].see] == [code]
+
+
 def models() -> Iterator[onnx.ModelProto]:
     yield from (make() for make in OF_REFUSALS.values())
     yield from map(model_of, OF_CASES)
@@ -141,7 +222,8 @@ def test_the_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) ->
             for refusal in prediction.refusals:
                 if refusal.node == conv.name and not conv.is_int8 and type(refusal) in FAULTS:
                     seen.add(type(refusal))
-                    assert told.intersection(FAULTS[type(refusal)]), (conv.name, refusal)
+                    codes = (*coded.codes_of(type(refusal)), *FAULTS[type(refusal)])
+                    assert told.intersection(codes), (conv.name, refusal)
     assert len(seen) >= len(FAULTS) - 1  # types of floats differ from 10 on alone
 
 

@@ -14,9 +14,8 @@ from qdqtool.model.operators import CONVOLVE, OPERATORS, LayerKind, of
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
-from qdqtool.trt import faults
+from qdqtool.trt import detect, faults
 from qdqtool.trt.faults import CHECK
-from qdqtool.trt.refusals import Deconvolution3D
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
@@ -42,8 +41,8 @@ def run(view: View, report: Report) -> None:
         if qdq.is_qdq(node):
             if (precision := view.params(node).precision) in _OTHER_TYPES:
                 outside[precision].append(node)
-        elif _computes_integers(node):
-            report.add(faults.IntegerOperator(CHECK, node.name, node.op))
+        elif (integers := detect.integer_operator(CHECK, node)) is not None:
+            report.add(integers)
         elif named := _other_type(node):
             outside[named].append(node)
         elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
@@ -62,14 +61,14 @@ def run(view: View, report: Report) -> None:
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
     if not outside and not qdq.is_quantized(view.model):
         floats = [n for n in view.weighted if view.weights(n).folded]
-        if floats and not any(_computes_integers(n) for n in view.model.nodes):
+        if floats and not any(detect.computes_integers(n) for n in view.model.nodes):
             report.add(faults.NothingQuantized(CHECK, "", len(floats)))
 
 
 def _is_plain(node: Node) -> bool:
     """Whether nothing is asked of the nodes of an operator, whatever they read, but the form of a convolution."""
     return of(node).name != "" and node.op not in (qdq.Q, qdq.DQ, "Einsum") and not (
-        _computes_integers(node) or _normalizes(node))
+        detect.computes_integers(node) or _normalizes(node))
 
 
 def _einsum(view: View, report: Report, node: Node) -> None:
@@ -78,11 +77,6 @@ def _einsum(view: View, report: Report, node: Node) -> None:
     weights = any(t in view.constants for t in node.inputs)
     if any(read) or (weights and qdq.is_quantized(view.model)):
         report.add(faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
-
-
-def _computes_integers(node: Node) -> bool:
-    """Operators of onnxruntime's integer formats."""
-    return node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm"
 
 
 def _normalizes(node: Node) -> bool:
@@ -101,12 +95,13 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
     """Quantized convolutions of forms that users' builds did not take, or left float."""
     shape, stated, concerned = view.weight_shape(conv), conv.attributes.get("kernel_shape"), [conv.name]
     kernel = tuple(shape[2:]) if shape is not None else tuple(stated) if isinstance(stated, (list, tuple)) else ()
-    deconvolution = of(conv).kind == LayerKind.DECONVOLUTION
-    if len(kernel) == 3 and deconvolution:
-        report.add(Deconvolution3D(CHECK, conv.name, ""), convolutions=concerned)
-    elif len(kernel) == 3:
+    if of(conv).kind == LayerKind.DECONVOLUTION:
+        if (found := detect.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
+            report.add(found, convolutions=concerned)
+        return
+    if len(kernel) == 3:
         report.add(faults.Convolution3D(CHECK, conv.name), convolutions=concerned)
-    if not deconvolution and (large := large_kernel(CHECK, conv, kernel)) is not None:
+    if (large := large_kernel(CHECK, conv, kernel)) is not None:
         report.add(large, convolutions=concerned)
 
 

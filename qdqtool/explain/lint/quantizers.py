@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import onnx
 
 from qdqtool.explain.report import Report
@@ -11,9 +10,8 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
-from qdqtool.trt import faults
+from qdqtool.trt import detect, faults
 from qdqtool.trt.faults import CHECK
-from qdqtool.trt.refusals import ActivationPerChannel, NonzeroZeroPoint, Scale, ScaleComputed
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Refusal
 
@@ -37,8 +35,8 @@ def run(view: View, report: Report) -> None:
         if shared in clean:
             continue
         faulty = False
-        for found in (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
-                            *_axis(view, node, params)):
+        for found in filter(None, (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
+                                   *_axis(view, node, params))):
             faulty = True
             report.add(found, convolutions=view.convolutions_behind(node))
         if shared is not None and not faulty:
@@ -57,7 +55,7 @@ def _repeats(view: View, node: Node) -> bool:
     return alike and first.same_as(params) is True
 
 
-def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal]:
+def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     name = node.name
     kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
     known = params.precision in _KNOWN or (params.precision == Precision.UNKNOWN and not params.has_zero_point)
@@ -68,52 +66,41 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
     maker = view.model.producer(node.input(0))
     reads_q = maker is not None and qdq.is_q(maker)  # a DQ without zero point takes the type of what it reads
-    if params.zero_points is not None and values is not None and values.size and not params.zero_points.zero:
-        yield NonzeroZeroPoint(CHECK, name, name, (int(values.min()), int(values.max())), unsigned)
+    nonzero = detect.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
+    if nonzero is not None:
+        yield nonzero
     elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
-        yield faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, _summary(params))
+        yield faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, params.summary)
     if not params.has_zero_point:
         yield faults.ZeroPointMissing(CHECK, name, node.op)
     elif values is not None and params.scale_shape is not None:
-        count = math.prod(params.scale_shape)
-        if values.size != count:
-            yield faults.ZeroPointCount(CHECK, name, count, values.size)
+        yield detect.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
 
 
-def _summary(params: QuantParams) -> Scale:
-    return None if params.scales is None else params.scales.summary
-
-
-def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal]:
-    name, scale = node.name, params.scale
+def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+    name = node.name
     constant = [view.model.is_constant(t) for t in node.inputs[1:] if t]
-    if not all(constant):
-        yield ScaleComputed(CHECK, name, name, "" if constant[0] else node.input(1))
+    computed = detect.scale_computed(CHECK, name, name, not all(constant), "" if constant[0] else node.input(1))
+    if computed is not None:
+        yield computed
         return
     if params.scale_type == _HALF:
-        yield faults.ScaleHalf(CHECK, name, _summary(params))
-    if params.scales is not None and scale is not None and scale.size and not params.scales.positive:
-        bad = ~(scale > 0) | ~np.isfinite(scale)
-        channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-        value = float(scale[bad][0])
-        yield faults.ScaleNotPositive(CHECK, name, value, int(bad.sum()), scale.size, channels)
-    shape = params.scale_shape
-    blocks = target_named(target).blocked_scales
-    if shape is not None and len(shape) > 1 and (math.prod(shape) != 1 or not blocks):
-        yield faults.ScaleRank(CHECK, name, shape, node.integer("block_size", 0) > 0)
+        yield faults.ScaleHalf(CHECK, name, params.summary)
+    yield detect.scale_not_positive(CHECK, name, params.scales)
+    shape = params.scale_shape or ()
+    taken = math.prod(shape) == 1 and target_named(target).blocked_scales
+    yield detect.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, taken)
 
 
-def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal]:
+def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     if not params.per_channel or (params.scale_shape is not None and len(params.scale_shape) > 1):
         return
     name = node.name
     if view.model.opset < 13:
         yield faults.AxisOpset(CHECK, name, view.model.opset, params.axis_given)
     if not view.is_weight(node):
-        yield ActivationPerChannel(CHECK, name, name, _summary(params))
+        yield detect.activation_per_channel(CHECK, name, name, params)
         return
     shape = view.model.constant_shape(node.input(0))
-    axis = view.axis(node) or 0
     count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
-    if shape and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
-        yield faults.ScaleCount(CHECK, name, count, axis, shape)
+    yield detect.scale_count(CHECK, name, count, view.axis(node) or 0, shape or ())

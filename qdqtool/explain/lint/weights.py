@@ -8,10 +8,10 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.operators import CONVOLUTIONS, LayerKind, is_sum, of, output_axis
 from qdqtool.model.view import View, Weights
-from qdqtool.trt import faults, refusals
+from qdqtool.trt import detect, faults, refusals
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision
+from qdqtool.types import Precision, Refusal
 
 
 def run(view: View, report: Report) -> None:
@@ -24,8 +24,8 @@ def run(view: View, report: Report) -> None:
             _quantized(view, report, conv, weights)
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
             sparse = qdq.is_sparse(view.model, weights.source)
-            found = refusals.WeightsNotConstant(CHECK, conv.name, weights.source, sparse)
-            report.add(found, convolutions=[conv.name])
+            found = detect.weights_not_constant(CHECK, conv.name, weights.source, weights.folded, sparse)
+            _add(report, found, conv)
         elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
             report.add(faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
         _bias(view, report, conv)
@@ -33,9 +33,13 @@ def run(view: View, report: Report) -> None:
     for source, users in sources.items():
         convs = tuple(c.name for c, _ in users)
         readers = convs if len(users) > 1 else (*convs, *_others(view, *users[0]))
-        if len(readers) > 1:
-            report.add(refusals.WeightsShared(CHECK, source, source, readers), convolutions=convs)
+        _add(report, detect.weights_shared(CHECK, source, source, readers), *(c for c, _ in users))
     _misread(view, report)
+
+
+def _add(report: Report, found: Refusal | None, *concerned: Node) -> None:
+    if found is not None:
+        report.add(found, convolutions=[c.name for c in concerned])
 
 
 def _others(view: View, conv: Node, weights: Weights) -> list[str]:
@@ -49,25 +53,21 @@ def _others(view: View, conv: Node, weights: Weights) -> list[str]:
 def _misread(view: View, report: Report) -> None:
     """Stored integers of no convolution's weights that something else than a DQ reads; those are reported above."""
     reported = view.folding()
-    for node, tensor in qdq.misread_constants(view.model):
-        if node.name not in reported:
-            report.add(faults.StoredReadElsewhere(CHECK, node.name, node.op, tensor))
+    for found in detect.stored_read_elsewhere(CHECK, view.model):
+        if found.node not in reported:
+            report.add(found)
 
 
 def _floats(view: View, report: Report, conv: Node) -> None:
     """Data and weights of different float types; a DQ makes the type of its scale."""
-    types = _float_type(view, conv.input(0)), _float_type(view, conv.input(1))
-    if types[0] == types[1]:
-        return
-    data, weights = map(qdq.precision_of, types)
-    if data != weights and data.is_float and weights.is_float:
-        found = refusals.FloatTypesDiffer(CHECK, conv.name, "", "", (data, weights))
-        report.add(found, convolutions=[conv.name])
+    data, weights = (_float_type(view, conv.input(i)) for i in (0, 1))
+    _add(report, detect.float_types_differ(CHECK, conv.name, (data, weights)), conv)
 
 
-def _float_type(view: View, tensor: str) -> int:
+def _float_type(view: View, tensor: str) -> Precision:
     dq = view.model.producer(tensor)
-    return view.params(dq).scale_type if dq is not None and qdq.is_dq(dq) else view.model.elem_type(tensor)
+    kind = view.params(dq).scale_type if dq is not None and qdq.is_dq(dq) else view.model.elem_type(tensor)
+    return qdq.precision_of(kind)
 
 
 def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None:
@@ -95,18 +95,14 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
     wanted = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = of(conv).kind == LayerKind.DECONVOLUTION
     for node in (weights.q, weights.dq):
-        axis = None if node is None else view.axis(node)
-        if node is None or axis is None:
+        if node is None:
             continue
-        params = view.params(node)
-        count = params.scale.size if params.scale is not None else 0
-        if node is weights.first and count and -len(shape) <= axis < len(shape) and shape[axis] != count:
-            return  # SCALE-COUNT
-        axis %= len(shape)
-        if axis != wanted or (transposed and not target_named(report.target).transposed_per_channel):
-            given = params.axis_given
-            found = refusals.WeightsAxis(CHECK, conv.name, node.name, axis, wanted, transposed, given, shape)
-            report.add(found, convolutions=[conv.name])
+        params, axis = view.params(node), view.axis(node)
+        count = params.scale.size if params.scale is not None and axis is not None else 0
+        if node is weights.first and detect.scale_count(CHECK, node.name, count, axis or 0, shape) is not None:
+            return
+        _add(report, detect.weights_axis(CHECK, conv.name, node.name, params, axis, wanted, shape, transposed,
+                                         target_named(report.target).transposed_per_channel), conv)
 
 
 def _bias(view: View, report: Report, conv: Node) -> None:
@@ -118,7 +114,5 @@ def _bias(view: View, report: Report, conv: Node) -> None:
         found = qdq.source_of_dq(view.model, tensor)
         if found is None or not view.is_weight(found[0]):
             continue
-        precision = view.params(found[0]).precision
-        if precision == Precision.INT32 or conv.op != "MatMul":
-            report.add(faults.BiasQuantized(CHECK, found[0].name, conv.name, precision),
-                       convolutions=[conv.name])
+        precision = view.params(found[0]).precision  # what is added to a product may be a residual
+        _add(report, detect.bias_quantized(CHECK, found[0].name, conv.name, precision, conv.op != "MatMul"), conv)

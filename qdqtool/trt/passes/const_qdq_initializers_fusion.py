@@ -1,7 +1,7 @@
 """ConstQDQInitializersFusion."""
 
+from qdqtool.trt import detect
 from qdqtool.trt.passes._infra import QDQ, REMOVING, Network, Pass, assumed, constant_of, node_name, seen
-from qdqtool.trt.refusals import ScaleComputed
 
 CONSTANT = seen(
     "constant", "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",
@@ -24,8 +24,9 @@ class ConstQDQInitializersFusion(Pass):
         for layer in network.of_kind(*QDQ):
             case = COMPUTED if layer.computed_scale else CONSTANT
             self.running(case, layer)
-            if layer.computed_scale:
-                self.refuse(ScaleComputed(self.name, node_name(layer), node_name(layer)))
+            computed = detect.scale_computed(self.name, node_name(layer), node_name(layer), layer.computed_scale)
+            if computed is not None:
+                self.refuse(computed)
             inputs = layer.inputs
             while len(inputs) > 1:
                 constant = constant_of(inputs[1])

@@ -3,9 +3,10 @@
 import itertools
 
 from qdqtool.base.records import Shared
+from qdqtool.trt import detect
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
-from qdqtool.trt.refusals import STEPS, WeightsShared
+from qdqtool.trt.refusals import STEPS
 
 PLAIN = seen(
     "single-reader", "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
@@ -29,11 +30,12 @@ class ConstWeightsFusion(Pass):
             readers = [r for r in constant.out.consumers if r.kind in WEIGHTED and r.int8]
             if not readers:
                 continue
-            if not constant.out.sole_reader():
-                consumers = constant.out.consumers
-                names, more = Shared(map(node_name, itertools.islice(consumers, STEPS))), max(len(consumers) - STEPS, 0)
-                for reader in readers:
-                    self.refuse(WeightsShared(self.name, node_name(reader), constant.name, names, more))
+            consumers = constant.out.consumers
+            names, more = Shared(map(node_name, itertools.islice(consumers, STEPS))), max(len(consumers) - STEPS, 0)
+            shared = [found for r in readers if (found := detect.weights_shared(
+                self.name, node_name(r), constant.name, names, constant.out.is_output, more)) is not None]
+            if shared:
+                self.refusals.extend(shared)
                 continue
             (conv,) = readers
             self.fusing(PLAIN, conv, constant, conv)

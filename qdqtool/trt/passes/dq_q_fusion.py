@@ -1,8 +1,7 @@
 """DqQFusion."""
 
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, node_name, only_q, seen
-from qdqtool.trt.refusals import ScalesDiffer
-from qdqtool.trt.surroundings import scale_of
+from qdqtool.trt.surroundings import scales_differ
 
 EQUAL = seen(
     "equal-scales", "A DQ and the Q behind it, of equal scales, go; the tensor keeps the name that the Q gave it.",
@@ -31,9 +30,9 @@ class DqQFusion(Pass):
     def _cancel(self, network: Network, dq: Layer, q: Layer) -> None:
         if dq.quant is None or q.quant is None or q.out.is_output:
             return
-        if dq.quant.same_as(q.quant) is not True:
-            pair = (node_name(dq), node_name(q))
-            self.refuse(ScalesDiffer(self.name, node_name(q), q.data.source, pair, (scale_of(dq), scale_of(q))))
+        differ = scales_differ(self.name, node_name(q), q.data, (dq, q))
+        if differ is not None:
+            self.refuse(differ)
             return
         case = EQUAL if only_q(dq.out) is q else SEVERAL
         self.running(case, dq)

@@ -3,8 +3,7 @@
 from collections import Counter
 
 from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen
-from qdqtool.trt.refusals import ScalesDiffer
-from qdqtool.trt.surroundings import scale_of
+from qdqtool.trt.surroundings import scales_differ
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
@@ -57,13 +56,11 @@ class HorizontalMergeQNodes(Pass):
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
-        if len(kept) > 1 and (len(known) > 1 or None in known):
-            scales = tuple(map(scale_of, kept))
-            if None in scales:
-                for q in kept:
-                    q.rest_on(UNKNOWN)
-            names = tuple(map(node_name, kept))
-            self.refuse(ScalesDiffer(self.name, names[0], tensor.source, names, scales))
+        differ = scales_differ(self.name, node_name(kept[0]), tensor, kept)
+        if differ is not None:
+            for q in kept if None in differ.scales else ():
+                q.rest_on(UNKNOWN)
+            self.refuse(differ)
 
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """One heading, then what is eliminated, then what is removed."""

@@ -4,7 +4,7 @@ from qdqtool.trt import refusals
 from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, node_name, only_q, weights_position
 from qdqtool.trt.passes._infra import FUSING, FUSING_INTO, REMOVING, SWAPPING, LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.refusals import ReaderKind
-from qdqtool.trt.surroundings import differ, elements, is_sum, origin_of, readers_of, refusal_of, scale_of
+from qdqtool.trt.surroundings import different_scales, elements, is_sum, origin_of, readers_of, refusal_of, scale_of
 
 QUANTIZED = seen(
     "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
@@ -59,10 +59,9 @@ class QuantizeConvWithResidualAdd(Pass):
                 self.refuse(refusals.ResidualFloat(
                     *by, node_name(add), origin_of(other), readers, size, other.source, quantizers,
                 ))
-            elif differ(readers) and all(r.kind == ReaderKind.Q for r in readers):
-                self.refuse(refusals.OutputDifferentScales(*by, add.out.source, readers, size))
             else:
-                self.refuse(refusals.AddOutputNotQuantized(*by, node_name(add), origin_of(other), readers, size))
+                self.refuse(different_scales(*by, add.out.source, readers, size) or refusals.AddOutputNotQuantized(
+                    *by, node_name(add), origin_of(other), readers, size))
 
     def _held_apart(self, network: Network, conv: Layer, add: Layer, other: Tensor) -> bool:
         """Whether an activation between them keeps a convolution and an Add apart on the target."""

@@ -1,6 +1,7 @@
 """QuantizeDoubleInputNodes."""
 
 from qdqtool.model.operators import case_of
+from qdqtool.trt import detect
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_of, node_name, only_q
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import Deconvolution3D, FloatTypesDiffer, OutputDifferentScales, OutputScale, OutsideRules
@@ -101,12 +102,14 @@ class QuantizeDoubleInputNodes(Pass):
     def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
         """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not.
         """
-        if layer.kind != LayerKind.DECONVOLUTION or len(layer.weights.kernel) != 3:
+        if layer.kind != LayerKind.DECONVOLUTION:
+            return None
+        found = detect.deconvolution_3d(self.name, node_name(layer), layer.weights.kernel,
+                                        node_name(layer.data.producer), elements(layer.out))
+        if found is None:
             return None
         layer.rest_on(DECONVOLUTION_3D)
-        if layer.fusion.activated and can_absorb(only_q(layer.out)):
-            return None
-        return Deconvolution3D(self.name, node_name(layer), node_name(layer.data.producer), elements(layer.out))
+        return None if layer.fusion.activated and can_absorb(only_q(layer.out)) else found
 
     def _case(self, layer: Layer) -> Case:
         if layer.kind == LayerKind.DECONVOLUTION:

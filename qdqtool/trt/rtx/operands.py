@@ -17,6 +17,7 @@ from qdqtool.base.records import record
 from qdqtool.model import constants, qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.sizes import RANDOM, contraction
+from qdqtool.trt.detect import deconvolution_float
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import InputNotDequantized, Step, WeightsNotDequantized
 from qdqtool.types import Precision, Refusal
@@ -197,24 +198,23 @@ def judge(model: Model, node: Node, left: State, right: State) -> Precision | Re
         left: State of its first input: activations [N, C, ...] of a convolution.
         right: State of its second input: weights [Cout, Cin/groups, ...] of a Conv.
     """
-    if node.op == "ConvTranspose":
-        quantized = isinstance(left, Dequantized) and isinstance(right, Dequantized)
-        return DeconvolutionFloat(COMPILER, node.name) if quantized else _side(node, left, right)
     if isinstance(left, Float) or isinstance(right, Float):
         return _side(node, left, right)
+    if (deconvolution := deconvolution_float(COMPILER, node)) is not None:
+        return deconvolution
     refusal = _convolution(node, left, right) if node.op == "Conv" else _product(model, node, left, right)
     if refusal is not None:
         return refusal
     for state in (left, right):
         if state.width > state.narrowest:
-            return _lost(node, Why.CAST, node, state.dq)
+            return lost(node, Why.CAST, node, state.dq)
     if left.precision in _EIGHT_BIT and right.precision in (*_EIGHT_BIT, Precision.INT4):
         return Precision.INT8
     both = left.precision == right.precision == Precision.FP8
-    return Precision.FP8 if both else _lost(node, Why.TYPES, node, left.dq)
+    return Precision.FP8 if both else lost(node, Why.TYPES, node, left.dq)
 
 
-def _lost(node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False) -> IntegersLost:
+def lost(node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False) -> IntegersLost:
     step = Step(at.name, at.op) if at is not None else None
     return IntegersLost(COMPILER, node.name, why, step, dq.name if dq is not None else "", weights)
 
@@ -223,36 +223,36 @@ def _side(node: Node, left: State, right: State) -> Refusal:
     """The reason where at least one side has no integers."""
     if isinstance(left, Float):
         if left.reason is not None:
-            return _lost(node, left.reason, left.node, left.dq)
+            return lost(node, left.reason, left.node, left.dq)
         quantized = not isinstance(right, Float) or right.reason is not None
         return InputNotDequantized(COMPILER, node.name, node.input(0), "", "", quantized)
     assert isinstance(right, Float)
     if right.reason is not None:
-        return _lost(node, right.reason, right.node, right.dq, weights=True)
+        return lost(node, right.reason, right.node, right.dq, weights=True)
     return WeightsNotDequantized(COMPILER, node.name, node.input(1), left.dq.name)
 
 
 def _convolution(node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
     if left.axes:
-        return _lost(node, Why.INPUT_AXIS, node, left.dq)
+        return lost(node, Why.INPUT_AXIS, node, left.dq)
     if not left.scalar:
-        return _lost(node, Why.INPUT_SHAPE1, node, left.dq)
+        return lost(node, Why.INPUT_SHAPE1, node, left.dq)
     if left.pad is not None and node.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        return _lost(node, Why.PAD, left.pad, left.dq)
+        return lost(node, Why.PAD, left.pad, left.dq)
     if right.pad is not None:
-        return _lost(node, Why.PAD, right.pad, right.dq, weights=True)
+        return lost(node, Why.PAD, right.pad, right.dq, weights=True)
     if right.axes - {0}:
-        return _lost(node, Why.WEIGHTS_AXIS, node, right.dq)
+        return lost(node, Why.WEIGHTS_AXIS, node, right.dq)
     return None
 
 
 def _product(model: Model, node: Node, left: Dequantized, right: Dequantized) -> Refusal | None:
     """Gemm, MatMul and Einsum: a scale may vary along rows or columns of the result, not the sum, nor by batch."""
     if left.pad is not None or right.pad is not None:
-        return _lost(node, Why.PAD, left.pad or right.pad, left.dq)
+        return lost(node, Why.PAD, left.pad or right.pad, left.dq)
     for state, position in ((left, 0), (right, 1)):
         if state.axes and state.axes - _free_axes(model, node, position):
-            return _lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
+            return lost(node, Why.SUM_AXIS, node, state.dq, weights=position == 1)
     return None
 
 

@@ -16,8 +16,7 @@ from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.subgraphs import STANDARD
 from qdqtool.model.view import View
 from qdqtool.options import DEFAULT_SM
-from qdqtool.trt import faults
-from qdqtool.trt.refusals import NonzeroZeroPoint
+from qdqtool.trt import detect
 from qdqtool.trt.rtx.motion import Motion
 from qdqtool.trt.rtx.operands import (
     COMPILER,
@@ -28,11 +27,11 @@ from qdqtool.trt.rtx.operands import (
     Dequantized,
     Fault,
     Form,
-    IntegersLost,
     State,
     Why,
     ends_build,
     judge,
+    lost,
 )
 from qdqtool.trt.targets import RTX, Target, target_named
 from qdqtool.types import ConvOutcome, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
@@ -182,7 +181,7 @@ def _outcome(
         return None, None
     verdict = judge(walk.model, node, left, right)
     if verdict == Precision.INT8 and 75 in sm:
-        verdict = IntegersLost(COMPILER, node.name, Why.TURING, None)
+        verdict = lost(node, Why.TURING, None, None)
     floating = precision_of(walk.types.get(node.input(0), 0))
     if not floating.is_float:
         floating = Precision.FP32
@@ -305,9 +304,8 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
         if qdq.is_qdq(node):
             yield from _of_pair(walk, node)
         elif node.op in UNSUPPORTED and standard:
-            integers = node.op in qdq.INTEGER_OPERATORS
-            yield faults.IntegerOperator(COMPILER, node.name, node.op) if integers else _fault(
-                node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
+            form = Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR
+            yield detect.integer_operator(COMPILER, node) or _fault(node, Fault.OPERATOR, form, node.op)
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
         elif node.op == "Cast" and node.attributes.get("to") == onnx.TensorProto.UINT8 and (
@@ -321,8 +319,7 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
             proto = model.constant_proto(node.output)
             if proto is not None:
                 yield from _constant(node.output, proto.data_type)
-    for node, name in qdq.misread_constants(model):
-        yield faults.StoredReadElsewhere(COMPILER, node.name, node.op, name)
+    yield from detect.stored_read_elsewhere(COMPILER, model)
     yield from _hardware(model, sm)
 
 
@@ -347,19 +344,20 @@ def _axis(model: Model, node: Node) -> int:
 
 def _of_pair(walk: _Walk, node: Node) -> list[Refusal]:
     """What is refused of a Q, or of a DQ and not of its Q in the same way."""
-    found = list(_quantizer(walk, node, node.name))
+    found = list(filter(None, _quantizer(walk, node, node.name)))
     q = walk.model.producer(node.input(0)) if found and qdq.is_dq(node) else None
     if q is None or not qdq.is_q(q):
         return found
     told = list(_quantizer(walk, q, q.name))
-    return [r for r, same in zip(found, _quantizer(walk, node, q.name), strict=True) if same not in told]
+    return [r for r, same in zip(found, filter(None, _quantizer(walk, node, q.name)), strict=True) if same not in told]
 
 
-def _quantizer(walk: _Walk, node: Node, name: str) -> Iterator[Refusal]:
+def _quantizer(walk: _Walk, node: Node, name: str) -> Iterator[Refusal | None]:
     """What is refused of a quantizer, told under a name."""
     source = walk.types.get(node.input(0), 0)
-    if qdq.is_dq(node) and source == onnx.TensorProto.INT32:
-        yield faults.BiasQuantized(COMPILER, name, "", Precision.INT32)
+    bias = detect.bias_quantized(COMPILER, name, "", precision_of(source)) if qdq.is_dq(node) else None
+    if bias is not None:
+        yield bias
         return
     if qdq.is_dq(node) and source == onnx.TensorProto.UINT8 and node.input(0) in walk.model.inputs:
         yield CompilerFault(COMPILER, name, Fault.UINT8_INPUT)
@@ -367,7 +365,7 @@ def _quantizer(walk: _Walk, node: Node, name: str) -> Iterator[Refusal]:
     yield from _zero_point(walk, node, name)
 
 
-def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
+def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal | None]:
     model, constants, name = walk.model, walk.constants, node.input(1)
     if name not in constants.plain:
         if qdq.is_dq(node):
@@ -376,33 +374,27 @@ def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
             fault = Fault.WEIGHTS_SCALE if source in constants.with_quantizers else Fault.SCALE
             yield CompilerFault(COMPILER, named, fault, (name,))
         return
-    shape, dims = walk.scale_shape(node), model.shape(node.input(0))
-    scale = qdq.read_params(model, node).scale
-    if scale is None:
-        value = constants.value(name)
-        scale = None if value is None else value.astype(np.float64).reshape(-1)
+    shape, dims, axis = walk.scale_shape(node), model.shape(node.input(0)), _axis(model, node)
     if shape is not None and 0 in shape:
-        yield faults.ScaleCount(COMPILER, named, 0, _axis(model, node), dims or ())
+        yield detect.scale_count(COMPILER, named, 0, axis, dims or (), strict=True)
         return
-    if scale is not None and not np.all(scale > 0):
-        bad = ~(scale > 0)
-        channels = tuple(int(i) for i in np.flatnonzero(bad)[:5])
-        yield faults.ScaleNotPositive(COMPILER, named, float(scale[bad][0]), int(bad.sum()), scale.size, channels)
+    scales = qdq.read_params(model, node).scales
+    if scales is None and (value := constants.value(name)) is not None:
+        scales = qdq.Numbers(value.astype(np.float64).reshape(-1))
+    yield detect.scale_not_positive(COMPILER, named, scales, infinite=True)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
-    axis = _axis(model, node)
     if len(shape) > 1:
-        if not node.integer("block_size", 0):
-            yield faults.ScaleRank(COMPILER, named, shape, False)
-        elif axis % max(len(dims), 1) < len(dims) - 2:
+        blocks = bool(node.integer("block_size", 0))
+        yield detect.scale_rank(COMPILER, named, shape, blocks, taken=blocks)
+        if blocks and axis % max(len(dims), 1) < len(dims) - 2:
             yield CompilerFault(COMPILER, named, Fault.BLOCKS, (str(axis),))
         return
-    axis += len(dims) if axis < 0 else 0
-    if not 0 <= axis < len(dims) or (dims[axis] is not None and shape[0] != dims[axis]):
-        yield faults.ScaleCount(COMPILER, named, shape[0], axis, dims)
+    axis += len(dims) if -len(dims) <= axis < 0 else 0
+    yield detect.scale_count(COMPILER, named, shape[0], axis, dims, strict=True)
 
 
-def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
+def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal | None]:
     constants, name = walk.constants, node.input(2)
     if not name:
         return
@@ -410,13 +402,13 @@ def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal]:
         yield CompilerFault(COMPILER, named, Fault.ZERO_POINT, (name,))
         return
     shape, scales = constants.shape(name), walk.scale_shape(node)
-    if shape is not None and scales is not None and math.prod(shape) != math.prod(scales):
-        yield faults.ZeroPointCount(COMPILER, named, math.prod(scales), math.prod(shape))
+    if shape is not None and scales is not None:
+        yield detect.zero_point_count(COMPILER, named, math.prod(scales), math.prod(shape))
     value = constants.value(name)
-    if value is not None and np.any(np.asarray(value).astype(np.float64) != 0):
-        zeros = np.nan_to_num(np.asarray(value).astype(np.float64))
+    if value is not None:
         unsigned = qdq.read_params(walk.model, node).precision == Precision.UINT8
-        yield NonzeroZeroPoint(COMPILER, named, named, (int(zeros.min()), int(zeros.max())), unsigned)
+        zeros = qdq.Numbers(np.asarray(value).astype(np.float64))
+        yield detect.nonzero_zero_point(COMPILER, named, named, zeros, unsigned)
 
 
 def _convolution(walk: _Walk, node: Node) -> Iterator[Refusal]:
