@@ -52,7 +52,6 @@ class Code:
         log: How to see it in a build log; TensorRT's own words where they are known.
         fix: What to change.
         holds: Where it holds, and how well that is proven.
-        automatic: Whether qdqtool can do it by itself.
         passes: Whether it comes from the simulated passes, so that the target's evidence limits its own.
         error: TensorRT's own error text, by target prefix (``trt8``, ``trt10`` ...), most specific first.
     """
@@ -65,9 +64,15 @@ class Code:
     log: str
     fix: str
     holds: tuple[Holds, ...]
-    automatic: bool = False
     passes: bool = False
     error: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def automatic(self) -> bool:
+        """Whether qdqtool can do it by itself."""
+        from qdqtool.explain.coded import PROMISED
+
+        return self.code in PROMISED
 
     def on(self, target: str) -> Holds | None:
         """What is known for a target; None where the code does not apply.

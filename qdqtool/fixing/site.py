@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.explain.coded import FIXES, fixed
+from qdqtool.explain.coded import fixed, fixes_of
 from qdqtool.fixing.compare import ATOL
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
@@ -56,18 +57,23 @@ class Aim:
     """What changes that are judged together are for, and what they may cost.
 
     Attributes:
-        codes: Those of the findings that they can remove (``qdqtool.explain.coded.FIXES`` says of which refusals).
+        kinds: The classes of the refusals that they answer.
         noise: By how much the noise of the network's outputs against the float network may grow.
         costs: Whether speed is given up for accuracy, which is done only where ``--only`` asks for it.
         retypes: Whether types are the gain; Casts may then split a conversion in two.
         rounding: Of the outputs, as a part of the largest one.
     """
 
-    codes: tuple[FindingCode, ...]
+    kinds: tuple[type[Refusal], ...]
     noise: float
     costs: bool = False
     retypes: bool = False
     rounding: float = ATOL
+
+    @functools.cached_property
+    def codes(self) -> tuple[FindingCode, ...]:
+        """Those of the findings that they can remove."""
+        return fixes_of(self.kinds)
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,12 @@ class Step(Aim):
 
         What was refused without a finding, for something else costs more there, has the first code of its class.
         """
-        found = [_Reported(f.code, f.node, tuple(refusals), not f.automatic) for f in prediction.findings
-                 if f.code in self.codes and (refusals := fixed(f))]
+        found = [_Reported(f.code, f.node, refusals, not f.automatic) for f in prediction.findings
+                 if (refusals := tuple(r for r in fixed(f) if type(r) in self.kinds))]
         told = {r for f in found for r in f.refusals}
         for r in prediction.refusals:
-            code = next((c for c in self.codes if type(r) in FIXES[c]), None)
-            if code is not None and r not in told:
+            if type(r) in self.kinds and r not in told:
+                code = next(c for c in self.codes if c in fixes_of((type(r),)))
                 found.append(_Reported(code, r.node, (r,), 2))
         reported = list(dict.fromkeys(r for f in found for r in f.refusals))
         if not reported:
