@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -18,6 +18,8 @@ from qdqtool.model.graph import Node
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
 from qdqtool.types import FindingCode, Prediction, Refusal
+
+R = TypeVar("R", bound=Refusal)
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,20 @@ def named(reported: Sequence[Refusal]) -> set[str]:
     return {n for r in reported for n in r.names()}
 
 
+def at(view: View, names: Iterable[str]) -> list[Node]:
+    """The nodes of these names, each once, in graph order."""
+    places = set(names)
+    return [n for n in view.model.nodes if n.name in places]
+
+
 def nodes_of(view: View, reported: Sequence[Refusal]) -> list[Node]:
     """The nodes that were refused, each once, in graph order."""
-    places = {r.node for r in reported}
-    return [n for n in view.model.nodes if n.name in places]
+    return at(view, (r.node for r in reported))
+
+
+def only(kind: type[R], reported: Sequence[Refusal]) -> list[R]:
+    """The refusals of a class."""
+    return [r for r in reported if isinstance(r, kind)]
 
 
 @dataclass(frozen=True)
