@@ -63,20 +63,28 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     if isinstance(r, trt.OutputDifferentScales):
         return of_readers(known, r, r.readers, concerned)
     if isinstance(r, OutputManyConsumers):
-        return _many(r, concerned)
+        return _many(known, r, concerned)
     if isinstance(r, OutputNotQuantized):
         return _not_quantized(known, r, concerned)
-    node, fused, gains = r.node, False, True
+    node, fused, gains, automatic = r.node, False, True, True
     if isinstance(r, trt.BatchNormNotConstant):
         node = r.batchnorm
     elif isinstance(r, trt.ResidualFloat):
         outcome = known.outcomes.get(r.node)
         node, fused = r.add, outcome is not None and r.add in outcome.fused
         gains = wanted(r.readers)  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
+        automatic = _has_scale(known, r.add)
     elif isinstance(r, trt.AddOutputNotQuantized | trt.ActivationBeforeAdd):
         node, gains = r.add, wanted(r.readers)
     return Diagnosis(node, Cause(r, fused=fused), getattr(r, "elements", None), concerned,
-                     joined=isinstance(r, trt.ResidualFloat), gains=gains)
+                     joined=isinstance(r, trt.ResidualFloat), gains=gains, automatic=automatic)
+
+
+def _has_scale(known: Known, add: str, shares: bool = False) -> bool:
+    """Whether a Q has the scale that a sum lacks: on the residual of one that a convolution could take in, else
+    ``shares``."""
+    residual = known.residuals.get(add)
+    return shares if residual is None else known_scale(residual.quantizers) is not None
 
 
 def wanted(readers: Sequence[Reader]) -> bool:
@@ -89,13 +97,14 @@ def behind_pool(r: OutputManyConsumers) -> list[Reader]:
     return [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
 
 
-def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
+def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
         return Diagnosis(pool.node, Cause(r), r.elements, concerned,
                          gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
     if add is not None:
-        return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
+        return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers),
+                         automatic=_has_scale(known, add.node, add.shares))
     first = (floats_of(r.readers) or r.readers)[0]  # the float one may be farther than was looked
     node = first.node if first.kind != ReaderKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))

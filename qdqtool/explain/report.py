@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from qdqtool.base.records import record
 from qdqtool.base.text import counted
 from qdqtool.explain.coded import PROMISED, ScalesAround, code_of, fixed
-from qdqtool.trt.refusals import AddOutputNotQuantized, Size, Stays
+from qdqtool.trt.refusals import AddOutputNotQuantized, ResidualFloat, Size, Stays
 from qdqtool.types import Cause, ConvOutcome, Evidence, Finding, FindingCode, Prediction, Refusal, Severity
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ class Known:
         report: Where findings go.
         outcomes: Convolutions by name.
         sums: By the DQ that makes its residual, the first convolution that could take a sum in whose result no Q reads.
+        residuals: By the sum that a convolution could take in, the first refusal for its residual, which is float.
     """
 
     def __init__(self, prediction: Prediction, report: Report) -> None:
@@ -220,6 +221,9 @@ class Known:
         self.sums: dict[str, str] = {}
         for sum_ in self.every(AddOutputNotQuantized):
             self.sums.setdefault(sum_.residual.node, sum_.node)
+        self.residuals: dict[str, ResidualFloat] = {}
+        for residual in self.every(ResidualFloat):
+            self.residuals.setdefault(residual.add, residual)
 
     def at(self, node: str) -> list[Refusal]:
         """The refusals of a node, in the order of the passes."""

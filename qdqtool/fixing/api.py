@@ -167,12 +167,7 @@ class Fixed:
 @typed
 @watched
 def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
-    """Applies the fixes of a Q/DQ model that need no calibration.
-
-    A fix is kept only if the prediction gets better (more INT8, fewer conversions, fewer errors, or the finding gone
-    with nothing lost) and the network's outputs in onnxruntime stay as near to those of the float network as they
-    were: exactly, up to rounding, for rewrites that keep the numbers, and within the coarser step where scales are
-    shared or a bit is given up.
+    """Applies the fixes of a Q/DQ model that need no calibration; ``docs/fix.md`` says which are kept.
 
     Args:
         source: The model; all its weights must be available.

@@ -10,7 +10,7 @@ from qdqtool.fixing.site import named
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import InsideActivation
+from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from tests.explain.lint.test_api import shared_model
 from tests.explain.test_producers import models
@@ -66,3 +66,23 @@ def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:
     (told,) = (r for r in predict(model, "trt8.5").refusals if isinstance(r, InsideActivation))
     assert (told.node, told.activation) == ("a.Q", "tanh")
     assert sites(pairs.inside_activations, model) == []
+
+
+@pytest.mark.parametrize(("other", "automatic"), [("pair", True), ("read by a Q", True), ("float", False)])
+def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(g: Graph, other: str, automatic: bool) -> None:
+    """A result is read by a Q and, as float, by a sum; its other input comes from a convolution that is not quantized.
+
+    A finding says so exactly where the step has a place for it.
+    """
+    data = g.input(1, 16, 8, 8)
+    first = g.relu(g.conv(data, "c0", 16), "r0")
+    second = g.conv(data, "c1", 16, weights="float", scale=None)
+    ends = [g.conv(first, "c2", 16)]
+    if other == "read by a Q":
+        ends.append(g.conv(second, "c3", 16))
+    total = g.add(first, g.pair(second, "o") if other == "pair" else second, "sum")
+    model = Model(g.model(*ends, g.conv(g.relu(total, "rs"), "c4", 16)))
+    (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
+    assert told.node == "sum" and [type(c.refusal) for c in told.causes] == [OutputManyConsumers]
+    assert told.automatic == (automatic and told.gains)
+    assert [s.node for s in sites(pairs.residuals, model)] == ["sum"] * automatic
