@@ -67,13 +67,6 @@ class Code:
     passes: bool = False
     error: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def automatic(self) -> bool:
-        """Whether qdqtool can do it by itself."""
-        from qdqtool.explain.coded import PROMISED
-
-        return self.code in PROMISED
-
     def on(self, target: str) -> Holds | None:
         """What is known for a target; None where the code does not apply.
 
