@@ -30,6 +30,7 @@ from qdqtool.builders.child import is_installed
 from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
+from qdqtool.explain.coded import PROMISED
 from qdqtool.explain.codes import CODES, Code
 from qdqtool.explain.errors import KNOWN, KnownError
 from qdqtool.explain.ways import WAYS
@@ -266,7 +267,7 @@ def finding_pages() -> dict[str, str]:
     """A page for each finding code."""
     order = ("error", "warning", "info")
     rows = [
-        (f"[{c.code}]({c.code}.md)", c.severity.word, _cell(c.title), "yes" if c.automatic else "")
+        (f"[{c.code}]({c.code}.md)", c.severity.word, _cell(c.title), "yes" if c.code in PROMISED else "")
         for c in sorted(CODES.values(), key=lambda c: (order.index(c.severity), c.code))
     ]
     index = _page(
@@ -282,7 +283,7 @@ def _finding(code: Code) -> str:
     parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
     parts += _sections(("Cause", code.cause), ("What TensorRT does", code.tensorrt), ("In a log", code.log),
                        ("What to change", code.fix))
-    if code.automatic:
+    if code.code in PROMISED:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
         parts.append(f"By itself, where no new data is needed:\n\n{command}")
     rows = [

@@ -149,10 +149,6 @@ def _found(model: Model, prediction: Prediction, way: str | None) -> list[Findin
 
         lint(view, report, prediction.convolutions)
         explain(prediction, report)
-        if any(f.code == "SKIP-FLOAT" for f in report.findings):
-            from qdqtool.explain.lint.structure import not_automatic
-
-            not_automatic(view, report.findings)
     if prediction.regions:
         from qdqtool.explain.api import name_regions
 

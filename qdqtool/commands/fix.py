@@ -17,9 +17,8 @@ from qdqtool.options import Fixes
 def command(model: str, place: inputs.Place, on: inputs.Typed, fixes: Fixes, answer: inputs.Answer) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
-    Every fix is tried: it is kept only if the prediction gets better and the outputs in onnxruntime stay as near to
-    those of the float network as they were. What was tried and not kept is reported with the reason; with --only so is
-    every other place of those codes.
+    Every fix is tried, and kept only if that shows it to be one (docs/fix.md). What was tried and not kept is reported
+    with the reason; with --only so is every other place of those codes.
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """

@@ -11,13 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qdqtool.base.records import contents
-from qdqtool.explain.coded import before_norm, crossed, crossed_by, float_sum, left_float, shared_pool, with_own
+from qdqtool.explain.coded import (
+    ScalesAround,
+    before_norm,
+    crossed,
+    crossed_by,
+    float_sum,
+    left_float,
+    shared_pool,
+    with_own,
+)
 from qdqtool.explain.messages import floats_of, known_scale, quantizers_of
 from qdqtool.explain.outputs import behind_pool
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Stays
-from qdqtool.trt.rtx.operands import IntegersLost, Why
+from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined, Why
 from qdqtool.types import Cause, Finding, Precision, Refusal
 
 Key = tuple[Any, ...]
@@ -166,8 +175,10 @@ def _conversion(finding: Finding, cause: Cause, r: Stays) -> Key:
     """What is told of a conversion, by what explains it."""
     if finding.code == "INPUT-CONVERSION":
         return r.name, r.scale, r.precision, r.origin.tensor
-    if finding.code == "CONVERSION":
-        return r.name, r.scale, r.attention, *_why(cause, r)
+    return r.name, r.scale, r.attention, *_why(cause, r)
+
+
+def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
     if not r.requantizes:
         return r.origin.tensor, *_scales(cause, "", r.siblings)
     own = with_own(r)
@@ -196,6 +207,6 @@ def _why(cause: Cause, r: Stays) -> Key:
 _TOLD: dict[type[Refusal], Callable[[Finding, Cause, Any], Key]] = {
     trt.InputNotDequantized: _input, trt.OutputNotQuantized: _output, trt.OutputManyConsumers: _many,
     trt.OutputDifferentScales: _different, trt.ResidualFloat: _residual, trt.AddOutputNotQuantized: _sum,
-    trt.PoolingOneSide: _pooling, Stays: _conversion, faults.Channels: _channels,
-    IntegersLost: _lost,
+    trt.PoolingOneSide: _pooling, Stays: _conversion, ScalesAround: _around, faults.Channels: _channels,
+    IntegersLost: _lost, ScalesJoined: _lost,
 }

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.base.records import once
+from qdqtool.base.records import contents, once
 from qdqtool.explain.messages import GpuLacks, floats_of, quantizers_of
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays, Step
-from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost
+from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, ScalesJoined
 from qdqtool.types import Finding, FindingCode, Refusal
 
 # What a refusal says -------------------------------------------------------------------------------------------------
@@ -82,22 +82,40 @@ def _silu_is_last(r: OutputNotQuantized) -> bool:
 # Codes ---------------------------------------------------------------------------------------------------------------
 
 
+class ScalesAround(Stays):
+    """A conversion that is reported for the scales in front of and behind it."""
+
+    @staticmethod
+    def of(stays: Stays) -> ScalesAround:
+        """The same conversion, reported so."""
+        return ScalesAround(*contents(stays))
+
+
 class Made(NamedTuple):
-    """What a refusal of a class becomes: this code ``when`` that holds, which ``fix`` takes where it is ``fixed``."""
+    """What a refusal of a class becomes: this code ``when`` that holds.
+
+    ``fix`` takes it where it is ``tried``; where it is ``promised``, findings say that it can be changed by itself.
+    """
 
     code: FindingCode
     when: Callable[[Any], Any] | None = None
-    fixed: bool = False
+    tried: bool = False
+    promised: bool = False
 
 
 def _fixed(code: FindingCode, when: Callable[[Any], Any] | None = None) -> Made:
-    return Made(code, when, fixed=True)
+    return Made(code, when, tried=True, promised=True)
 
 
-def _scales(steps: Callable[[Any], Step | None], *first: Made) -> tuple[Made, ...]:
+def _tried(code: FindingCode, when: Callable[[Any], Any] | None = None) -> Made:
+    """What is kept only where the simulation sees a gain, so that nothing is promised."""
+    return Made(code, when, tried=True)
+
+
+def _scales(steps: Callable[[Any], Step | None]) -> tuple[Made, ...]:
     """Of scales that differ, by the operator between them."""
     return (
-        *first, _fixed("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
+        _fixed("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
         _fixed("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
         _fixed("POOL-SCALE", steps), _fixed("SIBLING-SCALE"),
     )
@@ -111,11 +129,6 @@ def _because(*names: str) -> Callable[[Any], bool]:
 def _fact(*names: str) -> Callable[[Any], bool]:
     return lambda r: r.fact.name in names
 
-
-OF_SCALES = _scales(
-    lambda r: crossed(r.passed) if r.requantizes else crossed_by(r.siblings),
-    _fixed("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed))
-"""What a conversion becomes that is reported for the scales in front of and behind it."""
 
 MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     # Quantizers
@@ -136,7 +149,7 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.OtherTypes: (Made("FP8-OUTSIDE"),),
     faults.NothingQuantized: (Made("NO-QDQ"),),
     # Weights and biases
-    faults.WeightsBehind: (_fixed("WEIGHT-INDIRECT", lambda r: r.stored), _fixed("W-NONCONST")),
+    faults.WeightsBehind: (_fixed("W-NONCONST", lambda r: not r.stored), _fixed("WEIGHT-INDIRECT")),
     trt.WeightsNotConstant: (Made("W-NONCONST"),),
     trt.WeightsNotDequantized: (_fixed("W-NO-DQ"),),
     faults.StoredReadElsewhere: (_fixed("WEIGHT-INDIRECT"),),
@@ -167,16 +180,18 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     trt.ReduceNotPooling: (Made("POOL-FLOAT"),),
     trt.ResidualFloat: (_fixed("SKIP-FLOAT"),),
     trt.ResidualBothQuantized: (_fixed("ADD-BOTH"),),
-    trt.AddOutputNotQuantized: (_fixed("ADD-OUT-FLOAT"),),
-    trt.ActivationBeforeAdd: (_fixed("ADD-ACT"),),
+    trt.AddOutputNotQuantized: (_tried("ADD-OUT-FLOAT"),),
+    trt.ActivationBeforeAdd: (_tried("ADD-ACT"),),
     # Conversions
     trt.Stays: (
-        _fixed("INPUT-CONVERSION",
-               lambda r: r.quantize and not r.requantizes and not r.origin.node), _fixed("CONVERSION")),
+        _tried("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node), _tried("INPUT-CONVERSION")),
+    ScalesAround: (
+        _fixed("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed),
+        *_scales(lambda r: crossed(r.passed) if r.requantizes else crossed_by(r.siblings))),
     trt.ScalesDiffer: (_fixed("DOUBLE-QDQ"),),
     # Placement and shapes
     trt.InsideActivation: (_fixed("SILU-INNER-Q", lambda r: r.silu), _fixed("ACT-INNER-Q")),
-    trt.BehindPad: (_fixed("PAD-SPLIT"),),
+    trt.BehindPad: (_tried("PAD-SPLIT"),),
     faults.JoinedBehindHead: (_fixed("HEAD-CONCAT"),),
     faults.HeadQuantized: (Made("HEAD-SCORE", lambda r: r.branch == "class"), _fixed("HEAD-QUANT")),
     faults.QuantizedStream: (Made("RESIDUAL-STREAM"),),
@@ -200,12 +215,13 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.TakenByMyelin: (Made("MYELIN-REGION"),),
     # TensorRT-RTX
     IntegersLost: (
-        Made("POOL-MIXED", _because("POOL")), _fixed("CONCAT-SCALE", _because("JOIN_SCALE")),
-        _fixed("SCALE-SHAPE1", _because("INPUT_SHAPE1")), Made("QTYPE", _because("TYPES")),
-        Made("FLOAT-SM75", _because("TURING")), Made("W-AXIS", _because("WEIGHTS_AXIS")),
+        Made("POOL-MIXED", _because("POOL")), _fixed("SCALE-SHAPE1", _because("INPUT_SHAPE1")),
+        Made("QTYPE", _because("TYPES")), Made("FLOAT-SM75", _because("TURING")),
+        Made("W-AXIS", _because("WEIGHTS_AXIS")),
         Made("W-AXIS", lambda r: r.weights and r.why.name in ("AXIS", "SUM_AXIS")),
         _fixed("ACT-PER-CHANNEL", _because("INPUT_AXIS", "AXIS", "SUM_AXIS")),
         Made("W-NO-DQ", lambda r: r.weights), Made("IN-BLOCKED")),
+    ScalesJoined: (_fixed("CONCAT-SCALE"),),
     CompilerFault: (
         Made("QTYPE", _because("CONSTANT_TYPE", "HARDWARE_TYPE")), Made("BUILD-CRASHES", _because("SCALE")),
         Made("SCALE-RANK", _because("BLOCKS")), Made("ZP-NONZERO", _because("ZERO_POINT")), Made("BUILD-FAILS")),
@@ -218,14 +234,17 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
 """By the class of a refusal: the codes, the first that holds."""
 
 
-def code_of(refusal: Refusal, scales: bool = False) -> FindingCode:
-    """The code of a refusal; with ``scales`` of what a conversion says of the scales in front of and behind it.
+def code_of(refusal: Refusal) -> FindingCode:
+    """The code of a refusal.
 
     Raises:
         KeyError: Nothing is reported of refusals of its class.
     """
-    made = OF_SCALES if scales and isinstance(refusal, Stays) else MADE[type(refusal)]
-    return next(m.code for m in made if m.when is None or m.when(refusal))
+    return next(m.code for m in MADE[type(refusal)] if m.when is None or m.when(refusal))
+
+
+PROMISED = frozenset(m.code for made in MADE.values() for m in made if m.promised)
+"""The codes of findings that ``qdqtool fix`` can change by itself."""
 
 
 def codes_of(kind: type[Refusal]) -> tuple[FindingCode, ...]:
@@ -236,14 +255,19 @@ def codes_of(kind: type[Refusal]) -> tuple[FindingCode, ...]:
 def _fixes() -> dict[FindingCode, frozenset[type[Refusal]]]:
     found: dict[FindingCode, set[type[Refusal]]] = defaultdict(set)
     for kind, made in MADE.items():
-        for m in (*made, *(OF_SCALES if kind is Stays else ())):
-            if m.fixed:
+        for m in made:
+            if m.tried:
                 found[m.code].add(kind)
     return {code: frozenset(kinds) for code, kinds in found.items()}
 
 
 FIXES = _fixes()
 """The classes of refusals that ``fix`` takes, by code."""
+
+
+def fixes_of(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
+    """The codes that ``fix`` takes of refusals of these classes, in the order of the classes."""
+    return tuple(dict.fromkeys(m.code for kind in kinds for m in MADE[kind] if m.tried))
 
 
 def fixed(finding: Finding) -> list[Refusal]:

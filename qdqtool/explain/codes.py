@@ -54,7 +54,6 @@ class Code:
         log: How to see it in a build log; TensorRT's own words where they are known.
         fix: What to change.
         holds: Where it holds, and how well that is proven.
-        automatic: Whether qdqtool can do it by itself.
         passes: Whether it comes from the simulated passes, so that the target's evidence limits its own.
         error: TensorRT's own error text, by target prefixes (``trt8``, ``trt10 rtx`` ...), most specific first;
             ``log`` names these in braces where the text stands there.
@@ -68,7 +67,6 @@ class Code:
     log: str
     fix: str
     holds: tuple[Holds, ...]
-    automatic: bool = False
     passes: bool = False
     error: tuple[tuple[str, str], ...] = ()
 

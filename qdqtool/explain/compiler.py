@@ -9,13 +9,13 @@ from qdqtool.model.graph import Node
 from qdqtool.model.view import View
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, Why, ends_build
+from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, ScalesJoined, Why, ends_build
 from qdqtool.types import Prediction, Refusal
 
 REFUSALS: tuple[type[Refusal], ...] = (
-    IntegersLost, CompilerFault, trt.InputNotDequantized, trt.WeightsNotDequantized, trt.NonzeroZeroPoint,
-    faults.DeconvolutionFloat, faults.IntegerOperator, faults.StoredReadElsewhere, faults.BiasQuantized,
-    faults.ScaleCount, faults.ScaleNotPositive, faults.ScaleRank, faults.ZeroPointCount,
+    IntegersLost, ScalesJoined, CompilerFault, trt.InputNotDequantized, trt.WeightsNotDequantized,
+    trt.NonzeroZeroPoint, faults.DeconvolutionFloat, faults.IntegerOperator, faults.StoredReadElsewhere,
+    faults.BiasQuantized, faults.ScaleCount, faults.ScaleNotPositive, faults.ScaleRank, faults.ZeroPointCount,
 )
 _AT_NODE = (Why.OPERATOR, Why.SHARED, Why.POOL, Why.JOIN_FLOAT, Why.JOIN_SCALE, Why.PAD)  # reported there
 CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qdqtool.explain.coded import before_norm, crossed, crossed_by, float_sum, left_float, shared_pool, with_own
+from qdqtool.explain.coded import (
+    ScalesAround,
+    before_norm,
+    crossed,
+    crossed_by,
+    float_sum,
+    left_float,
+    shared_pool,
+    with_own,
+)
 from qdqtool.explain.messages import (
     Words,
     floats_of,
@@ -328,16 +337,19 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
 
 
 @words(trt.Stays)
-def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> Words | str:
+def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> str:
     scale = scale_words(r.scale)
     if finding.code == "INPUT-CONVERSION":
         return f"{r.name} converts the network's input '{r.origin.tensor}' to {r.precision} (scale {scale})."
-    if finding.code == "CONVERSION":
-        assumed = " That is assumed: where the attention becomes one kernel, it is inside." if r.attention else ""
-        return f"{r.name} (scale {scale}) stays: {_why(cause, r)}.{assumed}"
+    assumed = " That is assumed: where the attention becomes one kernel, it is inside." if r.attention else ""
+    return f"{r.name} (scale {scale}) stays: {_why(cause, r)}.{assumed}"
+
+
+@words(ScalesAround)
+def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Words | str:
     if not r.requantizes:
         return _scales(cause, r.origin.tensor, r.siblings, f"'{r.origin.tensor}' is converted once for each")
-    before = scale_words(r.first_scale)
+    before, scale = scale_words(r.first_scale), scale_words(r.scale)
     if finding.code == "DOUBLE-QDQ":
         return f"scales {before} ({r.pair}) and {scale} ({r.node}): INT8 is converted to INT8."
     own = with_own(r)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqtool.explain.messages import Words, words
-from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form, IntegersLost, Why
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form, IntegersLost, ScalesJoined, Why
 from qdqtool.types import Cause, Finding
 
 _ACTIVATION = ("Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "
@@ -139,6 +139,7 @@ _PLUGINS = {
 }
 
 
+@words(ScalesJoined)
 @words(IntegersLost)
 def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
     message, fix = _LOST[Why.WEIGHTS_AXIS if r.weights and r.why == Why.AXIS else r.why]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.base.records import replaced
-from qdqtool.explain.coded import average_behind, crossed, crossed_by, float_sum, shared_pool, with_own
+from qdqtool.explain.coded import ScalesAround, average_behind, crossed, crossed_by, float_sum, shared_pool, with_own
 from qdqtool.explain.messages import floats_of, known_scale, quantizers_of
 from qdqtool.explain.report import Diagnosis, Known, See
 from qdqtool.model.operators import CUTS, JOINS, SUMS
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Size, Stays
+from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays
 from qdqtool.trt.surroundings import differ
 from qdqtool.types import Cause, Precision, Refusal
 
@@ -32,14 +32,14 @@ def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
 
 
 def of_readers(
-    known: Known, r: Refusal, readers: Sequence[Reader], size: Size | None, convolutions: tuple[str, ...],
+    known: Known, r: trt.OutputDifferentScales | ScalesAround, readers: Sequence[Reader], convolutions: tuple[str, ...],
 ) -> Diagnosis:
     """The diagnosis of different scales of a tensor's Qs; a Concat's refusal says what scales its parts have."""
     between = crossed_by(readers)
-    tensor = r.origin.tensor if isinstance(r, Stays) and not r.requantizes else str(getattr(r, "tensor", r.node))
+    tensor = r.origin.tensor if isinstance(r, Stays) and not r.requantizes else r.tensor
     parts = known.first(trt.ConcatScales, between.node) if between is not None and between.op in JOINS else None
-    return Diagnosis(between.node if between is not None else tensor, Cause(r, () if parts is None else (parts,)), size,
-                     convolutions, scales=True)
+    return Diagnosis(between.node if between is not None else tensor, Cause(r, () if parts is None else (parts,)),
+                     r.elements, convolutions)
 
 
 # Outputs -------------------------------------------------------------------------------------------------------------
@@ -61,22 +61,30 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
         return None
     concerned = known.concerned(r.node)
     if isinstance(r, trt.OutputDifferentScales):
-        return of_readers(known, r, r.readers, r.elements, concerned)
+        return of_readers(known, r, r.readers, concerned)
     if isinstance(r, OutputManyConsumers):
-        return _many(r, concerned)
+        return _many(known, r, concerned)
     if isinstance(r, OutputNotQuantized):
         return _not_quantized(known, r, concerned)
-    node, fused, gains = r.node, False, True
+    node, fused, gains, automatic = r.node, False, True, True
     if isinstance(r, trt.BatchNormNotConstant):
         node = r.batchnorm
     elif isinstance(r, trt.ResidualFloat):
         outcome = known.outcomes.get(r.node)
         node, fused = r.add, outcome is not None and r.add in outcome.fused
         gains = wanted(r.readers)  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
+        automatic = _has_scale(known, r.add)
     elif isinstance(r, trt.AddOutputNotQuantized | trt.ActivationBeforeAdd):
         node, gains = r.add, wanted(r.readers)
     return Diagnosis(node, Cause(r, fused=fused), getattr(r, "elements", None), concerned,
-                     joined=isinstance(r, trt.ResidualFloat), gains=gains)
+                     joined=isinstance(r, trt.ResidualFloat), gains=gains, automatic=automatic)
+
+
+def _has_scale(known: Known, add: str, shares: bool = False) -> bool:
+    """Whether a Q has the scale that a sum lacks: on the residual of one that a convolution could take in, else
+    ``shares``."""
+    residual = known.residuals.get(add)
+    return shares if residual is None else known_scale(residual.quantizers) is not None
 
 
 def wanted(readers: Sequence[Reader]) -> bool:
@@ -89,13 +97,14 @@ def behind_pool(r: OutputManyConsumers) -> list[Reader]:
     return [replaced(q, path=q.path[1:]) for q in quantizers_of(r.readers)]
 
 
-def _many(r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
+def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
         return Diagnosis(pool.node, Cause(r), r.elements, concerned,
                          gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
     if add is not None:
-        return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers))
+        return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers),
+                         automatic=_has_scale(known, add.node, add.shares))
     first = (floats_of(r.readers) or r.readers)[0]  # the float one may be farther than was looked
     node = first.node if first.kind != ReaderKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
@@ -160,7 +169,7 @@ def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
     if not differ(quantizers_of(stays.siblings)):
         return ()
     maker = (stays.origin.convolution,) if stays.origin.convolution else ()
-    found = of_readers(known, stays, stays.siblings, stays.elements, maker)
+    found = of_readers(known, ScalesAround.of(stays), stays.siblings, maker)
     if not known.report.has(found.code, found.node) and not known.add(found):
         return ()
     return ((found.code, found.node),)
@@ -194,10 +203,10 @@ def _requantized(known: Known, stays: Stays) -> None:
     joined = between is not None and between.op in JOINS and (
         known.first(trt.ConcatScales, between.node) or differ(with_own(stays)))
     if joined:
-        found = of_readers(known, stays, with_own(stays), stays.elements, ())
+        found = of_readers(known, ScalesAround.of(stays), with_own(stays), ())
     else:
         node = stays.node if between is None else between.node
-        found = Diagnosis(node, Cause(stays), stays.elements, scales=True)
+        found = Diagnosis(node, Cause(ScalesAround.of(stays)), stays.elements)
     known.add(found, (stays.node,))
     _stays(known, stays, ((found.code, found.node),))
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from qdqtool.base.records import record
 from qdqtool.base.text import counted
-from qdqtool.explain.coded import code_of, fixed
-from qdqtool.trt.refusals import AddOutputNotQuantized, Size, Stays
+from qdqtool.explain.coded import PROMISED, ScalesAround, code_of, fixed
+from qdqtool.trt.refusals import AddOutputNotQuantized, ResidualFloat, Size, Stays
 from qdqtool.types import Cause, ConvOutcome, Evidence, Finding, FindingCode, Prediction, Refusal, Severity
 
 if TYPE_CHECKING:
-    from qdqtool.explain.codes import Code, Holds
+    from qdqtool.explain.codes import Holds
 
 
 def title_of(code: FindingCode) -> str:
@@ -71,7 +71,7 @@ class Report:
         #: Codes that somebody else reports, of which nothing is added.
         self.left_out: frozenset[FindingCode] = frozenset()
         self.findings: list[Finding] = []
-        self._entries: dict[FindingCode, tuple[Code, Holds | None, Severity]] = {}
+        self._entries: dict[FindingCode, tuple[Holds | None, Severity]] = {}
         self._known: dict[tuple[FindingCode, str], Finding] = {}
         # Convolutions and the nodes of the findings that concern them.
         self._concerned: dict[FindingCode, dict[str, dict[str, None]]] = defaultdict(dict)
@@ -87,7 +87,6 @@ class Report:
         fatal: bool | None = None,
         gains: bool = True,
         automatic: bool = True,
-        scales: bool = False,
     ) -> bool:
         """Adds a finding, once for a code and node; convolutions of a second one are joined to the first.
 
@@ -102,15 +101,14 @@ class Report:
             fatal: Whether the build ends with it, where the code alone does not say that.
             gains: Whether the change brings something here; a finding that would not is a note, with no automatic fix.
             automatic: Whether what such a fix needs is there.
-            scales: Whether a conversion is reported for the scales in front of and behind it.
 
         Returns:
             Whether the code holds on the target.
         """
         if isinstance(cause, Refusal):
             cause = Cause(cause)
-        code = code_of(cause.refusal, scales)
-        entry, holds, severity = self._entry(code)
+        code = code_of(cause.refusal)
+        holds, severity = self._entry(code)
         if holds is None or code in self.left_out:
             return False
         place = cause.refusal.node if node is None else node
@@ -135,19 +133,19 @@ class Report:
             way=self.way, convolutions=self._new(code, place, convolutions), values=values,
             gains=gains,
         )
-        finding.automatic = entry.automatic and gains and automatic and bool(fixed(finding))
+        finding.automatic = code in PROMISED and gains and automatic and bool(fixed(finding))
         self._known[code, place] = finding
         self.findings.append(finding)
         return True
 
-    def _entry(self, code: FindingCode) -> tuple[Code, Holds | None, Severity]:
-        """The table's entry of a code, and what it says for the target."""
+    def _entry(self, code: FindingCode) -> tuple[Holds | None, Severity]:
+        """What the table's entry of a code says for the target."""
         found = self._entries.get(code)
         if found is None:
             from qdqtool.explain import codes  # the table costs time; most well placed models need little of it
 
             entry = codes.get(code)
-            found = self._entries[code] = entry, entry.on(self.target), entry.severity_on(self.target)
+            found = self._entries[code] = entry.on(self.target), entry.severity_on(self.target)
         return found
 
     def place(self, code: FindingCode, convolution: str) -> str | None:
@@ -187,7 +185,6 @@ class Diagnosis:
         joined: Whether causes of the same code and node are reported one after the other.
         gains: Whether the change brings something here; a finding that would not is a note, and no automatic fix.
         automatic: Whether what the code's automatic fix needs is there.
-        scales: Whether a conversion is reported for the scales in front of and behind it.
     """
 
     node: str
@@ -197,12 +194,11 @@ class Diagnosis:
     joined: bool = False
     gains: bool = True
     automatic: bool = True
-    scales: bool = False
 
     @property
     def code(self) -> FindingCode:
         """The finding code."""
-        return code_of(self.cause.refusal, self.scales)
+        return code_of(self.cause.refusal)
 
 
 class Known:
@@ -212,6 +208,7 @@ class Known:
         report: Where findings go.
         outcomes: Convolutions by name.
         sums: By the DQ that makes its residual, the first convolution that could take a sum in whose result no Q reads.
+        residuals: By the sum that a convolution could take in, the first refusal for its residual, which is float.
     """
 
     def __init__(self, prediction: Prediction, report: Report) -> None:
@@ -224,6 +221,9 @@ class Known:
         self.sums: dict[str, str] = {}
         for sum_ in self.every(AddOutputNotQuantized):
             self.sums.setdefault(sum_.residual.node, sum_.node)
+        self.residuals: dict[str, ResidualFloat] = {}
+        for residual in self.every(ResidualFloat):
+            self.residuals.setdefault(residual.add, residual)
 
     def at(self, node: str) -> list[Refusal]:
         """The refusals of a node, in the order of the passes."""
@@ -249,9 +249,9 @@ class Known:
         size = found.size.values if found.size is not None else None
         holds = self.report.add(
             found.cause, found.node, found.convolutions, size, found.joined, evidence, gains=found.gains,
-            automatic=found.automatic, scales=found.scales,
+            automatic=found.automatic,
         )
-        if isinstance(cause, Stays) and not found.scales:
+        if isinstance(cause, Stays) and not isinstance(cause, ScalesAround):
             return holds  # what stays explains nothing else
         for node in (*about, found.node):
             self._found.setdefault(node, (found.code, found.node))

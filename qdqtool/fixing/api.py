@@ -19,7 +19,7 @@ from qdqtool.base.process import collector_paused
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.explain.coded import FIXES, fixed
+from qdqtool.explain.coded import FIXES, ScalesAround, fixed
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.site import Aim, Site, Step
 from qdqtool.model.editor import Editor, float_model
@@ -31,8 +31,11 @@ from qdqtool.options import Fixes, On
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
+from qdqtool.trt import faults
+from qdqtool.trt import refusals as trt
+from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import TOOL_VERSION, Finding, FindingCode, Json, Prediction, Severity
+from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -48,31 +51,34 @@ _FEW = 4  # places; of more the prediction shows which are at fault
 _TRIES = 24  # of a step, however many places it has: each predicts the whole model
 _NODES = 20_000  # that a step may predict by more tries than that, where the model is small
 
-_STAYING: tuple[FindingCode, ...] = ("CONVERSION", "INPUT-CONVERSION")  # where no other finding says why
 STEPS = (
-    Step(("ZP-NONZERO", "ZP-UINT8", "DQ-3-INPUTS", "ZP-VOLUME"), _ONE_BIT, find=quantizers.zero_points),
-    Step(("SCALE-NONPOS",), _EXACT, find=quantizers.positive_scales),
-    Step(("SCALE-SHAPE1", "ACT-PER-CHANNEL"), _ONE_BIT, find=quantizers.scalars),
-    Step(("BIAS-DQ",), _EXACT, find=weights.biases),
-    Step(("W-NONCONST", "WEIGHT-INDIRECT"), _EXACT, find=weights.computed),
-    Step(("WEIGHT-PREQUANT",), _EXACT, find=weights.stored_integers),
-    Step(("W-SHARED",), _EXACT, find=weights.shared),
-    Step(("BN-UNFOLDED",), _EXACT, find=weights.parameters),
-    Step(("CT-BN",), _EXACT, find=weights.folded_into_transposed),
-    Step(("CT-AXIS",), _ONE_BIT, find=weights.transposed),
-    Step(("W-NO-DQ",), _ONE_BIT, find=weights.bare),
-    Step(("HEAD-QUANT", "HEAD-CONCAT"), _EXACT, costs=True, find=pairs.heads),
-    Step(("SILU-INNER-Q", "ACT-INNER-Q"), _EXACT, find=pairs.inside_activations),
-    Step(("ADD-BOTH",), _EXACT, find=pairs.convolution_side),
-    Step(("PAD-SPLIT",), _EXACT, find=pairs.behind_pads),
-    Step(("SKIP-FLOAT", "POOL-MIXED", "ADD-ACT", "ADD-OUT-FLOAT", *_STAYING), _SHARED, find=pairs.residuals),
-    Step(("CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "SIBLING-SCALE", "DOUBLE-QDQ", *_STAYING), _SHARED,
-         find=pairs.scales),
+    Step((trt.NonzeroZeroPoint, faults.UnsignedZeroPoint, faults.ZeroPointMissing, faults.ZeroPointCount), _ONE_BIT,
+         find=quantizers.zero_points),
+    Step((faults.ScaleNotPositive,), _EXACT, find=quantizers.positive_scales),
+    Step((IntegersLost, trt.ActivationPerChannel), _ONE_BIT, find=quantizers.scalars),
+    Step((faults.BiasQuantized,), _EXACT, find=weights.biases),
+    Step((faults.WeightsBehind, faults.StoredReadElsewhere), _EXACT, find=weights.computed),
+    Step((faults.WeightsStored,), _EXACT, find=weights.stored_integers),
+    Step((trt.WeightsShared,), _EXACT, find=weights.shared),
+    Step((trt.BatchNormNotConstant,), _EXACT, find=weights.parameters),
+    Step((trt.ConvTransposeBatchNorm,), _EXACT, find=weights.folded_into_transposed),
+    Step((trt.WeightsAxis,), _ONE_BIT, find=weights.transposed),
+    Step((trt.WeightsNotDequantized,), _ONE_BIT, find=weights.bare),
+    Step((faults.HeadQuantized, faults.JoinedBehindHead), _EXACT, costs=True, find=pairs.heads),
+    Step((trt.InsideActivation,), _EXACT, find=pairs.inside_activations),
+    Step((trt.ResidualBothQuantized,), _EXACT, find=pairs.convolution_side),
+    Step((trt.BehindPad,), _EXACT, find=pairs.behind_pads),
+    Step((trt.ResidualFloat, trt.OutputManyConsumers, trt.ActivationBeforeAdd, trt.AddOutputNotQuantized, trt.Stays),
+         _SHARED, find=pairs.residuals),
+    Step((trt.OutputDifferentScales, trt.ConcatScales, ScalesJoined, ScalesAround, trt.ScalesDiffer, trt.Stays),
+         _SHARED, find=pairs.scales),
 )
+"""What is tried, in this order. Conversions are taken by two steps: where no other finding says why they stay."""
 _WHOLE: tuple[tuple[Aim, str, Callable[[Model, Target], Model | None]], ...] = (
-    (Aim(("SCALE-FP16",), _EXACT, retypes=True), "the model is float32", quantizers.to_float),
-    (Aim(("NORM-PIECES",), _EXACT), "layer normalizations in pieces as LayerNormalization", quantizers.to_layer_norm),
-    (Aim(("FLOAT-FP32",), _EXACT, retypes=True, rounding=compare.HALF_ROUNDING), "what is not quantized is FP16",
+    (Aim((faults.ScaleHalf,), _EXACT, retypes=True), "the model is float32", quantizers.to_float),
+    (Aim((faults.NormInPieces,), _EXACT), "layer normalizations in pieces as LayerNormalization",
+     quantizers.to_layer_norm),
+    (Aim((faults.FloatStays,), _EXACT, retypes=True, rounding=compare.HALF_ROUNDING), "what is not quantized is FP16",
      quantizers.to_half),
 )
 
@@ -161,12 +167,7 @@ class Fixed:
 @typed
 @watched
 def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
-    """Applies the fixes of a Q/DQ model that need no calibration.
-
-    A fix is kept only if the prediction gets better (more INT8, fewer conversions, fewer errors, or the finding gone
-    with nothing lost) and the network's outputs in onnxruntime stay as near to those of the float network as they
-    were: exactly, up to rounding, for rewrites that keep the numbers, and within the coarser step where scales are
-    shared or a bit is given up.
+    """Applies the fixes of a Q/DQ model that need no calibration; ``docs/fix.md`` says which are kept.
 
     Args:
         source: The model; all its weights must be available.
@@ -291,10 +292,7 @@ class _Work:
             self.refused += refused.values()
 
     def _sites(self, step: Step, wanted: set[str]) -> list[Site]:
-        return step.sites(self._view(self.model), self.target, self.prediction, wanted)
-
-    def _view(self, model: Model) -> View:
-        return View(model)
+        return step.sites(View(self.model), self.target, self.prediction, wanted)
 
     def _attempt(self, sites: list[Site], step: Step) -> tuple[str, dict[int, str]]:
         """Why some changes were not kept, empty where they were; and those of them that the prediction blames."""
@@ -327,7 +325,7 @@ class _Work:
         model, prediction, changes = self.model, self.prediction, []
         tried: list[Step] = []
         for step, wanted in self._left:
-            sites = step.sites(self._view(model), self.target, prediction, wanted)
+            sites = step.sites(View(model), self.target, prediction, wanted)
             editor = Editor(model.copy())
             try:
                 for site in sites:
@@ -347,7 +345,7 @@ class _Work:
                 tried.append(step)
         if not changes:
             return
-        aim = Aim(tuple(c for step in tried for c in step.codes), max(step.noise for step in tried),
+        aim = Aim(tuple(kind for step in tried for kind in step.kinds), max(step.noise for step in tried),
                   costs=any(step.costs for step in tried))
         if not self._judge(model, prediction, changes, aim):
             kept = {(c.code, c.node) for c in changes}
@@ -355,7 +353,7 @@ class _Work:
 
     def try_whole(self, aim: Aim, what: str, convert: Callable[[Model, Target], Model | None]) -> None:
         """Tries a rewrite of the whole model."""
-        found = [f for f in self.prediction.findings if f.code in aim.codes and fixed(f)]
+        found = [f for f in self.prediction.findings if any(type(r) in aim.kinds for r in fixed(f))]
         if not found:
             return
         change = Change(found[0].code, "", what)

@@ -211,11 +211,6 @@ class Runs:
             raise
 
 
-def run(proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
-    """One run; see :meth:`Runs.run`."""
-    return Runs().run(proto, inputs)
-
-
 def noise(outputs: Arrays, reference: Arrays) -> Noise:
     """The distance of outputs from the float network's; outputs that are not floats are left out."""
     each: dict[str, float] = {}

@@ -5,7 +5,6 @@ Scales that differ where TensorRT wants one are made one.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.explain import messages
-from qdqtool.explain.lint.structure import shared_residuals
 from qdqtool.explain.messages import number
-from qdqtool.fixing.site import Site, named, nodes_of
+from qdqtool.fixing.site import Site, at, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
-from qdqtool.insertion.scales import Ties
+from qdqtool.insertion.scales import scale_groups
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
-from qdqtool.model.operators import LayerKind, inputs_behind_q, is_activation, of, passage
+from qdqtool.model.operators import LayerKind, inputs_behind_q, of, passage
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View, adds_computed
 from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead
@@ -37,11 +35,12 @@ def _dqs(view: View, q: Node) -> list[Node]:
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one is there already."""
     sites: list[Site] = []
-    inside = {r.node: r for r in reported if isinstance(r, InsideActivation)}
+    inside = {r.node: r for r in only(InsideActivation, reported)}
     for q in nodes_of(view, reported):
         r = inside[q.name]
-        if not r.gate:
-            sites.append(_inner(view, q))
+        site = None if r.gate else _inner(view, q, view.model.node(r.activation))
+        if site is not None:
+            sites.append(site)
         second = r.node if r.gate else r.second
         if second:
             what = f"{second} removed from between {r.activation} and its Mul"
@@ -49,12 +48,13 @@ def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) 
     return sites
 
 
-def _inner(view: View, q: Node) -> Site:
+def _inner(view: View, q: Node, activation: Node) -> Site | None:
+    """None where another pair feeds the activation: TensorRT merged the two."""
     dqs = _dqs(view, q)
     ends = [n for dq in dqs for n in view.model.readers(dq.output)]
-    gates = [n for n in ends if is_activation(n)]
-    muls = [n for n in ends if of(n).operation == "PROD"]
-    last = muls[0] if muls else gates[0]
+    if activation not in ends:
+        return None
+    last = next((n for n in ends if of(n).operation == "PROD"), activation)
     readers = view.model.readers(last.output)
     if (readers and all(qdq.is_q(n) for n in readers)) or view.model.is_output(last.output) or not readers:
         return Site(q.name, f"{q.name} and its DequantizeLinear removed", _bypass(view, q))
@@ -83,8 +83,7 @@ def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
 def convolution_side(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """ADD-BOTH: the pair on the convolution's side of a residual Add goes."""
     sites: list[Site] = []
-    for r in reported:
-        assert isinstance(r, ResidualBothQuantized)
+    for r in only(ResidualBothQuantized, reported):
         q = view.model.node(r.quantizer)
         what = f"{q.name} and its DequantizeLinear removed between {r.node} and {r.add}"
         sites.append(Site(r.add, what, _bypass(view, q)))
@@ -95,16 +94,12 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
     """SKIP-FLOAT, POOL-MIXED, ADD-ACT: an Add reads its residual through the pair that the tensor has already."""
     sites: list[Site] = []
     floats: dict[str, str] = {}  # the residual tensor of each Add that a convolution could take in
-    names: set[str] = set()
-    for r in reported:
-        if isinstance(r, ResidualFloat):
-            floats.setdefault(r.add, r.tensor)
-        names.update(r.names())
-    for add in view.model.nodes:
-        if add.name not in names or not adds_computed(view, add) or len(add.inputs) != 2:
+    for r in only(ResidualFloat, reported):
+        floats.setdefault(r.add, r.tensor)
+    for add in at(view, named(reported)):
+        if not adds_computed(view, add) or len(add.inputs) != 2:
             continue
-        residual = floats.get(add.name)
-        wanted = shared_residuals(view, add, residual)
+        wanted = _shared(view, add, floats.get(add.name))
         if not wanted:
             continue
 
@@ -118,6 +113,23 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
         read = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
         sites.append(Site(add.name, f"{add.name} reads {read}", apply))
     return sites
+
+
+def _shared(view: View, add: Node, residual: str | None) -> list[tuple[int, Node]]:
+    """The float inputs of an Add with a Q whose pair it can read, by position.
+
+    Empty where a float input is left that no Q reads: its scale would have to be calibrated. Of one with a residual
+    tensor only that counts, for a convolution can take in the other one as it is.
+    """
+    wanted: list[tuple[int, Node]] = []
+    for position, tensor in enumerate(add.inputs):
+        if (residual is not None and tensor != residual) or qdq.source_of_dq(view.model, tensor) is not None:
+            continue
+        q = next((n for n in view.model.readers(tensor) if qdq.is_q(n) and not view.params(n).per_channel), None)
+        if q is None or not _dqs(view, q):
+            return []
+        wanted.append((position, q))
+    return wanted
 
 
 def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -149,7 +161,7 @@ def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list
 def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """HEAD-QUANT and HEAD-CONCAT: float box outputs and DFL (all last convolutions without one), no pair behind."""
     sites: list[Site] = []
-    for conv in nodes_of(view, [r for r in reported if isinstance(r, HeadQuantized)]):
+    for conv in nodes_of(view, only(HeadQuantized, reported)):
         data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
         if data is None or data[1] is None or weights.dq is None or weights.after:
             continue
@@ -165,7 +177,7 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
             editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored()))
 
         sites.append(Site(conv.name, f"{conv.name} reads floats", apply))
-    for q in nodes_of(view, [r for r in reported if isinstance(r, JoinedBehindHead)]):
+    for q in nodes_of(view, only(JoinedBehindHead, reported)):
         if _dqs(view, q):
             what = f"{q.name} and its DequantizeLinear removed behind the head"
             sites.append(Site(q.name, what, _bypass(view, q)))
@@ -183,7 +195,12 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
     """
     names = named(reported)
     sites: list[Site] = []
-    for members, crossed in _groups(view):
+    activations = {q.index: q for q in view.activation_qs}
+    tensors = [*(q.input(0) for q in activations.values()), *(t for n in view.model.ordered for t in n.outputs)]
+    for group in scale_groups(view.model, tensors):
+        readers = {n.index for tensor in group.tensors for n in view.model.readers(tensor)}
+        members = [activations[index] for index in sorted(readers & activations.keys())]
+        crossed = [n for n in map(view.model.producer, group.tensors) if n and inputs_behind_q(view.model, n)]
         values = [_scalar(view.params(q)) for q in members]
         known = [v for v in values if v is not None]
         if len(known) != len(values) or len(set(known)) < 2:
@@ -218,25 +235,3 @@ def _scalar(params: QuantParams) -> float | None:
 def _shifted(view: View, q: Node) -> bool:
     zero = view.params(q).zero_point
     return zero is None or bool(np.any(zero != 0))
-
-
-def _groups(view: View) -> list[tuple[list[Node], list[Node]]]:
-    """Quantizers that share a scale, with the nodes among them that a Q passes."""
-    ties = Ties()
-    between: list[Node] = []
-    for node in view.model.ordered:
-        sources = inputs_behind_q(view.model, node)
-        if sources and sources[0] not in view.constants:
-            for tensor in (*sources, *(o for o in node.outputs if o)):
-                ties.tie(sources[0], tensor)
-            between.append(node)
-    for q, dqs in view.pairs():
-        for dq in dqs:
-            ties.tie(q.input(0), dq.output)
-    members: dict[str, list[Node]] = defaultdict(list)
-    crossed: dict[str, list[Node]] = defaultdict(list)
-    for q in view.activation_qs:
-        members[ties.group(q.input(0))].append(q)
-    for node in between:
-        crossed[ties.group(node.input(0))].append(node)
-    return [(qs, crossed[key]) for key, qs in members.items() if len(qs) > 1]

@@ -30,7 +30,7 @@ def zero_points(view: View, target: Target, reported: Sequence[Refusal]) -> list
     sites: list[Site] = []
     known: dict[object, Floats] = {}  # a scale may be large, and read by many nodes
     for q, dqs in _families(view, reported):
-        site = _family_site(view, q, dqs, target, known)
+        site = _family_site(view, q, dqs, known)
         if site is not None:
             sites.append(site)
     return sites
@@ -49,7 +49,7 @@ def _families(view: View, reported: Sequence[Refusal]) -> list[tuple[Node | None
 
 
 def _family_site(
-    view: View, q: Node | None, dqs: list[Node], target: Target, known: dict[object, Floats]
+    view: View, q: Node | None, dqs: list[Node], known: dict[object, Floats]
 ) -> Site | None:
     head = q or dqs[0]
     params = view.params(head)
@@ -60,13 +60,6 @@ def _family_site(
     nodes = [n for n in (q, *dqs) if n is not None]
     unsigned = params.precision == Precision.UINT8
     shifted = bool(np.any(params.zero_point != 0))
-    missing = target.needs_zero_point and any(not view.params(n).has_zero_point for n in nodes)
-    uneven = any(
-        view.params(n).has_zero_point and (z := view.params(n).zero_point) is not None and z.size != params.scale.size
-        for n in nodes
-    )
-    if not (unsigned or shifted or missing or uneven):
-        return None
     if unsigned or shifted:
         key = params.key or head.index  # None where a scale is NaN
         if key not in known:
@@ -125,7 +118,7 @@ def positive_scales(view: View, target: Target, reported: Sequence[Refusal]) -> 
     for q, dqs in _families(view, reported):
         head = q or dqs[0]
         params = view.params(head)
-        if params.scale is None or (np.all(params.scale > 0) and np.all(np.isfinite(params.scale))):
+        if params.scale is None:
             continue
         apply = _positive(view, q, dqs, params)
         sites.append(Site(head.name, f"{head.name}: scales made positive", apply, [n.name for n in dqs]))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.explain.coded import FIXES, fixed
+from qdqtool.explain.coded import fixed, fixes_of
 from qdqtool.fixing.compare import ATOL
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
 from qdqtool.types import FindingCode, Prediction, Refusal
+
+R = TypeVar("R", bound=Refusal)
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,20 @@ def named(reported: Sequence[Refusal]) -> set[str]:
     return {n for r in reported for n in r.names()}
 
 
+def at(view: View, names: Iterable[str]) -> list[Node]:
+    """The nodes of these names, each once, in graph order."""
+    places = set(names)
+    return [n for n in view.model.nodes if n.name in places]
+
+
 def nodes_of(view: View, reported: Sequence[Refusal]) -> list[Node]:
     """The nodes that were refused, each once, in graph order."""
-    places = {r.node for r in reported}
-    return [n for n in view.model.nodes if n.name in places]
+    return at(view, (r.node for r in reported))
+
+
+def only(kind: type[R], reported: Sequence[Refusal]) -> list[R]:
+    """The refusals of a class."""
+    return [r for r in reported if isinstance(r, kind)]
 
 
 @dataclass(frozen=True)
@@ -56,18 +69,23 @@ class Aim:
     """What changes that are judged together are for, and what they may cost.
 
     Attributes:
-        codes: Those of the findings that they can remove (``qdqtool.explain.coded.FIXES`` says of which refusals).
+        kinds: The classes of the refusals that they answer.
         noise: By how much the noise of the network's outputs against the float network may grow.
         costs: Whether speed is given up for accuracy, which is done only where ``--only`` asks for it.
         retypes: Whether types are the gain; Casts may then split a conversion in two.
         rounding: Of the outputs, as a part of the largest one.
     """
 
-    codes: tuple[FindingCode, ...]
+    kinds: tuple[type[Refusal], ...]
     noise: float
     costs: bool = False
     retypes: bool = False
     rounding: float = ATOL
+
+    @functools.cached_property
+    def codes(self) -> tuple[FindingCode, ...]:
+        """Those of the findings that they can remove."""
+        return fixes_of(self.kinds)
 
 
 @dataclass(frozen=True)
@@ -91,12 +109,12 @@ class Step(Aim):
 
         What was refused without a finding, for something else costs more there, has the first code of its class.
         """
-        found = [_Reported(f.code, f.node, tuple(refusals), not f.automatic) for f in prediction.findings
-                 if f.code in self.codes and (refusals := fixed(f))]
+        found = [_Reported(f.code, f.node, refusals, not f.automatic) for f in prediction.findings
+                 if (refusals := tuple(r for r in fixed(f) if type(r) in self.kinds))]
         told = {r for f in found for r in f.refusals}
         for r in prediction.refusals:
-            code = next((c for c in self.codes if type(r) in FIXES[c]), None)
-            if code is not None and r not in told:
+            if type(r) in self.kinds and r not in told:
+                code = next(c for c in self.codes if c in fixes_of((type(r),)))
                 found.append(_Reported(code, r.node, (r,), 2))
         reported = list(dict.fromkeys(r for f in found for r in f.refusals))
         if not reported:

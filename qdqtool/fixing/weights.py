@@ -13,7 +13,7 @@ import onnx
 
 from qdqtool.errors import ModelError
 from qdqtool.explain import messages
-from qdqtool.fixing.site import Site, along, named, nodes_of
+from qdqtool.fixing.site import Site, along, at, named, nodes_of, only
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.insertion.structure import weight_scale_axis
@@ -23,7 +23,8 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.view import View, Weights
-from qdqtool.trt.refusals import STEPS
+from qdqtool.trt.faults import WeightsStored
+from qdqtool.trt.refusals import STEPS, BatchNormNotConstant, WeightsShared
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
 
@@ -67,14 +68,11 @@ def dequantized(view: View, dq: Node) -> Callable[[], _Array] | None:
 def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """WEIGHT-PREQUANT: float weights with a Q in front of the DQ; the integers come out the same."""
     sites: list[Site] = []
-    names = named(reported)
-    for conv in view.weighted:
+    for conv in at(view, (r.convolution for r in only(WeightsStored, reported))):
         weights = view.weights(conv)
         dq = weights.dq
-        if dq is None or dq.name not in names or weights.q is not None or not weights.constant:
-            continue
-        value = dequantized(view, dq)
-        if value is None or view.params(dq).precision != Precision.INT8:
+        value = dequantized(view, dq) if dq is not None and weights.constant else None
+        if dq is None or value is None or view.params(dq).precision != Precision.INT8:
             continue
 
         def apply(editor: Editor, dq: Node = dq, value: Callable[[], _Array] = value) -> None:
@@ -84,17 +82,17 @@ def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> 
             editor.set_input(dq, 0, editor.insert(dq, qdq.Q, f"{dq.name}_quantize", inputs, axis))
 
         sites.append(Site(dq.name, f"{dq.name}: weights stored as float, with a Q", apply))
-    unique = {s.node: s for s in sites}
-    return list(unique.values())
+    return sites
 
 
 def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """W-SHARED: constant, Q and DQ copied for every convolution but the first."""
     users: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
-    names = named(reported)
-    for conv in view.weighted:
+    refused = only(WeightsShared, reported)
+    sources = {r.weight for r in refused}
+    for conv in at(view, (name for r in refused for name in r.convolutions)):
         weights = view.weights(conv)
-        if weights.source in names and weights.dq is not None and weights.constant and not weights.after:
+        if weights.source in sources and weights.constant and not weights.after:
             users[weights.source].append((conv, weights))
     sites: list[Site] = []
     for source, found in users.items():
@@ -223,10 +221,7 @@ def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[
     """BN-UNFOLDED: parameters that other nodes make from constants, as constants."""
     sites: list[Site] = []
     constants = Constants(view.model)
-    names = named(reported)
-    for norm in view.model.nodes:
-        if norm.op != "BatchNormalization" or norm.name not in names:
-            continue
+    for norm in at(view, (r.batchnorm for r in only(BatchNormNotConstant, reported))):
         values: dict[int, _Array] = {}
         for position, tensor in enumerate(norm.inputs[1:], 1):
             if view.model.constant_proto(tensor) is None:

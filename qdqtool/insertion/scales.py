@@ -19,6 +19,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import holds_shares
 from qdqtool.model.operators import fills_below, inputs_behind_q
+from qdqtool.model.qdq import source_of_dq
 from qdqtool.options import Placing
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Ties:
 
 
 def scale_groups(model: Model, quantized: Iterable[str], unify: bool = Placing.unify) -> list[ScaleGroup]:
-    """Groups quantized tensors of a float model over the operators that a Q passes; without ``unify`` all stay alone.
+    """Groups quantized tensors over pairs and the operators that a Q passes; without ``unify`` all stay alone.
 
     Returns:
         Groups in the order of their first quantized tensor; chained Concats fall into one.
@@ -86,7 +87,11 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = Placing.u
         seen.add(tensor)
         ties.group(tensor)
         node = model.producer(tensor)
-        inputs = node.inputs[:1] if node is not None and fills_below(model, node) else inputs_behind_q(model, node)
+        pair = source_of_dq(model, tensor)
+        if pair is not None:
+            inputs = pair[1].inputs[:1] if pair[1] is not None else ()
+        else:
+            inputs = node.inputs[:1] if node is not None and fills_below(model, node) else inputs_behind_q(model, node)
         above = [t for t in inputs if not model.is_constant(t)]
         if not above or len(above) < len(inputs):  # a constant that is joined in has a range as well
             sources[tensor] = None

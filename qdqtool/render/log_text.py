@@ -230,10 +230,12 @@ def _sections(page: Page, **texts: str) -> None:
 
 def code_text(entry: Code, width: int) -> str:
     """The long form of a code."""
+    from qdqtool.explain.coded import PROMISED
+
     page = Page(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
     _sections(page, Cause=entry.cause, What_TensorRT_does=entry.tensorrt, In_a_log=entry.log, Fix=entry.fix)
-    if entry.automatic:
+    if entry.code in PROMISED:
         page.fill(f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
                   2, "  ")
     page.line("", "Where it holds")
@@ -248,10 +250,12 @@ def code_text(entry: Code, width: int) -> str:
 
 def code_json(entry: Code) -> Json:
     """A code and all that is known about it."""
+    from qdqtool.explain.coded import PROMISED
+
     holds = [published(h, "targets", "evidence", "source") | {"severity": str(h.severity or entry.severity)}
              for h in entry.holds]
-    names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix", "automatic")
-    return published(entry, *names) | {"holds": holds}
+    names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix")
+    return published(entry, *names) | {"automatic": entry.code in PROMISED, "holds": holds}
 
 
 def list_text(entries: Iterable[Code], width: int) -> str:

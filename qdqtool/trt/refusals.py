@@ -100,6 +100,7 @@ class Reader:
         scale: A Q's scale.
         feeds_weighted: Whether a convolution (or other layer with weights) lies behind it.
         gains: Whether Q/DQ in front of it is worth while: INT8 kernels exist for it, and its result is wanted in INT8.
+        shares: Of a sum, whether each input comes from a DQ or is read by a Q, whose scale the sum can share.
     """
 
     kind: ReaderKind
@@ -109,6 +110,7 @@ class Reader:
     scale: Scale = None
     feeds_weighted: bool = False
     gains: bool = False
+    shares: bool = False
 
 
 @record

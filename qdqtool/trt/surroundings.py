@@ -109,7 +109,16 @@ def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
     node, name = node_name(layer), layer.op or layer.kind.value
     if layer.joined is not None and tensor is not layer.data:
         kind, node, name = ReaderKind.SUM, layer.joined[1], "Add"
-    return Reader(kind, node, name, path, None, _feeds_weighted(layer), _gains(layer))
+    shares = kind == ReaderKind.SUM and all(map(_has_scale, layer.inputs))
+    return Reader(kind, node, name, path, None, _feeds_weighted(layer), _gains(layer), shares)
+
+
+def _has_scale(tensor: Tensor) -> bool:
+    """Whether a DQ right there makes a tensor, or a Q with one scale reads it right there."""
+    dq = dq_of(tensor)
+    return (dq is not None and not dq.passed.ops) or any(
+        q.kind == LayerKind.QUANTIZE and isinstance(scale_of(q), float)
+        and any(not way.ops for way in (q.passed, *(way for _, way in q.merged))) for q in tensor.consumers)
 
 
 def is_sum(layer: Layer) -> bool:

@@ -23,7 +23,6 @@ from qdqtool.trt import detect, surroundings
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.passes import quantize_double_input_nodes
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.refusals import Stays
 from qdqtool.trt.rtx import operands
 from qdqtool.trt.rtx import predict as rtx_predict
 from qdqtool.trt.rtx.operands import IntegersLost
@@ -110,9 +109,9 @@ def test_the_checks_leave_out_what_tensorrt_rtx_looks_for() -> None:
 
 
 def test_each_code_has_a_refusal_and_each_refusal_words() -> None:
-    assert {made.code for kinds in (*coded.MADE.values(), coded.OF_SCALES) for made in kinds} == CODES
+    assert {made.code for kinds in coded.MADE.values() for made in kinds} == CODES
     kinds = set(every(Refusal))
-    for kind, made in (*coded.MADE.items(), (Stays, coded.OF_SCALES)):
+    for kind, made in coded.MADE.items():
         assert kind in kinds
         assert [m.when is None for m in made] == [False] * (len(made) - 1) + [True]  # the last holds always
     of_compiler = {c.code for c in codes.CODES.values() if c.on("rtx1.7") is not None}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from qdqtool.base.records import contents
+from qdqtool.explain.coded import ScalesAround
 from qdqtool.prediction import predict
 from qdqtool.trt import refusals
 from qdqtool.trt.faults import OtherTypes, TypeUnknown
@@ -55,7 +56,7 @@ TOLD: dict[str, tuple[str, set[object]]] = {
 }
 
 # Those that another record tells: a check of the model, or the conversion that comes of it.
-OTHERS = {"types": TypeUnknown, "outside-rules": OtherTypes, "scales-differ": refusals.Stays}
+OTHERS = {"types": TypeUnknown, "outside-rules": OtherTypes, "scales-differ": ScalesAround}
 
 TARGETS = {"float-types": "trt11"}  # where the reason does not exist on 8.5
 

@@ -29,13 +29,13 @@ def test_what_is_compared():
     proto = float_model(Model(pair_model())).proto
     assert [n.op_type for n in proto.graph.node] == ["Identity"]
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
-    assert np.array_equal(compare.run(proto, {"x": x})["p.DQ:0"], x)
+    assert np.array_equal(compare.Runs().run(proto, {"x": x})["p.DQ:0"], x)
     g = Graph()
     x = g.input(1, 4, 8, 8)
     proto = float_model(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
     assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
     values = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
-    found = compare.run(proto, {"x": values})
+    found = compare.Runs().run(proto, {"x": values})
     assert np.array_equal(found["p.DQ:0"], values)
     assert np.array_equal(found["p.Q:0"], np.clip(np.rint(values / np.float32(0.1)), -128, 127))
     g = Graph()
@@ -52,8 +52,8 @@ def test_outputs_and_inputs_that_are_judged():
     assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
     proto = pair_model()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
-    reference = compare.run(float_model(Model(proto).copy()).proto, {"x": x})
-    got = compare.noise(compare.run(proto, {"x": x}), reference)
+    reference = compare.Runs().run(float_model(Model(proto).copy()).proto, {"x": x})
+    got = compare.noise(compare.Runs().run(proto, {"x": x}), reference)
     rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
     wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))
     assert got.relative == pytest.approx(wanted, rel=1e-5)
@@ -70,7 +70,7 @@ def test_outputs_and_inputs_that_are_judged():
     proto = pair_model()
     proto.graph.node[0].op_type = "Unheard"
     with pytest.raises(compare.RunError):
-        compare.run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
+        compare.Runs().run(proto, {"x": np.zeros((1, 4, 8, 8), np.float32)})
 
 
 def test_random_inputs_fill_the_first_quantizer(g):
@@ -130,7 +130,7 @@ def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -
     model = pair_model()
     model.ir_version = ir
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
-    np.testing.assert_allclose(compare.run(model, {"x": x})["p.DQ:0"], x, atol=0.05)
+    np.testing.assert_allclose(compare.Runs().run(model, {"x": x})["p.DQ:0"], x, atol=0.05)
     assert model.ir_version == ir
 
 

@@ -21,6 +21,7 @@ from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find
+from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
 from tests.fixing.steps import sites
 from tests.growth import Net, convolutions
@@ -29,7 +30,7 @@ from tests.raising import raises
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
-AIM = Aim(("SKIP-FLOAT",), noise=1.0)
+AIM = Aim((ResidualFloat,), noise=1.0)
 
 # Which of several changes is at fault; and that the number of tries does not follow that of places.
 

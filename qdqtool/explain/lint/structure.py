@@ -21,12 +21,10 @@ from qdqtool.model.operators import (
     of,
     rearranges,
 )
-from qdqtool.model.view import View, adds_computed, uses
+from qdqtool.model.view import View, adds_computed
 from qdqtool.trt import faults
 from qdqtool.trt.faults import CHECK
-from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Finding
 
 Fused = Mapping[str, Sequence[str]]
 
@@ -47,16 +45,6 @@ def streams(view: View, report: Report) -> None:
                        values=view.values(add.output))
 
 
-def not_automatic(view: View, findings: Sequence[Finding]) -> None:
-    """Takes the mark from findings of residual Adds whose fix would need a scale that no Q has."""
-    sums = {n.name: n for n in view.model.nodes if adds_computed(view, n)}
-    for finding in findings:
-        if finding.code == "SKIP-FLOAT" and finding.automatic:
-            add = sums.get(finding.node)
-            residual = next((c.refusal.tensor for c in finding.causes if isinstance(c.refusal, ResidualFloat)), None)
-            finding.automatic = add is not None and bool(shared_residuals(view, add, residual))
-
-
 def _in_front_of_activation(view: View, conv: Node, fused: Sequence[str]) -> str:
     """A convolution's result behind the BatchNormalization or bias that its layer took in."""
     tensor = conv.output
@@ -65,32 +53,6 @@ def _in_front_of_activation(view: View, conv: Node, fused: Sequence[str]) -> str
             break
         tensor = node.output
     return tensor
-
-
-def shared_residuals(view: View, add: Node, residual: str | None) -> list[tuple[int, Node]]:
-    """The float inputs of an Add with a Q whose pair it can read, by position.
-
-    Empty where a float input is left that no Q reads: its scale would have to be calibrated. Of one with a residual
-    tensor only that counts, for a convolution can take in the other one as it is.
-    """
-    wanted: list[tuple[int, Node]] = []
-    for position, tensor in enumerate(add.inputs):
-        if (residual is not None and tensor != residual) or qdq.source_of_dq(view.model, tensor) is not None:
-            continue
-        q = _quantizer_of(view, tensor)
-        if q is None:
-            return []
-        wanted.append((position, q))
-    return wanted
-
-
-def _quantizer_of(view: View, tensor: str) -> Node | None:
-    """A per-tensor Q that already reads a tensor, with a DQ behind."""
-    for use in uses(view, tensor):
-        q = use.node
-        if use.kind == "q" and q is not None and not use.path and not view.params(q).per_channel:
-            return q if any(qdq.is_dq(n) for n in view.model.readers(q.output)) else None
-    return None
 
 
 # Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------

@@ -56,6 +56,10 @@ class IntegersLost(Refusal):
     weights: bool = False
 
 
+class ScalesJoined(IntegersLost):
+    """Integers lost at a join of different scales, which one scale would save."""
+
+
 class Fault(StrEnum):
     """What the compiler refuses or crashes on."""
 
@@ -216,7 +220,8 @@ def judge(model: Model, node: Node, left: State, right: State) -> Precision | Re
 
 def lost(node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False) -> IntegersLost:
     step = Step(at.name, at.op) if at is not None else None
-    return IntegersLost(COMPILER, node.name, why, step, dq.name if dq is not None else "", weights)
+    known = COMPILER, node.name, why, step, dq.name if dq is not None else "", weights
+    return ScalesJoined(*known) if why is Why.JOIN_SCALE else IntegersLost(*known)
 
 
 def _side(node: Node, left: State, right: State) -> Refusal:

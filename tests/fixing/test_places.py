@@ -1,0 +1,88 @@
+"""The places of a step are those that were reported: it looks for none itself, and overlooks none."""
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.fixing import pairs
+from qdqtool.fixing.api import STEPS
+from qdqtool.fixing.site import named
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
+from qdqtool.prediction import predict
+from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
+from qdqtool.trt.targets import target_named
+from tests.explain.lint.test_api import shared_model
+from tests.explain.test_producers import models
+from tests.fixing.steps import sites
+from tests.fuzz.grammar import network
+from tests.slow import slow_after
+from tests.trt.builder import Graph
+
+
+def faults() -> onnx.ModelProto:
+    """What the graphs of refusals lack: weights behind an operator, a quantized bias, scales that are not positive."""
+    g = Graph()
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    behind = g.op("Identity", g.const("w0", np.ones((16, 16, 1, 1), np.float32)), "between")
+    bias = g.dq(g.const("b", np.ones(16, np.int32)), "bias", np.full(16, 0.01), axis=0, integer=np.int32)
+    first = g.op("Conv", [x, g.pair(behind, "w0q", 0.02), bias], "c0", kernel_shape=[1, 1])
+    g.channels[first] = 16
+    zeros = g.pair(g.const("w1", np.zeros((16, 16, 1, 1), np.float32)), "w1q", np.zeros(16), axis=0)
+    return g.model(g.op("Conv", [g.pair(g.relu(first, "r"), "mid"), zeros], "c1", kernel_shape=[1, 1]))
+
+
+@pytest.mark.parametrize(("target", "steps"), slow_after(1, [
+    ("trt8.4", len(STEPS)), ("trt8.5", len(STEPS)), ("trt10", len(STEPS) - 1), ("trt11", len(STEPS) - 1),
+    ("rtx1.7", 7)]))
+def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, steps: int) -> None:
+    """Of several refusals at different places each alone gives its own places, and nothing gives none."""
+    chosen = target_named(target)
+    acted = set()
+    for proto in (*models(), shared_model(), faults(), *map(network, range(12))):
+        view = View(Model(proto))
+        prediction = predict(proto, chosen)
+        causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
+        for number, step in enumerate(STEPS):
+            reported = list(dict.fromkeys(r for r in (*causes, *prediction.refusals) if type(r) in step.kinds))
+            assert step.find(view, chosen, []) == []
+            found = step.find(view, chosen, reported)
+            assert all(not named(reported).isdisjoint({s.node, *s.names}) for s in found)
+            apart = {s.node for r in reported for s in step.find(view, chosen, [r])}
+            assert apart == {s.node for s in found}
+            if found:
+                acted.add(number)
+    assert len(acted) >= steps, acted
+
+
+def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:
+    """TensorRT merges it with the one that does; what it reads is another operator."""
+    y = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
+    flat = g.pair(g.op("Flatten", y, "flat"), "a", 0.1)
+    weights = g.pair(g.const("w", np.ones((1024, 4), np.float32)), "w", 0.01)
+    out = g.op("Gemm", [flat, weights], "fc")
+    end = g.op("Tanh", g.pair(y, "b", 0.1), "tanh")
+    model = Model(g.model(out, end))
+    (told,) = (r for r in predict(model, "trt8.5").refusals if isinstance(r, InsideActivation))
+    assert (told.node, told.activation) == ("a.Q", "tanh")
+    assert sites(pairs.inside_activations, model) == []
+
+
+@pytest.mark.parametrize(("other", "automatic"), [("pair", True), ("read by a Q", True), ("float", False)])
+def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(g: Graph, other: str, automatic: bool) -> None:
+    """A result is read by a Q and, as float, by a sum; its other input comes from a convolution that is not quantized.
+
+    A finding says so exactly where the step has a place for it.
+    """
+    data = g.input(1, 16, 8, 8)
+    first = g.relu(g.conv(data, "c0", 16), "r0")
+    second = g.conv(data, "c1", 16, weights="float", scale=None)
+    ends = [g.conv(first, "c2", 16)]
+    if other == "read by a Q":
+        ends.append(g.conv(second, "c3", 16))
+    total = g.add(first, g.pair(second, "o") if other == "pair" else second, "sum")
+    model = Model(g.model(*ends, g.conv(g.relu(total, "rs"), "c4", 16)))
+    (told,) = (f for f in predict(model, "trt8.5").findings if f.code == "SKIP-FLOAT")
+    assert told.node == "sum" and [type(c.refusal) for c in told.causes] == [OutputManyConsumers]
+    assert told.automatic == (automatic and told.gains)
+    assert [s.node for s in sites(pairs.residuals, model)] == ["sum"] * automatic
