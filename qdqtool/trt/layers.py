@@ -16,6 +16,7 @@ from qdqtool.types import MyelinRegion, Precision, Refusal
 Dims = tuple[int | None, ...]
 
 MERGED = 64
+SILU = "SiLU"  # what the activation x * gate(x) goes by
 CONVOLUTIONS = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
 WEIGHTED = (*CONVOLUTIONS, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
@@ -156,6 +157,7 @@ class Fusion:
     Attributes:
         activated: An activation, or the Relu of an Add: no other is taken.
         activation: The pointwise activation; SiLU and its like are named by their last node.
+        bare: The ONNX tensor in front of the first that is no scale: of an activation or a sum; empty without one.
         pointwise: A pointwise layer (an activation other than Relu).
         pooled: A MaxPool.
         padded: A Pad in front.
@@ -165,6 +167,7 @@ class Fusion:
 
     activated: bool = False
     activation: Step | None = None
+    bare: str = ""
     pointwise: bool = False
     pooled: bool = False
     padded: bool = False

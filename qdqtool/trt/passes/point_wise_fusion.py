@@ -3,7 +3,7 @@
 import math
 
 from qdqtool.model.operators import GATES
-from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, is_relu, node_name
+from qdqtool.trt.layers import SILU, Layer, Tensor, constant_of, dq_of, is_relu, node_name
 from qdqtool.trt.passes._infra import CONVOLUTIONS, MAX_JOINED, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.surroundings import elements
@@ -43,9 +43,9 @@ class PointWiseFusion(Pass):
         if self.target.constants_first:
             self._take_constants(network)
         for layer in network.of_kind(*_KINDS):
-            while network.alive(layer) and _fusable(layer):
+            while network.alive(layer) and fusable(layer):
                 reader = layer.out.sole_reader()
-                if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
+                if reader is None or not fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
                     break
                 if _quantized_residual(layer, reader):
                     network.residuals_behind_activation[node_name(reader)] = None
@@ -104,7 +104,7 @@ class PointWiseFusion(Pass):
         rank = reader.rank
         if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
             layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
-        layer.acts_as = "SiLU" if _gates(layer, reader) else reader.acts_as or reader.op
+        layer.acts_as = SILU if _gates(layer, reader) else reader.acts_as or reader.op
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
         for position in reversed(range(len(layer.inputs))):
@@ -153,7 +153,8 @@ def _number_behind(tensor: Tensor) -> Layer | None:
     return layer if dims is not None and math.prod(dims) == 1 else None
 
 
-def _fusable(layer: Layer) -> bool:
+def fusable(layer: Layer) -> bool:
+    """Whether it is pointwise and joined with others of these."""
     if layer.in_myelin or len(layer.outputs) != 1:
         return False
     if layer.kind == LayerKind.ACTIVATION:
