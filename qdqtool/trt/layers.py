@@ -103,6 +103,7 @@ class Weighted:
         axis: Their axis along which the outputs lie.
         kernel, strides, pads, dilations, group, auto_pad: As in ONNX; empty for a matrix product.
         from_matmul: The layer was a matrix product.
+        dfl: It is YOLO's distribution focal loss.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Weighted:
     group: int = 1
     auto_pad: str = "NOTSET"
     from_matmul: bool = False
+    dfl: bool = False
 
 
 @dataclass(eq=False, repr=False)

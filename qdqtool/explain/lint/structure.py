@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
 import onnx
-from onnx import TensorProto
 
 from qdqtool.explain.lint.operators import depthwise
 from qdqtool.explain.report import Report
@@ -102,7 +100,8 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
     known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.known.setdefault("head", {})
     if not known:
-        model = _without_quantizers(view)
+        slim = Model(without_large_weights(view.model.proto), types=view.model)
+        model = float_model(slim, weights=True, stored=placeholder)
 
         def here(nodes: Iterable[int]) -> set[int]:
             return {maker.index for i in nodes if (maker := view.model.producer(model.nodes[i].output)) is not None}
@@ -111,21 +110,6 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
         known[""] = (Head(here(head.dfl), here(head.boxes), here(head.finals)),
                      lambda: here(find_coordinates(model, head.finals).all))
     return known[""]
-
-
-def _without_quantizers(view: View) -> Model:
-    """The float network; a DFL's weights, of which stored integers leave a multiple, are 0, 1, 2 ... again."""
-    proto = without_large_weights(view.model.proto)
-    for node in view.weighted:
-        weights = view.weights(node)
-        if weights.dq is not None and not weights.after and view.is_dfl(node):
-            shape = view.weight_shape(node) or (1, 1, 1, 1)
-            bins = np.arange(shape[1], dtype=np.float32).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
-            name = f"{node.name}/bins"
-            data = bins.astype("<f4").tobytes()
-            proto.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=bins.shape, raw_data=data)
-            proto.graph.node[node.index].input[1] = name
-    return float_model(Model(proto, types=view.model), weights=True, stored=placeholder)
 
 
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
