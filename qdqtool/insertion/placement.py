@@ -56,7 +56,6 @@ from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.options import Placing
 from qdqtool.trt.faults import DeconvolutionFloat
-from qdqtool.trt.layers import Layer
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.trt.taken import taken
 from qdqtool.types import Refusal
@@ -388,7 +387,7 @@ def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quan
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
         first, second = longest_path(model, inputs[0], inputs[1])
         side = 0 if first > second else 1
-    bare = [i for i in sides if rules.residual == "auto" and _is_bare(behind[i], inputs[i])]
+    bare = [i for i in sides if rules.residual == "auto" and inputs[i] in taken(model).bare]
     if bare and side not in bare:
         side = bare[0]
     choice = rules.residual
@@ -397,12 +396,6 @@ def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quan
     if choice == "none":
         return [], ResidualLeft(PLACEMENT, node.name, rules.residual == "none")
     return [1 - side, side] if choice == "both" else [1 - side], None
-
-
-def _is_bare(layer: Layer | None, tensor: str) -> bool:
-    """Whether a convolution writes a tensor without an activation, so that it takes a residual Add of it."""
-    return (layer is not None and layer.kind == LayerKind.CONVOLUTION and layer.out.source == tensor
-            and not layer.fusion.activated)
 
 
 def _pool(model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]) -> _Around:

@@ -5,9 +5,9 @@ from qdqtool.model.graph import Model
 from qdqtool.model.operators import LayerKind
 from qdqtool.model.pointwise import activation_input
 from qdqtool.trt import importer, pipeline
-from qdqtool.trt.layers import CONVOLUTIONS, Layer, constant_of
+from qdqtool.trt.layers import CONVOLUTIONS, Layer, Tensor, constant_of
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
-from qdqtool.trt.passes.point_wise_fusion import fusable
+from qdqtool.trt.passes.point_wise_fusion import KINDS
 from qdqtool.trt.surroundings import is_sum
 from qdqtool.trt.targets import TARGETS, Target
 
@@ -23,12 +23,14 @@ class Taken:
     Attributes:
         nodes: The layers by the ONNX node of the convolution.
         summed: Those that a residual sum alone reads, by the ONNX tensor that it reads: what they write, or that behind
-            a pointwise layer that they did not take and that would be joined with the sum.
+            pointwise layers that they did not take.
+        bare: Those of these tensors without an activation, so that the convolution takes the sum whatever else.
     """
 
     def __init__(self, model: Model, target: Target = _ANY) -> None:
         self.nodes: dict[str, Layer] = {}
         self.summed: dict[str, Layer] = {}
+        self.bare: set[str] = set()
         try:
             network = importer.build(model)
             sums = [layer for layer in network.of_kind(LayerKind.ELEMENTWISE) if is_sum(layer)
@@ -39,12 +41,32 @@ class Taken:
         except QdqtoolError:
             return
         self.nodes = {node: layer for layer in network.of_kind(*CONVOLUTIONS) for node in layer.nodes[:1]}
-        for tensor in (t for layer in sums for t in layer.inputs if t.only_reader() is layer):
-            last = tensor.producer
-            read = [t for t in last.inputs if not constant_of(t)] if last is not None and fusable(last) else [tensor]
-            maker = read[0].maker(*CONVOLUTIONS) if len(read) == 1 and read[0].only_reader() else None
-            if maker is not None:
-                self.summed[tensor.source] = maker
+        for layer in sums:
+            found = {t: maker for t in layer.inputs if (maker := _behind(t, layer)) is not None}
+            self.summed.update({t.source: maker for t, maker in found.items()})
+            self.bare.update(t.source for t, maker in found.items() if _is_bare(maker, t))
+
+
+def _is_bare(layer: Layer, tensor: Tensor) -> bool:
+    """Whether a convolution has no activation in front of a sum's input: what scales it is folded with Q/DQ there."""
+    while (scale := tensor.maker(LayerKind.SCALE)) is not None:
+        tensor = scale.data
+    return layer.kind == LayerKind.CONVOLUTION and tensor is layer.out and not layer.fusion.activated
+
+
+def _behind(tensor: Tensor, reader: Layer) -> Layer | None:
+    """The convolution of whose result alone, read by nothing else on the way, a tensor is a pointwise function."""
+    read, inside = [tensor], {reader}
+    ends: set[Layer | None] = set()
+    for current in read:
+        between = current.maker(*KINDS)
+        if between is None:
+            ends.add(current.maker(*CONVOLUTIONS))
+        elif between not in inside:
+            inside.add(between)
+            read += (t for t in between.inputs if not constant_of(t) and t not in read)
+    alone = all(not t.is_output and inside.issuperset(t.consumers) for t in read)
+    return ends.pop() if alone and len(ends) == 1 else None
 
 
 def taken(model: Model) -> Taken:

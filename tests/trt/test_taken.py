@@ -94,10 +94,10 @@ def residual_and_depthwise(kind: str) -> Net:
 
 def test_what_no_pass_takes_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(residual_and_depthwise("silu")) == ({"s/Mul.out", "act/Mul.out"}, [DepthwiseSilu], [DepthwiseSilu])
-    assert told(residual_and_depthwise("neg"))[0] == {"neg.out", "act/Mul.out"}  # joined with the Add
+    assert told(residual_and_depthwise("neg"))[0] == {"neg.out", "act/Mul.out"}  # a layer between
     monkeypatch.setattr(GenericConvActFusion, "apply", lambda self, network: None)
     assert told(residual_and_depthwise("silu")) == ({"s/Mul.out", "act/Mul.out"}, [], [])
-    monkeypatch.setattr("qdqtool.trt.taken.fusable", lambda layer: False)
+    monkeypatch.setattr("qdqtool.trt.taken.KINDS", ())
     assert told(residual_and_depthwise("silu")) == (set(), [], [])
 
 

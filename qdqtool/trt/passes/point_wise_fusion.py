@@ -21,7 +21,7 @@ CONSTANT = documented(
 WITH_ADD = documented(
     "with-add", "A residual Add behind an activation is joined with it.", "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
-_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.SCALE, LayerKind.POINTWISE)
+KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.SCALE, LayerKind.POINTWISE)
 
 
 class PointWiseFusion(Pass):
@@ -42,10 +42,10 @@ class PointWiseFusion(Pass):
             self._refuse_inside(q)
         if self.target.constants_first:
             self._take_constants(network)
-        for layer in network.of_kind(*_KINDS):
-            while network.alive(layer) and fusable(layer):
+        for layer in network.of_kind(*KINDS):
+            while network.alive(layer) and _fusable(layer):
                 reader = layer.out.sole_reader()
-                if reader is None or not fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
+                if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
                     break
                 if _quantized_residual(layer, reader):
                     network.residuals_behind_activation[node_name(reader)] = None
@@ -153,8 +153,7 @@ def _number_behind(tensor: Tensor) -> Layer | None:
     return layer if dims is not None and math.prod(dims) == 1 else None
 
 
-def fusable(layer: Layer) -> bool:
-    """Whether it is pointwise and joined with others of these."""
+def _fusable(layer: Layer) -> bool:
     if layer.in_myelin or len(layer.outputs) != 1:
         return False
     if layer.kind == LayerKind.ACTIVATION:
