@@ -26,7 +26,7 @@ from qdqtool.model.operators import (
     rearranges,
 )
 from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region, run_time_inputs
-from qdqtool.model.qdq import is_dq, is_qdq
+from qdqtool.model.qdq import is_dq, is_qdq, source_of_dq
 from qdqtool.model.subgraphs import DOMAINS
 
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
@@ -90,10 +90,12 @@ def _bin_products(model: Model, softmax: Node) -> list[Node]:
 def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     """Whether an operand is 0, 1, ... n-1; a convolution's that cannot be read is by its shape [1, n, 1, 1].
 
-    Quantized ones are among these: stored integers are a multiple.
+    Stored integers, of which a DQ makes a multiple, are among these.
     """
-    if node.op != "Conv" or tensor != node.input(1) or model.constant(tensor) is not None:
-        return counts_up(model, tensor)
+    found = source_of_dq(model, tensor)
+    source = found[1].input(0) if found is not None and found[1] is not None else tensor
+    if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
+        return counts_up(model, source)
     shape = model.shape(tensor) if model.is_constant(tensor) or is_dq(model.producer(tensor)) else None
     return shape is not None and shape[:1] == (1,) and all(d == 1 for d in shape[2:])
 
