@@ -390,6 +390,8 @@ class ConvOutcome:
         findings: Ids of the findings about it.
         evidence: How well the outcome is proven on the target.
         cases: What it rests on: the cases (``<pass>/<case>``) of every pass that made its layer what it is.
+        activation: The pointwise activation that its layer took in, by operator; ``SiLU`` for a gated one.
+        bare: The tensor in front of the activation or sum that its layer took in; without one, what its layer writes.
     """
 
     index: int
@@ -404,6 +406,8 @@ class ConvOutcome:
     findings: list[int] = field(default_factory=list)
     evidence: Evidence = Evidence.SEEN
     cases: list[str] = field(default_factory=list)
+    activation: str = ""
+    bare: str = ""
 
     @property
     def is_int8(self) -> bool:

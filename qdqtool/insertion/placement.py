@@ -46,14 +46,7 @@ from qdqtool.explain.left_float import (
 )
 from qdqtool.explain.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.prepare import Products
-from qdqtool.insertion.structure import (
-    all_dequantized,
-    convolution_behind,
-    longest_path,
-    moved,
-    reached,
-    weight_scale_axis,
-)
+from qdqtool.insertion.structure import all_dequantized, longest_path, moved, reached, weight_scale_axis
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
 from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, of, pooling_of
@@ -64,6 +57,7 @@ from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
 from qdqtool.options import Placing
 from qdqtool.trt import detect
+from qdqtool.trt.taken import taken
 from qdqtool.types import Refusal
 
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
@@ -78,8 +72,8 @@ class Rules:
     Attributes:
         head: ``box``, ``float`` or ``none``, see :mod:`qdqtool.options`.
         residual: What of a residual Add is quantized: ``skip`` the input that does not come from the convolution,
-            ``both``, ``none``; ``auto`` takes ``skip`` for tensors in ``bare`` and ``residual_after_activation`` where
-            an activation (SiLU in C2f) is between convolution and Add.
+            ``both``, ``none``; ``auto`` takes ``skip`` behind a bare convolution and ``residual_after_activation``
+            where an activation (SiLU in C2f) is between convolution and Add.
         residual_after_activation: The target's choice for ``auto``; ``none`` goes for bare convolutions as well.
         exclude: Patterns (``re.search`` on the node's name) of nodes to leave float.
         include: Patterns of nodes to quantize although the head preset or the small-convolution rule leaves them.
@@ -90,7 +84,6 @@ class Rules:
         quantized: Names of nodes to quantize as ``include`` does.
         attention: ``int8`` quantizes both inputs of the two products of an attention, ``float`` none.
         failing: Forms of convolutions that builds for the target failed on, to leave float: classes of their refusals.
-        bare: Tensors that, as the simulator has it, a convolution writes itself into a residual Add.
     """
 
     head: str = Placing.head
@@ -105,7 +98,6 @@ class Rules:
     quantized: Collection[str] = ()
     attention: str = Placing.attention
     failing: Collection[type[Refusal]] = ()
-    bare: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -335,18 +327,16 @@ def _small(model: Model, node: Node) -> Refusal | None:
 
 
 def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
-    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU.
-
-    BatchNormalization is folded before, so that what a convolution's layer takes in reads the convolution itself.
-    """
+    """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
     if of(node).kind != LayerKind.CONVOLUTION:
         return None
     shape = model.constant_shape(node.input(1)) or ()
     found: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
-    if shape[1:2] == (1,) and node.integer("group", 1) > 1:
-        readers = model.readers(node.output)
-        gated = any((a := of(r).activation) is not None and a.gate for r in readers)
-        found += depthwise(PLACEMENT, node, gated and any(r.op == "Mul" for r in readers), readers)
+    layer = taken(model).nodes.get(node.name) if shape[1:2] == (1,) and node.integer("group", 1) > 1 else None
+    if layer is not None:
+        activation = layer.fusion.activation
+        readers = model.readers(layer.fusion.bare or layer.out.source)
+        found += depthwise(PLACEMENT, node, activation.op if activation is not None else "", readers)
     return next((r for r in found if r is not None and type(r) in rules.failing), None)
 
 
@@ -378,8 +368,8 @@ def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quan
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
         return [], None
-    behind = [convolution_behind(model, t, node) for t in inputs]
-    sides = [i for i, found in enumerate(behind) if found is not None and found.index in quantized]
+    behind = [taken(model).summed.get(t) for t in inputs]
+    sides = [i for i, layer in enumerate(behind) if layer is not None and model.node(layer.nodes[0]).index in quantized]
     if not sides:
         return [], None
     shapes = [model.shape(t) for t in inputs]
@@ -395,7 +385,7 @@ def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quan
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
         first, second = longest_path(model, inputs[0], inputs[1])
         side = 0 if first > second else 1
-    bare = [i for i in sides if inputs[i] in rules.bare] if rules.residual == "auto" else []
+    bare = [i for i in sides if rules.residual == "auto" and inputs[i] in taken(model).bare]
     if bare and side not in bare:
         side = bare[0]
     choice = rules.residual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from qdqtool.model.operators import needs_own_dq
 from qdqtool.options import Placing
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import settled
-from qdqtool.trt.refusals import ResidualBothQuantized
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, QuantizedTensor, Severity
 
@@ -217,63 +215,10 @@ def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
                   failing=[form for form in (LargeKernel, DepthwiseAdd, DepthwiseSilu)
                            if (held := codes.get(MADE[form][0].code).on(target.name)) is not None
                            and held.severity != Severity.INFO])
-    trials = Trials(model, rules, target, placing.unify)
-    bare = written_bare(trials)
-    return replace(rules, bare=bare, residual_after_activation=after_activation(trials, bare))
+    return replace(rules, residual_after_activation=after_activation(model, rules, target, placing.unify))
 
 
-class Trials:
-    """Placements by :data:`OPTIONS` and ``bare`` of :class:`Rules`, and what the target makes of them: each once.
-
-    Attributes:
-        place: The placement.
-        sketch: Its Q/DQ model for simulation.
-        settled: That model's prediction, by whether Conv, SiLU and an Add with a quantized skip become one layer.
-    """
-
-    def __init__(self, model: Model, rules: Rules, target: Target, unify: bool) -> None:
-        @functools.cache
-        def placed(option: str, bare: frozenset[str]) -> Placement:
-            return place(model, replace(rules, residual_after_activation=option, bare=bare))
-
-        @functools.cache
-        def sketched(option: str, bare: frozenset[str]) -> Model:
-            placement = placed(option, bare)
-            return sketch(model, placement, scale_groups(model, placement.readers, unify))
-
-        @functools.cache
-        def predicted(option: str, bare: frozenset[str], fused: bool) -> Prediction:
-            return settled(sketched(option, bare), replaced(target, residual_through_activation=fused))
-
-        self.rules, self.target = rules, target
-        self.place, self.sketch, self.settled = placed, sketched, predicted
-
-
-def written_bare(trials: Trials) -> frozenset[str]:
-    """The tensors that convolutions write themselves into residual Adds, for ``bare`` of :class:`Rules`.
-
-    What a convolution takes in of the nodes behind it is known to the simulator alone: it refuses an Add that such a
-    tensor reaches through a pair (``ResidualBothQuantized``). Empty where the choice is the user's, or is none.
-    """
-    found: frozenset[str] = frozenset()
-    target = trials.target
-    while trials.rules.residual == "auto" and not target.is_rtx:
-        placement = trials.place("both", found)
-        if not any(len(positions) > 1 for positions in _residual_positions(placement).values()):
-            break
-        try:
-            index = trials.sketch("both", found)
-            refusals = trials.settled("both", found, target.residual_through_activation).refusals
-        except QdqtoolError:  # a graph that cannot be simulated
-            break
-        more = {index.node(r.quantizer).input(0) for r in refusals if isinstance(r, ResidualBothQuantized)} - found
-        if not more:
-            break
-        found |= more
-    return found
-
-
-def after_activation(trials: Trials, bare: frozenset[str]) -> str:
+def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> str:
     """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
 
     Whether Conv, SiLU and an Add with a quantized skip become one layer is reported both ways (fused, apart), and for
@@ -286,16 +231,18 @@ def after_activation(trials: Trials, bare: frozenset[str]) -> str:
     Returns:
         ``both``, ``skip`` or ``none``: ``residual_after_activation`` of :class:`Rules`.
     """
-    if trials.target.is_rtx:
+    if target.is_rtx:
         return "none"
     best, reached = OPTIONS[0], None
-    if trials.rules.residual != "auto":
+    if rules.residual != "auto":
         return best
-    if len({_read(trials.place(o, bare)) for o in OPTIONS}) == 1:  # no such Add
+    placements = {o: place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS}
+    if len(set(map(_read, placements.values()))) == 1:  # no such Add
         return best
-    for option in OPTIONS:
+    for option, placement in placements.items():
         try:
-            worst = _worst(trials, option, bare, reached)
+            slim = sketch(model, placement, scale_groups(model, placement.readers, unify))
+            worst = _worst(slim, placement, target, reached)
         except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
             return OPTIONS[0]
         if worst is not None:
@@ -307,13 +254,13 @@ def _read(placement: Placement) -> frozenset[tuple[str, int, int]]:
     return frozenset((t, r.node.index, r.position) for t, found in placement.readers.items() for r in found)
 
 
-def _worst(trials: Trials, option: str, bare: frozenset[str], reached: Worth | None) -> Worth | None:
+def _worst(slim: Model, placement: Placement, target: Target, reached: Worth | None) -> Worth | None:
     """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
     found: list[Worth] = []
     # Where every Add that is touched reads both inputs dequantized, no convolution can take it.
-    all_read = all(len(positions) > 1 for positions in _residual_positions(trials.place(option, bare)).values())
+    all_read = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fused in [False] if all_read else [False, True]:
-        found.append(_worth(trials.settled(option, bare, fused)))
+        found.append(_worth(settled(slim, replaced(target, residual_through_activation=fused))))
         if reached is not None and found[-1] <= reached:
             return None
     return min(found)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import CONVOLVE, LayerKind, inputs_behind_q, of, output_axis
-from qdqtool.model.pointwise import activation_input, activation_outputs, region
+from qdqtool.model.pointwise import activation_outputs, region
 
 
 def is_convolution(node: Node | None) -> bool:
@@ -31,29 +31,6 @@ def moved(model: Model, tensor: str) -> Iterator[str]:
     for reader in model.readers(tensor):
         if tensor in inputs_behind_q(model, reader):
             yield from reader.outputs
-
-
-def convolution_behind(model: Model, tensor: str, reader: Node) -> Node | None:
-    """The Conv or ConvTranspose whose (activated) result only ``reader`` reads; None when there is none.
-
-    An activation is any pointwise function of one tensor (:mod:`qdqtool.model.pointwise`), a bias included.
-    """
-    allowed = {reader.index}
-    while not model.is_output(tensor) and all(r.index in allowed for r in model.readers(tensor)):
-        node = model.producer(tensor)
-        if node is None or is_convolution(node):
-            return node
-        norm = of(node).kind == LayerKind.SCALE
-        source = node.input(0) if norm else activation_input(model, node)
-        if source is None:
-            return None
-        inside = [node] if norm else region(model, source, node)
-        allowed = {n.index for n in inside}
-        if any(model.is_output(n.output) or any(r.index not in allowed for r in model.readers(n.output))
-               for n in inside if n is not node):
-            return None
-        tensor = source
-    return None
 
 
 def longest_path(model: Model, tensor: str, other: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import feeding_weighted, find_head
+from qdqtool.model.heads import feeding_weighted, find_dfl
 from qdqtool.model.layernorm import layer_norms, sums_of_squares
 from qdqtool.model.operators import WEIGHTED, inputs_behind_q
 from qdqtool.model.qdq import QUANTIZABLE
@@ -161,7 +161,7 @@ def _form(model: Model, node: Node) -> frozenset[int] | None:
 
 def _tail(model: Model) -> set[int]:
     """Nodes behind the last convolutions, from the first that computes something."""
-    dfl = find_head(model).dfl
+    dfl = find_dfl(model)
     feeding = feeding_weighted(model, dfl)
     tail: set[int] = set()
     for node in model.ordered:

@@ -9,8 +9,7 @@ What makes coordinates, and attentions, are found by structure as well.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -27,12 +26,9 @@ from qdqtool.model.operators import (
     rearranges,
 )
 from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region, run_time_inputs
-from qdqtool.model.qdq import is_qdq
+from qdqtool.model.qdq import is_dq, is_qdq, source_of_dq
 from qdqtool.model.subgraphs import DOMAINS
 
-_ABOVE_DFL = 9  # operators looked at above a convolution for the Softmax
-_BETWEEN_DFL = frozenset({LayerKind.SHUFFLE, LayerKind.IDENTITY, LayerKind.QUANTIZE, LayerKind.DEQUANTIZE,
-                          LayerKind.COPY})
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
 
 
@@ -71,6 +67,11 @@ def find_head(model: Model) -> Head:
     return head
 
 
+def find_dfl(model: Model) -> set[int]:
+    """The DFL's convolutions (or MatMuls) of a float or Q/DQ model, by node index."""
+    return {n.index for softmax in model.ordered if softmax.op == "Softmax" for n in _bin_products(model, softmax)}
+
+
 def _bin_products(model: Model, softmax: Node) -> list[Node]:
     """Conv, MatMul or Mul nodes behind a Softmax that multiply with 0, 1, ... n-1."""
     found = []
@@ -79,11 +80,24 @@ def _bin_products(model: Model, softmax: Node) -> list[Node]:
         for reader in model.readers(tensor):
             known = of(reader)
             multiplies = known.weights is not None or known.operation == "PROD"
-            if multiplies and any(counts_up(model, t) for t in reader.inputs if t and t != tensor):
+            if multiplies and any(_are_bins(model, reader, t) for t in reader.inputs if t and t != tensor):
                 found.append(reader)
-            elif rearranges(reader) or known.joins or known.cuts:
+            elif rearranges(reader) or is_qdq(reader) or known.joins or known.cuts:
                 queue.extend(reader.outputs)
     return found
+
+
+def _are_bins(model: Model, node: Node, tensor: str) -> bool:
+    """Whether an operand is 0, 1, ... n-1; a convolution's that cannot be read is by its shape [1, n, 1, 1].
+
+    Stored integers, of which a DQ makes a multiple, are among these.
+    """
+    found = source_of_dq(model, tensor)
+    source = found[1].input(0) if found is not None and found[1] is not None else tensor
+    if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
+        return counts_up(model, source)
+    shape = model.shape(tensor) if model.is_constant(tensor) or is_dq(model.producer(tensor)) else None
+    return shape is not None and shape[:1] == (1,) and all(d == 1 for d in shape[2:])
 
 
 def convolutions_above(model: Model, tensor: str) -> set[int]:
@@ -180,17 +194,6 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
             wanted.append((name, (low - start, high - start)))
         start += size
     return wanted
-
-
-def is_dfl(shape: Sequence[int | None] | None, above: Iterator[LayerKind]) -> bool:
-    """Whether a convolution is YOLO's distribution focal loss: weights [1, bins, 1, 1] behind a Softmax.
-
-    ``shape`` is that of its weights, ``above`` the kinds of what is above its data, the nearest first.
-    """
-    if not shape or shape[0] != 1 or any(d != 1 for d in shape[2:]):
-        return False
-    found = next((kind for kind in itertools.islice(above, _ABOVE_DFL) if kind not in _BETWEEN_DFL), None)
-    return found == LayerKind.SOFTMAX
 
 
 def feeding_weighted(model: Model, dfl: Collection[int]) -> set[str]:

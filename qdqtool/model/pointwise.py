@@ -5,7 +5,7 @@ constant operands are no inputs. TensorRT joins the nodes into one ``PWN`` and t
 :mod:`qdqtool.model.operators` lists which operators are pointwise.
 
 Insertion and heads ask here what is a function of what, before there is any Q/DQ. What a convolution takes in of it the
-simulator says: insertion simulates what it places before it is chosen (:mod:`qdqtool.insertion.rewrite`).
+simulator says (:mod:`qdqtool.trt.taken`).
 """
 
 from __future__ import annotations

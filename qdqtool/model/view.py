@@ -11,7 +11,7 @@ from typing import Any
 from qdqtool.base.records import record
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import feeding_weighted, is_dfl
+from qdqtool.model.heads import feeding_weighted, find_dfl
 from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, of, output_axis, rearranges
 from qdqtool.model.qdq import QuantParams
 
@@ -217,19 +217,8 @@ class View:
     @functools.cached_property
     def feeds_weighted(self) -> frozenset[int]:
         """Indices of the nodes with a Conv, ConvTranspose, Gemm or MatMul downstream, the DFL convolution apart."""
-        feeding = feeding_weighted(self.model, {n.index for n in self.weighted if self.is_dfl(n)})
+        feeding = feeding_weighted(self.model, find_dfl(self.model))
         return frozenset(n.index for n in self.model.nodes if not feeding.isdisjoint(n.outputs))
-
-    def is_dfl(self, node: Node) -> bool:
-        """Whether a Conv is YOLO's distribution focal loss."""
-        return node.op == "Conv" and is_dfl(self.weight_shape(node), self._kinds_above(node))
-
-    def _kinds_above(self, node: Node) -> Iterator[LayerKind]:
-        """The kinds of what is above a node's data, the nearest first."""
-        maker = self.model.producer(node.input(0))
-        while maker is not None:
-            yield of(maker).kind
-            maker = self.model.producer(maker.input(0))
 
     def convolutions_behind(self, node: Node) -> list[str]:
         """Names of the convolutions that read a Q or DQ as data, weights or bias, past what a DQ moves past."""

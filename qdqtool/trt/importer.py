@@ -10,6 +10,7 @@ from collections.abc import Callable
 from qdqtool.errors import ModelError
 from qdqtool.model import operators
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import find_dfl
 from qdqtool.model.operators import CONVOLVE, LayerKind
 from qdqtool.model.qdq import read_params
 from qdqtool.trt.layers import QDQ, Layer, Tensor, Weighted, Window
@@ -29,6 +30,7 @@ class Importer:
         self._names: set[str] = set()
         self._suffix = 0
         self._shape_only: set[str] = set()
+        self._dfl = find_dfl(model)
 
     def run(self) -> Network:
         for name in self.model.inputs:
@@ -218,7 +220,7 @@ class Importer:
             name=weights, constant=constant, inside=constant, dims=tuple(dims),
             axis=operators.output_axis(node, len(dims)) or 0, kernel=kernel, strides=strides, pads=pads,
             dilations=tuple(attributes.get("dilations", [1] * len(kernel))), group=group,
-            auto_pad=str(attributes.get("auto_pad", "NOTSET")),
+            auto_pad=str(attributes.get("auto_pad", "NOTSET")), dfl=node.index in self._dfl,
         )
 
     def _batch_normalization(self, node: Node) -> None:
@@ -271,7 +273,7 @@ class Importer:
         dims = tuple(self.model.shape(node.input(1)) or ())
         layer.weights = Weighted(
             node.input(1), constant_behind(self.model, node.input(1)), inside=False, dims=dims,
-            axis=operators.output_axis(node, len(dims)) or 0,
+            axis=operators.output_axis(node, len(dims)) or 0, dfl=node.index in self._dfl,
         )
         if bias:
             operand = self._input(bias)

@@ -16,6 +16,7 @@ from qdqtool.types import MyelinRegion, Precision, Refusal
 Dims = tuple[int | None, ...]
 
 MERGED = 64
+SILU = "SiLU"  # what the activation x * gate(x) goes by
 WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 # What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
@@ -101,6 +102,7 @@ class Weighted:
         axis: Their axis along which the outputs lie.
         kernel, strides, pads, dilations, group, auto_pad: As in ONNX; empty for a matrix product.
         from_matmul: The layer was a matrix product.
+        dfl: It is YOLO's distribution focal loss.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Weighted:
     group: int = 1
     auto_pad: str = "NOTSET"
     from_matmul: bool = False
+    dfl: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -155,6 +158,7 @@ class Fusion:
     Attributes:
         activated: An activation, or the Relu of an Add: no other is taken.
         activation: The pointwise activation; SiLU and its like are named by their last node.
+        bare: The ONNX tensor in front of the first that is no scale: of an activation or a sum; empty without one.
         pointwise: A pointwise layer (an activation other than Relu).
         pooled: A MaxPool.
         padded: A Pad in front.
@@ -164,6 +168,7 @@ class Fusion:
 
     activated: bool = False
     activation: Step | None = None
+    bare: str = ""
     pointwise: bool = False
     pooled: bool = False
     padded: bool = False

@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable, Iterator
 
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import LayerKind
-from qdqtool.trt.layers import Layer, Tensor
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion
 
 _RANK = operator.attrgetter("rank")
+_SCALE = LayerKind.SCALE  # a member of an enumeration is slow to look up
 
 
 class Network:
@@ -241,6 +242,8 @@ class Network:
             name: The new name of ``layer``.
         """
         middle = layer.out
+        if layer.kind in WEIGHTED and reader.kind is not _SCALE and not layer.fusion.bare:
+            layer.fusion.bare = middle.source
         extra = [t for t in reader.inputs if t is not middle]
         outputs = reader.outputs
         reader.outputs = []

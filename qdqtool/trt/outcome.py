@@ -240,18 +240,20 @@ class Outcome:
         if layer.in_myelin:
             plain = float_precision(self._model.elem_type(node.output), self._target.strongly_typed)
             return ConvOutcome(node.index, node.name, node.op, weights, plain, [plain], plain,
-                               evidence=Evidence.ASSUMED)  # fmt: skip
+                               evidence=Evidence.ASSUMED, bare=layer.out.source)  # fmt: skip
         data = self.precision(layer.data)
         compute = _integer(layer) if layer.int8 else data if data.is_float else Precision.FLOAT
         inputs = [compute if layer.int8 else data]
         if layer.residual is not None:
             inputs.append(self.precision(layer.residual))
         evidence, cases = self._proof(layer)
+        activation = layer.fusion.activation
         return ConvOutcome(
             node.index, node.name, node.op, weights, compute, inputs, self.precision(layer.out),
             layer=layer.fusion.merged or layer.name if layer.region is None else None,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
-            evidence=evidence, cases=list(cases),
+            evidence=evidence, cases=list(cases), activation=activation.op if activation is not None else "",
+            bare=layer.fusion.bare or layer.out.source,
         )
 
     def _proof(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:

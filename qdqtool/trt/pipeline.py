@@ -125,8 +125,8 @@ class Run:
                 network.focus = None  # nothing more to do near the last edits: one look at the whole
 
 
-def run(network: Network, target: Target) -> Run:
-    """Runs every pass over the network.
+def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run:
+    """Runs every pass over the network, or those up to ``last``.
 
     Raises:
         PassError: A pass failed.
@@ -139,6 +139,8 @@ def run(network: Network, target: Target) -> Run:
             result.refusals += result.one(stage(target))
         else:
             network.order()
+        if stage is last:
+            break
     return result
 
 

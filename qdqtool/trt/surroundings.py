@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from qdqtool.base.records import Shared
-from qdqtool.model.heads import is_dfl
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import detect, refusals
@@ -173,7 +172,7 @@ def _leads_to_weights(layer: Layer) -> bool:
     queue, seen = [layer], {layer.id}
     for current in queue:
         for reader in [r for tensor in current.outputs for r in tensor.consumers if r.id not in seen]:
-            if reader.kind in WEIGHTED and not _is_dfl(reader):
+            if reader.kind in WEIGHTED and not reader.weights.dfl:
                 return True
             if reader.id not in seen:
                 seen.add(reader.id)
@@ -181,19 +180,6 @@ def _leads_to_weights(layer: Layer) -> bool:
         if len(seen) > _BEHIND:
             return True
     return False
-
-
-def _is_dfl(layer: Layer) -> bool:
-    """Whether a layer is YOLO's distribution focal loss."""
-    return layer.kind == LayerKind.CONVOLUTION and is_dfl(layer.weights.dims, _kinds_above(layer))
-
-
-def _kinds_above(layer: Layer) -> Iterator[LayerKind]:
-    """The kinds of the layers above a layer's data, the nearest first."""
-    above = layer.data.producer
-    while above is not None:
-        yield above.kind
-        above = above.data.producer if above.inputs else None
 
 
 def output_refusal(

@@ -15,7 +15,7 @@ from onnx import helper
 from qdqtool.fixing import pairs
 from qdqtool.insertion.placement import is_averaging
 from qdqtool.insertion.scales import scale_groups
-from qdqtool.insertion.structure import convolution_behind, weight_scale_axis
+from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.knowledge.tables import Case
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Model
@@ -25,6 +25,7 @@ from qdqtool.model.view import View, uses
 from qdqtool.trt import importer
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.pipeline import id_of
+from qdqtool.trt.taken import Taken
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
@@ -230,7 +231,8 @@ def test_all_rooms_take_an_activation_for_one(operator: Operator) -> None:
     (found,) = simulate(model, TARGET).convolutions
     assert (str(found.output), found.fused) == ("INT8", ["act"])
     assert activation_input(model, act) == "c:0"
-    assert convolution_behind(model, "act:0", model.node("q.Q")) is model.node("c")
+    layer = Taken(model).nodes["c"]
+    assert (layer.nodes, layer.out.source) == (["c", "act"], "act:0")
 
 
 @pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.activation and o.activation.gate],

@@ -11,18 +11,17 @@ from qdqtool.types import ConvOutcome
 
 
 def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None:
-    """Adds the findings of every check; what the layer of each convolution took in is that of its outcome.
+    """Adds the findings of every check; what the layer of each convolution took in its outcome says.
 
     What TensorRT-RTX does with a model its own simulation says, so that the checks say nothing of that there.
     """
-    fused = {c.name: c.fused for c in convolutions}
     report.left_out = CODES if target_named(report.target).is_rtx else frozenset()
     operators.run(view, report)
     quantizers.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
     activation_scales.by_gains(view, report)
-    structure.heads(view, report, fused)
+    structure.heads(view, report, {c.name: c for c in convolutions})
     operators.half(view, report)
     structure.streams(view, report)
     report.left_out = frozenset()

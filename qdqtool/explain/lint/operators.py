@@ -16,6 +16,7 @@ from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 from qdqtool.trt import detect, faults
 from qdqtool.trt.faults import CHECK
+from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision
 
@@ -114,10 +115,10 @@ def large_kernel(looked: str, conv: Node, kernel: Sequence[int]) -> faults.Large
 
 
 def depthwise(
-    looked: str, conv: Node, silu: bool, readers: Sequence[Node], last: bool = False
+    looked: str, conv: Node, activation: str, readers: Sequence[Node], last: bool = False
 ) -> Iterator[faults.DepthwiseSilu | faults.DepthwiseAdd]:
-    """Forms of a depthwise convolution; ``readers`` are those of what stands in front of its activation."""
-    if silu:
+    """Forms of a depthwise convolution; ``activation`` is what its layer took in, ``readers`` those in front of it."""
+    if activation == SILU:
         yield faults.DepthwiseSilu(looked, conv.name, last)
     if {n.op for n in readers} == {"Add"}:
         yield faults.DepthwiseAdd(looked, conv.name, readers[0].name)

@@ -1,10 +1,8 @@
 """Placements that keep a fusion from happening, heads of detectors, shapes that INT8 kernels dislike, float types."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
 import onnx
-from onnx import TensorProto
 
 from qdqtool.explain.lint.operators import depthwise
 from qdqtool.explain.report import Report
@@ -14,19 +12,12 @@ from qdqtool.model.graph import Model, Node, without_large_weights
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
-from qdqtool.model.operators import (
-    ACTIVATIONS,
-    CONVOLUTIONS,
-    LayerKind,
-    of,
-    rearranges,
-)
+from qdqtool.model.operators import CONVOLUTIONS, LayerKind, of, rearranges
 from qdqtool.model.view import View, adds_computed
 from qdqtool.trt import faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
-
-Fused = Mapping[str, Sequence[str]]
+from qdqtool.types import ConvOutcome
 
 
 def streams(view: View, report: Report) -> None:
@@ -43,16 +34,6 @@ def streams(view: View, report: Report) -> None:
         if pairs:
             report.add(faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
                        values=view.values(add.output))
-
-
-def _in_front_of_activation(view: View, conv: Node, fused: Sequence[str]) -> str:
-    """A convolution's result behind the BatchNormalization or bias that its layer took in."""
-    tensor = conv.output
-    for node in map(view.model.node, fused):
-        if node.op in ACTIVATIONS or adds_computed(view, node) or tensor not in node.inputs:
-            break
-        tensor = node.output
-    return tensor
 
 
 # Detection heads, shapes that INT8 kernels dislike, and the float remainder ------------------------------------------
@@ -82,7 +63,8 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
     known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.known.setdefault("head", {})
     if not known:
-        model = _without_quantizers(view)
+        slim = Model(without_large_weights(view.model.proto), types=view.model)
+        model = float_model(slim, weights=True, stored=placeholder)
 
         def here(nodes: Iterable[int]) -> set[int]:
             return {maker.index for i in nodes if (maker := view.model.producer(model.nodes[i].output)) is not None}
@@ -93,29 +75,15 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     return known[""]
 
 
-def _without_quantizers(view: View) -> Model:
-    """The float network; a DFL's weights, of which stored integers leave a multiple, are 0, 1, 2 ... again."""
-    bins = {}
-    for node in view.weighted:
-        weights = view.weights(node)
-        if weights.dq is not None and not weights.after and view.is_dfl(node):
-            shape = view.weight_shape(node) or (1, 1, 1, 1)
-            dims = (shape[0], shape[1], *(1,) * (len(shape) - 2))
-            data, name = np.arange(shape[1], dtype="<f4").tobytes() * shape[0], weights.dq.output
-            bins[name] = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, raw_data=data)
-    network = Model(without_large_weights(view.model.proto), types=view.model)
-    return float_model(network, weights=True, stored=placeholder, known=bins)
-
-
 _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
 
 
-def heads(view: View, report: Report, fused: Fused) -> None:
+def heads(view: View, report: Report, outcomes: Mapping[str, ConvOutcome]) -> None:
     """Adds the findings about heads, channel counts, depthwise convolutions and float types; see :func:`run`."""
     _heads(view, report)
     for conv in view.weighted:
         if conv.index in view.quantized and conv.op in CONVOLUTIONS:
-            _shapes(view, report, conv, fused.get(conv.name, ()))
+            _shapes(view, report, conv, outcomes.get(conv.name))
     if view.quantized:
         _float_types(view, report)
 
@@ -155,14 +123,16 @@ def _concat_above(view: View, q: Node) -> Node | None:
     return node if node is not None and node.op == "Concat" else None
 
 
-def _shapes(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
+def _shapes(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) -> None:
     known = view.channels(conv)
     if known is None:
         return
     inputs, outputs, groups = known
-    if groups > 1 and groups == inputs:
-        _depthwise(view, report, conv, fused)
-    elif groups > 1:
+    if groups > 1 and groups == inputs and outcome is not None:
+        readers, last = view.model.readers(outcome.bare), conv.index not in view.feeds_weighted
+        for form in depthwise(CHECK, conv, outcome.activation, readers, last):
+            report.add(form, convolutions=[conv.name])
+    elif 1 < groups != inputs:
         report.add(faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
@@ -179,14 +149,6 @@ def _reads_network_input(view: View, conv: Node) -> bool:
     tensor = (found[1] or found[0]).input(0)
     cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
     return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
-
-
-def _depthwise(view: View, report: Report, conv: Node, fused: Sequence[str]) -> None:
-    taken = [view.model.node(name) for name in fused]
-    silu = any(n.op == "Sigmoid" for n in taken) and any(of(n).operation == "PROD" for n in taken)
-    readers = view.model.readers(_in_front_of_activation(view, conv, fused))
-    for found in depthwise(CHECK, conv, silu, readers, conv.index not in view.feeds_weighted):
-        report.add(found, convolutions=[conv.name])
 
 
 def _float_types(view: View, report: Report) -> None:

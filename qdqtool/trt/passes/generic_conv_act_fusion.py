@@ -1,7 +1,7 @@
 """GenericConvActFusion."""
 
 from qdqtool.model.operators import CONVOLVE, OPERATORS
-from qdqtool.trt.layers import Layer, node_name
+from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
 from qdqtool.trt.surroundings import elements, origin_of
@@ -44,7 +44,7 @@ class GenericConvActFusion(Pass):
             acts_as = pointwise.acts_as or pointwise.op
             self.join(network, _case(layer, pointwise), layer, pointwise)
             layer.fusion.activated = layer.fusion.pointwise = True
-            layer.fusion.activation = Step(last, "SiLU" if acts_as in ("Swish", "Silu") else acts_as)
+            layer.fusion.activation = Step(last, SILU if acts_as in ("Swish", "Silu") else acts_as)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:
         others = tuple(origin_of(t) for t in pointwise.inputs if t is not layer.out)

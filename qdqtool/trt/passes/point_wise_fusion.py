@@ -3,7 +3,7 @@
 import math
 
 from qdqtool.model.operators import GATES
-from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, is_relu, node_name
+from qdqtool.trt.layers import SILU, Layer, Tensor, constant_of, dq_of, is_relu, node_name
 from qdqtool.trt.passes._infra import CONVOLVE, MAX_JOINED, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.surroundings import elements
@@ -21,7 +21,7 @@ CONSTANT = documented(
 WITH_ADD = documented(
     "with-add", "A residual Add behind an activation is joined with it.", "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
-_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.SCALE, LayerKind.POINTWISE)
+KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.SCALE, LayerKind.POINTWISE)
 
 
 class PointWiseFusion(Pass):
@@ -42,7 +42,7 @@ class PointWiseFusion(Pass):
             self._refuse_inside(q)
         if self.target.constants_first:
             self._take_constants(network)
-        for layer in network.of_kind(*_KINDS):
+        for layer in network.of_kind(*KINDS):
             while network.alive(layer) and _fusable(layer):
                 reader = layer.out.sole_reader()
                 if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
@@ -104,7 +104,7 @@ class PointWiseFusion(Pass):
         rank = reader.rank
         if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
             layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
-        layer.acts_as = "SiLU" if _gates(layer, reader) else reader.acts_as or reader.op
+        layer.acts_as = SILU if _gates(layer, reader) else reader.acts_as or reader.op
         network.absorb_reader(layer, reader, name)
         layer.rank = rank
         for position in reversed(range(len(layer.inputs))):
