@@ -97,7 +97,7 @@ def test_files_of_a_build(tmp_path: Path, lines: list[str]) -> None:
         choose_target(Build(tensorrt="7.2.1"), None)
     with pytest.raises(QdqtoolError, match="unknown target"):
         choose_target(Build(tensorrt="8.5.2"), "trt7")
-    with raises(BuildLogError, "check_same_model optimizer"):
+    with raises(BuildLogError, "check_told optimizer"):
         check_same_model(model(1), Build(parse=ParseSection()))
 
 
