@@ -56,7 +56,7 @@ def test_npy_files(tmp_path: Path) -> None:
     with (tmp_path / "c.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1,) * 100})
         file.write(bytes(4))
-    with pytest.raises(DataError, match="has 100 dimensions"):
+    with raises(DataError, "Header.__init__ 100"):
         open_data(tmp_path / "c.npy", [SPEC])
     path = npy(tmp_path, ROWS[:0])
     assert told_by(DataError, StackedSource, path, [ONE]) == f"{path}: holds no samples"
