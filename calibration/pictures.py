@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +141,7 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                 name, source = Path(source).name, stack.enter_context(open_readable(source))
             elif not source.seekable():
                 source = io.BytesIO(source.read())
-            with _opened(source, name) as picture:
+            with _opened(cast(IO[bytes], _Pieces(source)), name) as picture:
                 if max(picture.size) > budgets.PICTURE_SIDE:
                     raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
                 count, each = picture.width * picture.height, _bytes_each(picture)
@@ -166,6 +166,24 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
             raise DataError(reason) from error
         yield found
         del found  # before another thread may begin
+
+
+class _Pieces(io.RawIOBase):
+    """A file of which a decoder reads so many pieces at most.
+
+    Pillow goes through headers in Python, a chunk of a PNG in four reads, what fills a JPEG up byte by byte.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._left = budgets.PICTURE_PIECES
+        self.seek, self.tell = file.seek, file.tell  # type: ignore[method-assign]
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise DataError(f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit")
+        return self._file.read(-1 if size is None else size)
 
 
 def _opened(file: IO[bytes], name: str) -> Image.Image:

@@ -22,6 +22,7 @@ from qdqtool.errors import DataError
 Array = npt.NDArray[Any]
 
 _MAGIC = b"\x93NUMPY"
+_DIMENSIONS = 32  # of an array of any version of numpy
 _MAX_HEADER = 10_000  # numpy's own limit for headers that are not trusted
 _KINDS = "biuf"
 _ENCRYPTED = 0x1
@@ -61,6 +62,8 @@ class Header:
             raise DataError(f"{what}: holds Python objects, which are never loaded; save plain numbers")
         if dtype.kind not in _KINDS or dtype.subdtype is not None or not dtype.itemsize:
             raise DataError(f"{what}: holds {dtype}, which is not a plain number")
+        if len(shape) > _DIMENSIONS:
+            raise DataError(f"{what}: has {len(shape)} dimensions; the limit is {_DIMENSIONS}")
         if any(d < 0 for d in shape):
             raise DataError(f"{what}: declares the shape {list(shape)}; save it again")
         self.shape, self.fortran, self.dtype = shape, fortran, dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
 
 BLOCK = 1 << 20
+_PIECE = 1 << 14  # given to a decompressor at once, which copies what is left behind each member's end
 _XZ_MEMORY = 256 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 HEAD = 6  # bytes that show what a file is
@@ -68,7 +70,7 @@ def unpack(
     """
     import lzma  # most files are not compressed
 
-    magic = kind_of(head)
+    magic, give = kind_of(head), _in_pieces(read)
     total, data, ended = 0, head, False
     while data:
         unpacker = _unpacker(magic, name, error)
@@ -91,20 +93,29 @@ def unpack(
                     raise error(f"{name}: unpacks to more than {budgets.amount(limit)}, the limit")
                 yield block
             if not unpacker.eof and unpacker.needs_input:
-                data = b"" if ended else read()
+                data = b"" if ended else give()
                 if not data:
                     if whole:
                         raise error(f"{name}: the compressed file is cut off; copy it again")
                     return
         data = unpacker.unused_data
         while not ended and len(data) < HEAD:
-            more = read()
+            more = give()
             ended = not more
             data += more
         # Zeros pad xz and tapes; anything else behind the end is no part of the file, as gzip has it.
         data = data.lstrip(b"\0")
         if kind_of(data) != magic:
             return
+
+
+def _in_pieces(read: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Gives the same bytes, a piece at a time."""
+    def pieces() -> Iterator[bytes]:
+        while block := read():
+            yield from (block[i : i + _PIECE] for i in range(0, len(block), _PIECE))
+
+    return functools.partial(next, pieces(), b"")
 
 
 def _unpacker(magic: bytes, name: str, error: type[QdqtoolError]) -> Any:

@@ -165,6 +165,8 @@ def _ratio(
 
 def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Array:
     """Random numbers between the smallest and largest of each channel, both of which occur."""
+    if not value.size:
+        return value
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
         return value  # 0, 1, 2, ... is an index (the DFL's bins) and no weights
     wide = value.astype(np.float64) * ratio
@@ -172,7 +174,7 @@ def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Ar
     channels = wide.ndim > 1 and (wide.size >= _FEW * wide.shape[0] or not as_it_was)
     rows = wide.reshape(wide.shape[0] if channels else 1, -1)
     finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are
-    if not rows.size or not finite.any(axis=1).all():
+    if not finite.any(axis=1).all():
         return value
     low = np.where(finite, rows, np.inf).min(axis=1, keepdims=True)
     high = np.where(finite, rows, -np.inf).max(axis=1, keepdims=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from qdqtool.errors import ModelError
 from qdqtool.model.subgraphs import held
 
 _LARGE = 1 << 14  # elements
+_ELEMENTS = 1 << 63  # sizes are numbers of 64 bits
 _PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
     onnx.TensorProto.FLOAT: "<f4", onnx.TensorProto.DOUBLE: "<f8", onnx.TensorProto.FLOAT16: "<f2",
     onnx.TensorProto.INT8: "i1", onnx.TensorProto.UINT8: "u1", onnx.TensorProto.INT32: "<i4",
     onnx.TensorProto.INT64: "<i8", onnx.TensorProto.BOOL: "?",
 }  # fmt: skip
+_BITS = {number: int(bits[0]) for name, number in onnx.TensorProto.DataType.items()  # of an element, in a file
+         if (bits := re.search(r"\d+", name))}
+_BITS.update({onnx.TensorProto.FLOAT: 32, onnx.TensorProto.DOUBLE: 64, onnx.TensorProto.BOOL: 8})
 
 
 def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -59,6 +64,11 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
         raise ModelError(f"tensor '{name or tensor.name}' cannot be read: {error}", model or "model") from error
+
+
+def is_possible(dims: Sequence[int]) -> bool:
+    """Whether a tensor can have such dimensions: other libraries crash on more, whose product fits no number."""
+    return len(dims) <= budgets.RANK and abs(math.prod(dims)) < _ELEMENTS
 
 
 def is_outside(tensor: onnx.TensorProto) -> bool:
@@ -140,14 +150,36 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
 
 def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     """Bytes of the file that a tensor takes."""
-    numbers = {"offset": 0, "length": size}
+    needed = _stored(tensor)
+    numbers = {"offset": 0, "length": min(size, needed)}
+    keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
+        if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):  # readers differ in which they take
+            raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: it has more than one {entry.key}")
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
                 raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
                                  f"'{location_of(tensor)}' is '{entry.value[:40]}'")
             numbers[entry.key] = int(entry.value)
+    if numbers["length"] > needed:
+        raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its length in '{location_of(tensor)}' is "
+                         f"{numbers['length']}, and its dimensions take {needed} at most")
     return max(0, min(numbers["length"], size - numbers["offset"]))
+
+
+def _stored(tensor: onnx.TensorProto) -> int:
+    """Bytes that a tensor of such dimensions takes; of an unknown type the most that there may be."""
+    elements: int = math.prod(tensor.dims)
+    return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
+
+
+def stated(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """A copy of an external tensor that states how much of the file it is; else that is all behind its offset."""
+    made = onnx.TensorProto()
+    made.CopyFrom(tensor)
+    if tensor.data_type in _BITS and all(entry.key != "length" for entry in tensor.external_data):
+        made.external_data.add(key="length", value=str(_stored(tensor)))
+    return made
 
 
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER

@@ -418,7 +418,7 @@ class Model:
         return node is not None and node.op == "Constant"
 
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
-        """The value of an initializer or Constant; None when it is neither or its data is not available."""
+        """The value of an initializer or Constant; None when it is neither, text, or its data is not available."""
         if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
             return self._constants.constant(tensor)
         if tensor in self._arrays:
@@ -432,13 +432,13 @@ class Model:
         proto = self.constant_proto(tensor)
         if proto is None:
             node = self.producers.get(tensor)
-            if node is None or node.op != "Constant":
-                return None
-            attributes = node.attributes
+            attributes = node.attributes if node is not None and node.op == "Constant" else {}
             for key, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
                                ("value_ints", np.int64)):
                 if key in attributes:
                     return np.asarray(attributes[key], dtype=dtype)
+            return None
+        if proto.data_type == onnx.TensorProto.STRING:  # nobody computes with it
             return None
         if external.is_outside(proto):
             loaded = self.external_tensor(proto)
@@ -462,8 +462,7 @@ class Model:
             return None
         from onnx import checker, external_data_helper
 
-        loaded = onnx.TensorProto()
-        loaded.CopyFrom(proto)
+        loaded = external.stated(proto)
         try:
             # onnx refuses absolute paths, '..' and links that leave the folder.
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
@@ -553,7 +552,8 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
     tensor = value.tensor_type
     if not tensor.HasField("shape"):
         return int(tensor.elem_type), None
-    return int(tensor.elem_type), tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+    shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+    return int(tensor.elem_type), shape if external.is_possible([d or 1 for d in shape]) else None
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

@@ -61,16 +61,19 @@ def check_names(proto: onnx.ModelProto, what: str) -> None:
     The names, operators and tensors of the main graph's nodes are looked at where they are read, in :class:`Model`.
 
     Raises:
-        ModelError: One is not UTF-8.
+        ModelError: One is not UTF-8; or a stored tensor has more dimensions, or more elements, than there can be.
     """
     texts: list[Any] = [proto.producer_name, proto.producer_version, proto.domain]
     texts += (o.domain for o in proto.opset_import)
     _metadata(proto.metadata_props, texts)
-    _graph(proto.graph, texts, main=True)
-    for function in proto.functions:
-        texts += (function.name, function.domain, *function.input, *function.output, *function.attribute)
-        texts += (o.domain for o in function.opset_import)
-        _nodes(function.node, texts)
+    try:
+        _graph(proto.graph, texts, main=True)
+        for function in proto.functions:
+            texts += (function.name, function.domain, *function.input, *function.output, *function.attribute)
+            texts += (o.domain for o in function.opset_import)
+            _nodes(function.node, texts)
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from None
     require_texts(texts, what)
 
 
@@ -100,6 +103,9 @@ def _graph(graph: onnx.GraphProto, texts: list[Any], *, main: bool = False) -> N
 
 def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     texts.append(tensor.name)
+    if not external.is_possible(tensor.dims):
+        raise ModelError(f"tensor '{middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
+                         "and more elements than there can be")
     if tensor.external_data:
         _metadata(tensor.external_data, texts)
 

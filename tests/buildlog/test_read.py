@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.base import budgets
+from qdqtool.base import budgets, packed
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
@@ -312,3 +312,20 @@ def test_what_comes_from_a_pipe_without_end_is_read_up_to_a_limit(
         with raises(BuildLogError, "_counted"):
             read_build(endless.stdout)
         endless.kill()
+
+
+def test_a_decompressor_is_given_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left behind each member is copied: 8 MB of empty ones took 9 s."""
+    given: list[int] = []
+
+    class Seen(packed._Gzip):
+        def decompress(self, data: bytes, most: int) -> bytes:
+            given.append(len(data))
+            return super().decompress(data, most)
+
+    monkeypatch.setattr(packed, "_Gzip", Seen)
+    data = gzip.compress(b"a") * 10_000
+    rest = iter([data[packed.HEAD :]])
+    found = packed.unpack(data[: packed.HEAD], lambda: next(rest, b""), "f", 1 << 20, whole=True)
+    assert b"".join(found) == b"a" * 10_000
+    assert max(given) <= packed._PIECE + packed.HEAD

@@ -53,6 +53,11 @@ def test_npy_files(tmp_path: Path) -> None:
         file.write(bytes(1000))
     with pytest.raises(DataError, match=r"declares the shape \[-5, 3, 4, 4\]"):
         open_data(tmp_path / "c.npy", [SPEC])
+    with (tmp_path / "c.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1,) * 100})
+        file.write(bytes(4))
+    with raises(DataError, "Header.__init__ 100"):
+        open_data(tmp_path / "c.npy", [SPEC])
     path = npy(tmp_path, ROWS[:0])
     assert told_by(DataError, StackedSource, path, [ONE]) == f"{path}: holds no samples"
     path = npy(tmp_path, np.zeros((3, 0), np.float32))

@@ -193,6 +193,19 @@ def test_a_jpeg_of_many_scans_is_refused(tmp_path: Path, more: int, refused: boo
         assert decode(path).shape == (16, 16, 3)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_headers_in_many_pieces_are_refused(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Pillow reads them in Python: what filled 9 MB of a JPEG up took 22 s."""
+    made = io.BytesIO()
+    Image.fromarray(noise(16, 16)).save(made, kind)
+    data = made.getvalue()
+    monkeypatch.setattr(budgets, "PICTURE_PIECES", 1000)
+    piece, place = (b"\xff", 2) if kind == "JPEG" else (bytes(4) + b"teSt" + zlib.crc32(b"teSt").to_bytes(4), 33)
+    assert decode(io.BytesIO(data[:place] + piece * 10 + data[place:])).shape == (16, 16, 3)
+    with raises(DataError, "_Pieces.read 1000"):
+        decode(io.BytesIO(data[:place] + piece * 1000 + data[place:]))
+
+
 def test_jpegs_whose_components_have_scans_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their coefficients are kept like those of a progressive one (62 million pixels took 640 MB), and scans cost time
     (540 kB of them, without an end).

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import EncodeError
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool import extract, predict
 from qdqtool.base import budgets
 from qdqtool.commands import cli
 from qdqtool.errors import ModelError
@@ -17,6 +18,7 @@ from qdqtool.model import external, modelfile
 from qdqtool.model.modelfile import load, load_full, save
 from qdqtool.model.sessions import open_proto
 from tests.calibration.nets import conv_net, run_all
+from tests.contract import residual
 from tests.model.test_message import OTHERWISE
 from tests.raising import raises
 from tests.tables import cases, in_turn
@@ -82,6 +84,64 @@ def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entrie
         path.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match=f"'{tensor.name}'"):
         load_full(tmp_path / "in" / "m.onnx")
+
+
+@pytest.mark.parametrize(("entries", "says"), [
+    ((("location", "w.bin"), ("length", "433")), "_length 433 432"),
+    ((("location", "w.bin"), ("location", "v.bin")), "_length location"),
+    ((("location", "w.bin"),), ""),
+    ((("location", "w.bin"), ("length", "432")), ""),
+])
+def test_of_a_file_a_tensor_takes_what_its_dimensions_need(
+    tmp_path: Path, entries: tuple[tuple[str, str], ...], says: str
+) -> None:
+    """A length of 3 GB in a sparse file was read for a hundred numbers; one that is not stated is all that is left."""
+    proto = conv_net()
+    tensor = proto.graph.initializer[0]
+    values = numpy_helper.to_array(tensor)
+    assert values.nbytes == 432
+    (tmp_path / "w.bin").write_bytes(tensor.raw_data + b"more")
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in entries:
+        tensor.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    if says:
+        with raises(ModelError, says):
+            load(tmp_path / "m.onnx")
+    else:
+        read = load(tmp_path / "m.onnx").constant(tensor.name)
+        assert read is not None and np.array_equal(read, values)
+
+
+@pytest.mark.parametrize("rank", [17, 100_000])
+def test_dimensions_that_no_tensor_has(tmp_path: Path, rank: int) -> None:
+    """Their product takes half a minute, and is no number that a float holds."""
+    proto = conv_net()
+    proto.graph.initializer[0].dims.extend([1 << 62] * rank)
+    with raises(ModelError, f"check_names {proto.graph.initializer[0].name}"):
+        load(proto)
+    proto = conv_net()
+    for _ in range(rank):
+        proto.graph.input[0].type.tensor_type.shape.dim.add(dim_value=1 << 62)
+    assert load(proto).shape(proto.graph.input[0].name) is None
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert cli.run(["predict", str(path), "--gpu", "T4", "-o", str(tmp_path / "said")]) == 0
+
+
+@pytest.mark.parametrize("odd", [
+    helper.make_tensor("", onnx.TensorProto.STRING, [1, 1, 3, 3], [b"a"] * 9),
+    helper.make_tensor("", onnx.TensorProto.FLOAT, [0, 8, 3, 3], []),
+])
+def test_weights_that_are_no_numbers_or_none(odd: onnx.TensorProto) -> None:
+    proto = residual()
+    tensor = next(t for t in proto.graph.initializer if t.name == "c1.weight")
+    name = tensor.name
+    tensor.CopyFrom(odd)
+    tensor.name = name
+    assert predict(proto, target="rtx1.7").convolutions
+    extract(proto, node="c1", private=True)
 
 
 @pytest.mark.parametrize(
