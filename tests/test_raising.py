@@ -19,7 +19,6 @@ OPEN: dict[str, int] = {
     "calibration/test_arrays.py": 2,
     "calibration/test_clustered.py": 4,
     "calibration/test_dataset.py": 2,
-    "calibration/test_histogram.py": 1,
     "calibration/test_methods.py": 1,
     "calibration/test_pictures.py": 3,
     "calibration/test_urls.py": 1,
