@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.parameters import require, typed
+from qdqtool.base.parameters import require, shown, typed
 from qdqtool.base.said import said
 from qdqtool.errors import DataError
 
@@ -67,10 +67,10 @@ def mantissa_bits(bins: int) -> int:
     """Mantissa bits that make ``bins`` (a power of two from 4 to 65536) over the range from 0 to the maximum.
 
     Raises:
-        ValueError: ``bins`` is not such a number.
+        DataError: ``bins`` is not such a number.
     """
     if bins < 4 or bins > 65536 or bins & (bins - 1):
-        raise ValueError(f"bins is {bins}; it must be a power of two from 4 to 65536")
+        raise DataError(f"bins is {shown(bins)}; it must be a power of two from 4 to 65536")
     return bins.bit_length() - 2
 
 

@@ -14,6 +14,9 @@ def main() -> None:
             _overview()
         from qdqtool.commands.cli import main as command_line
     except KeyboardInterrupt:
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would end Python while it ends, by the signal
         sys.exit(130)
     command_line()
 

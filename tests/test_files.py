@@ -380,6 +380,8 @@ def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> Non
     for victim in ("w.bin", "images/a.png", "external.onnx"):
         with raises(QdqtoolError, "Guard.check|save"):
             made.save(folder / victim)
+    with pytest.raises(QdqtoolError, match=files.NO_NAME):
+        made.save(folder / "a\0b")
     made.save(folder / "out.onnx")
 
 

@@ -22,7 +22,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.base import text
+from qdqtool.base import files, text
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
@@ -479,6 +479,27 @@ def test_the_overview_names_every_command_within_the_terminal(
     assert all(" ".join((name, *line.split())) in " ".join(text.split()) for name, line in COMMANDS.items())
     if columns in (64, 300):
         assert subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout == f"{text}\n"
+
+
+@pytest.mark.parametrize("columns", ["", "0", "00", "-5", "abc", "\u00b2", "\u0660", "1", "9" * 5000])
+def test_any_width_of_a_terminal_will_do(columns: str) -> None:
+    for command in ("--help", "explain SKIP-FLOAT"):
+        done = shell(f"{TOOL} {command}", env={**os.environ, "COLUMNS": columns})
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
+
+
+@pytest.mark.parametrize("args", [
+    ["predict", "a\0b"], ["gpus", "-o", "a\0b"], ["explain", "a\0b"], ["predict", "m.onnx", "--calib", "a\0b"],
+])
+def test_an_argument_with_a_nul_is_refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(args) == 2
+    assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.NO_NAME}\n")
+
+
+def test_a_deleted_folder_is_named(tmp_path: Path, model: Path) -> None:
+    command = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; {TOOL}"
+    done = shell(f"{command} extract {model} --node c1 -o o.onnx --check true")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "folder" in done.stderr
 
 
 def test_a_stop_that_python_drops_comes_again() -> None:

@@ -127,7 +127,8 @@ def _processes(count: str | None) -> Iterator[Any]:
         raise ClusterError(said("{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
                                 error=str(error))) from None
     wanted = int(count) if count else cores()
-    with temporary_folder("cluster-") as folder, dask.config.set(_LOCAL_CONFIG):
+    with temporary_folder("cluster-") as folder, \
+            dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder}):
         cluster = None
         try:
             try:

@@ -416,7 +416,7 @@ def same_file(a: StrPath, b: StrPath) -> bool:
     """Whether both paths name the same existing file (through links as well)."""
     try:
         return os.path.samefile(a, b)
-    except OSError:
+    except (OSError, ValueError):  # no file can have such a name
         return False
 
 

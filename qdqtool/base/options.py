@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
-from qdqtool.base.parameters import require_field, typed_fields
+from qdqtool.base.parameters import require_field, shown, typed_fields
 from qdqtool.base.records import record
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError, QdqtoolError
@@ -217,7 +217,7 @@ class Preprocess:
         if not all(s > 0 for s in self.std):
             raise DataError(f"std is {self.std}; every channel's must be above 0")
         if not 0 <= self.fill <= 255:
-            raise DataError(f"fill is {self.fill}; it is a grey level from 0 to 255")
+            raise DataError(f"fill is {shown(self.fill)}; it is a grey level from 0 to 255")
 
 
 for _field in fields(Preprocess):

@@ -31,6 +31,7 @@ _LIBRARIES = 100 << 20  # bytes of address space that numpy and onnx take before
 _AGAIN = 0.01  # seconds
 _PATIENCE = 20  # seconds for ending what has a mark
 _ZOMBIES = 1000  # processes that have ended and may be waited for by nobody
+_DIGITS = 4  # of a number of columns; Python reads none of some thousand digits
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _own = False  # whether the process is the command line's
 _others: list[int] | None = None  # processes that ran when this one began to adopt; None as long as it does not
@@ -115,9 +116,9 @@ def collector_paused() -> Iterator[None]:
 
 def columns() -> int:
     """Columns of the terminal (or ``COLUMNS``), 80 where there is none; :mod:`shutil` loads all it compresses with."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    given = os.environ.get("COLUMNS", "").lstrip("0")
+    if given.isdecimal() and (wide := int(given[:_DIGITS])):
+        return wide
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
     except (AttributeError, ValueError, OSError):

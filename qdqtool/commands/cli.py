@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import sys
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import click
 
 from qdqtool.base import files, outputs, process
+from qdqtool.base.parameters import shown
 from qdqtool.base.text import Filtered, middle, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import QdqtoolError
@@ -100,6 +102,8 @@ def run(args: list[str] | None = None) -> int:
 
 def _run(args: list[str] | None) -> int:
     read = files.Guard()
+    if nameless := next((a for a in args or () if "\0" in a), None):  # click asks the system about names as they are
+        return _fail(f"{shown(nameless)}: {files.NO_NAME}", 2)
     try:
         with files.watch() as read, outputs.together():
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
@@ -125,7 +129,7 @@ def _run(args: list[str] | None) -> int:
         process.silence_stdout()
         return 0
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
+        name = f"{error.filename}: " if error.filename else "" if _has_folder() else "the current folder was deleted: "
         return _fail(f"{name}{error.strerror or error}", 2)
     except MemoryError:
         return _fail(_OUT_OF_MEMORY, 2)
@@ -144,6 +148,14 @@ def _run(args: list[str] | None) -> int:
         traceback.print_exc()
         return _fail("internal error, please report it with the lines above", 2)
     return result if isinstance(result, int) else 0
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _was_importing(error: BaseException) -> bool:

@@ -52,6 +52,11 @@ def test_sizes_that_are_too_large_or_just_right() -> None:
             ImageSource([], Path("pictures"), given, Preprocess(), None)
 
 
+def test_a_number_that_python_does_not_write_is_refused() -> None:
+    with raises(DataError, "Preprocess.__post_init__ fill"):
+        Preprocess(fill=-(10**5000))
+
+
 @in_turn(*cases("calibration/pictures-what-can-be-asked-for"))
 def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     if not told:

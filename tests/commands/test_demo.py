@@ -68,7 +68,10 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
 
 
 @pytest.mark.parametrize(
-    ("args", "words"), [(["--size", "100"], "not a positive multiple of 32"), (["--target", "trt1"], "unknown target")]
+    ("args", "words"), [
+        (["--size", "100"], "not a positive multiple of 32"), (["--target", "trt1"], "unknown target"),
+        (["--images", str(2**63)], "100000"),
+    ],
 )
 def test_errors(tmp_path: Path, cli: Cli, args: list[str], words: str) -> None:
     assert words in cli.refused("demo", "-o", tmp_path / "d", *args)

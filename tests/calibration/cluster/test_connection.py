@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -84,6 +85,14 @@ def listening(*pids: int) -> set[str]:
                 packed = b"".join(words[i:i + 4][::-1] for i in range(0, len(words), 4))
                 found.add(socket.inet_ntop(family, packed))
     return found
+
+
+def test_workers_of_this_machine_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with connected("local:1") as client:
+        assert client.submit(int, "7").result() == 7
+        assert [p.name.startswith("qdqtool-") for p in tmp_path.iterdir()] == [True]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
