@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.commands import cli
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import TARGETS, target_named
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,6 +24,14 @@ def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 130 and "make demo" in text and "make test" in text
     assert sum(len(commands(page)) for page in PAGES) > 20
+
+
+def test_the_page_of_evidence_shows_what_the_targets_say() -> None:
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    shown = re.findall(r"^\| `((?:trt|rtx)[\d.]+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    names = {name for name, _, _ in shown}
+    assert shown == [(t.name, str(t.evidence), t.proof) for t in reversed(TARGETS.values()) if t.name in names]
+    assert len(shown) > 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -102,8 +102,6 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
         dims = model.shape(name)
         if dims is None:
             raise RunError(f"the shape of input '{name}' is not known")
-        if len(dims) > budgets.RANK:
-            raise TooMuch(f"input '{name}' has {len(dims)} dimensions; the limit is {budgets.RANK}")
         shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
         kind = model.elem_type(name) or onnx.TensorProto.FLOAT
         try:

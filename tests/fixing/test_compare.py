@@ -65,7 +65,7 @@ def test_outputs_and_inputs_that_are_judged():
     del proto.graph.value_info[:], proto.graph.output[:]
     shape = proto.graph.input[0].type.tensor_type.shape
     shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim)))
-    with pytest.raises(compare.TooMuch, match="65 dimensions"):
+    with raises(compare.RunError, "random_inputs x"):  # 65 dimensions are none that anybody could know
         compare.random_inputs(Model(proto))
     proto = pair_model()
     proto.graph.node[0].op_type = "Unheard"
