@@ -282,6 +282,10 @@ def _finite(data: Any) -> Any:
     return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
 
 
+class TooManyValues(ValueError):
+    """A JSON that would take too much memory."""
+
+
 def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
     """What a JSON of unknown origin holds. A number that no float can hold is None, as are NaN and infinity, which
     JSON does not have; whole numbers beyond 64 bits are floats.
@@ -292,14 +296,14 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
         infinities: Whether NaN and infinity are kept, as Python writes them.
 
     Raises:
-        ValueError: It is none, or holds more values than there is room for.
+        ValueError: It is none; TooManyValues: it holds more of them than there is room for.
         RecursionError: It is nested too deeply.
     """
     import json
 
     marks: Sequence[Any] = (b",", b"[", b"{") if isinstance(text, bytes) else ",[{"
     if len(text) > budgets.JSON_VALUES and sum(map(text.count, marks)) > budgets.JSON_VALUES:
-        raise ValueError(f"more than {budgets.JSON_VALUES:,} values")
+        raise TooManyValues(f"more than {budgets.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
     return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant)
 

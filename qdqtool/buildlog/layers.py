@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qdqtool.base.notes import Remark
-from qdqtool.base.outputs import parse_json
+from qdqtool.base.outputs import TooManyValues, parse_json
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.types import (
@@ -312,6 +312,8 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
             return [parse_json(candidate, strict=False)], True
         except RecursionError:
             raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
+        except TooManyValues as found:
+            raise BuildLogError(f"{name}: a JSON of {found}, which none of TensorRT's has") from None
         except ValueError as found:
             error = found
     if (in_turn := _in_turn(text)) is not None:

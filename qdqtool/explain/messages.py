@@ -28,6 +28,7 @@ _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
     "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.trt.faults": "qdqtool.explain.messages_model",
     "qdqtool.trt.rtx.operands": "qdqtool.explain.messages_rtx", "qdqtool.explain.messages": "qdqtool.explain.messages",
+    "qdqtool.explain.coded": "qdqtool.explain.messages_passes",
 }
 
 

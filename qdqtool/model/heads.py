@@ -54,7 +54,7 @@ def find_head(model: Model) -> Head:
     """Finds the head by structure; names play no part."""
     head = Head()
     for softmax in (n for n in model.ordered if n.op == "Softmax"):
-        if products := _bin_products(model, softmax):
+        if products := _bin_products(model, softmax, set()):
             head.dfl.update(n.index for n in products)
             head.boxes.update(convolutions_above(model, softmax.input(0)))
     feeding = feeding_weighted(model, head.dfl)
@@ -69,14 +69,19 @@ def find_head(model: Model) -> Head:
 
 def find_dfl(model: Model) -> set[int]:
     """The DFL's convolutions (or MatMuls) of a float or Q/DQ model, by node index."""
-    return {n.index for softmax in model.ordered if softmax.op == "Softmax" for n in _bin_products(model, softmax)}
+    seen: set[str] = set()  # by all of them, which may lead to the same
+    softmaxes = (n for n in model.ordered if n.op == "Softmax")
+    return {n.index for softmax in softmaxes for n in _bin_products(model, softmax, seen)}
 
 
-def _bin_products(model: Model, softmax: Node) -> list[Node]:
-    """Conv, MatMul or Mul nodes behind a Softmax that multiply with 0, 1, ... n-1."""
+def _bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
+    """Conv, MatMul or Mul nodes behind a Softmax that multiply with 0, 1, ... n-1; tensors not looked at before."""
     found = []
     queue = [softmax.output]
     for tensor in queue:
+        if tensor in seen:
+            continue
+        seen.add(tensor)
         for reader in model.readers(tensor):
             known = of(reader)
             multiplies = known.weights is not None or known.operation == "PROD"

@@ -11,6 +11,7 @@ from qdqtool.trt.passes.point_wise_fusion import KINDS
 from qdqtool.trt.surroundings import is_sum
 from qdqtool.trt.targets import TARGETS, Target
 
+_BETWEEN = 200  # tensors between a sum and a convolution; networks have a handful
 _ANY = TARGETS["trt8.5"]  # they take in the same on all, which a test holds
 
 
@@ -56,16 +57,21 @@ def _is_bare(layer: Layer, tensor: Tensor) -> bool:
 
 def _behind(tensor: Tensor, reader: Layer) -> Layer | None:
     """The convolution of whose result alone, read by nothing else on the way, a tensor is a pointwise function."""
-    read, inside = [tensor], {reader}
+    read, inside = {tensor: None}, {reader}
     ends: set[Layer | None] = set()
-    for current in read:
+    queue = [tensor]
+    for current in queue:
+        if len(queue) > _BETWEEN or current.is_output:
+            return None
         between = current.maker(*KINDS)
         if between is None:
             ends.add(current.maker(*CONVOLVE))
         elif between not in inside:
             inside.add(between)
-            read += (t for t in between.inputs if not constant_of(t) and t not in read)
-    alone = all(not t.is_output and inside.issuperset(t.consumers) for t in read)
+            more = [t for t in dict.fromkeys(between.inputs) if not constant_of(t) and t not in read]
+            read.update(dict.fromkeys(more))
+            queue += more
+    alone = all(inside.issuperset(t.consumers) for t in read)
     return ends.pop() if alone and len(ends) == 1 else None
 
 

@@ -181,6 +181,17 @@ def test_the_kind_of_line_and_its_operators_choose_the_case(line: str, case: str
     assert next(iter(answered(line).rules[0].cases)) == case
 
 
+@pytest.mark.parametrize(("line", "owner"), [
+    ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
+    ("Swap the layer type of Add_1 from ELEMENTWISE to POINTWISE", "EltwiseAddToPwn"),
+    ("Swap the layer type of Tanh_1 from ACTIVATION to POINTWISE", "ActivationToPointwiseConversion"),
+    ("Swap the layer type of ReduceMean_1 from REDUCE to POOLING", "ReduceToPoolingFusion"),
+])
+def test_a_line_about_types_is_of_one_pass(line: str, owner: str) -> None:
+    found = answered(line)
+    assert [rule.pass_name for rule in found.rules] == [owner] and not found.note
+
+
 def test_what_cases_are_about_is_an_operator_or_a_kind_of_line() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas()} | FORMATS.keys()
     for name, case in all_cases().items():

@@ -1,6 +1,7 @@
 """The code of a finding is that of the refusal that it reports, whoever found it: a check of the model or a pass."""
 
 import ast
+import importlib
 import inspect
 import re
 from collections import defaultdict
@@ -14,7 +15,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.explain import coded, codes, compiler
+from qdqtool.explain import coded, codes, compiler, messages
 from qdqtool.explain.api import FAULTS
 from qdqtool.explain.lint import operators, quantizers, weights
 from qdqtool.fixing.api import fix
@@ -93,6 +94,16 @@ def made_in(module: ModuleType, *names: str) -> set[type[Refusal]]:
                 name = re.search(r"(\w+)(?: \| None|\])?$", text)[1]
             found |= {kind for kind in every(Refusal) if kind.__name__ == name}
     return found
+
+
+@pytest.mark.parametrize("room", sorted({*messages._ROOMS.values()} - {messages.__name__}))
+def test_each_room_words_the_classes_it_is_asked_for(room: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first finding of a process loads that room alone."""
+    module = importlib.import_module(room)
+    monkeypatch.setattr(messages, "_WORDINGS", {})
+    importlib.reload(module)
+    asked = {kind for kind in coded.MADE if messages._ROOMS[kind.__module__] == room}
+    assert asked - messages._WORDINGS.keys() <= {trt.ScalesDiffer}  # which is reported as what it keeps apart
 
 
 def test_what_keeps_a_layer_from_int8_is_reported_or_a_fault_that_the_checks_report() -> None:

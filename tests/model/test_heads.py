@@ -78,3 +78,13 @@ def test_what_is_none(shape: tuple[int, ...], step: int) -> None:
     weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) * step
     proto = g.model(g.op(op, [soft, g.const("w", weights)], "end"))
     assert not find_dfl(Model(proto))
+
+
+def test_what_branches_and_joins_again_is_looked_at_once() -> None:
+    """Behind 60 Splits and Concats there are 2^60 ways."""
+    g = Graph()
+    x = g.op("Softmax", g.input(1, 8, 4, 4), "s")
+    for i in range(60):
+        x = g.concat(list(reversed(g.ops("Split", [x], f"split{i}", count=2, axis=1))), f"join{i}")
+        g.channels[x] = 8
+    assert find_dfl(Model(g.model(g.conv(x, "c")))) == set()

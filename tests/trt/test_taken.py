@@ -11,13 +11,16 @@ from qdqtool.insertion.api import insert
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
+from qdqtool.trt import taken as taken_module
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu
+from qdqtool.trt.layers import constant_of
 from qdqtool.trt.outcome import settled
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.taken import Taken, taken
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.insertion.nets import Net, images
 from tests.model.test_structures import gelu, hard_swish
+from tests.trt.builder import Graph
 
 FORMS: dict[str, tuple[Callable[[Net, str], str], str]] = {
     "": (lambda net, x: x, ""),
@@ -111,3 +114,22 @@ def test_a_bias_in_front_of_an_add_is_no_sum_of_a_depthwise_convolution(net: Net
         return told(net)[2]
 
     assert forms() == forms("bias") == [DepthwiseAdd] and forms("Relu") == forms("bias", "Relu") == []
+
+
+def test_sums_along_a_chain_are_followed_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the sums of a long chain would be followed to its front."""
+    looked = []
+    monkeypatch.setattr(taken_module, "constant_of", lambda tensor: looked.append(tensor) or constant_of(tensor))
+
+    def work(size: int) -> int:
+        looked.clear()
+        g = Graph()
+        gate, other = g.input(1, 8, 4, 4, name="gate"), g.input(1, 8, 4, 4, name="other")
+        x, sums = g.conv(g.input(1, 8, 4, 4), "c"), []
+        for i in range(size):
+            x = g.op("Mul", [x, gate], f"m{i}")
+            sums.append(g.add(x, other, f"a{i}"))
+        Taken(Model(g.model(*sums)))
+        return len(looked)
+
+    assert work(800) < 3 * work(400)

@@ -130,7 +130,9 @@ def _shapes(view: View, report: Report, conv: Node, outcome: ConvOutcome | None)
     inputs, outputs, groups = known
     if groups > 1 and groups == inputs and outcome is not None:
         readers, last = view.model.readers(outcome.bare), conv.index not in view.feeds_weighted
-        for form in depthwise(CHECK, conv, outcome.activation, readers, last):
+        # builds were seen to fail on the SiLU alone, not on other gates
+        seen = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
+        for form in depthwise(CHECK, conv, outcome.activation if seen else "", readers, last):
             report.add(form, convolutions=[conv.name])
     elif 1 < groups != inputs:
         report.add(faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])

@@ -29,7 +29,7 @@ class Pass(ABC):
     Attributes:
         cases: What is known of it.
         unnamed: Kinds of its lines that do not name it,
-        turned: and the kind of layer that it makes another one of, as such a line has it.
+        turned: and which kind of layer its lines about types name.
         compared: Whether `verify` compares its lines with a build's. Those that only prepare names of constants and
             shuffles, and those whose name in TensorRT is not known, are not.
         events: The lines that TensorRT logs for its last run, as data.
