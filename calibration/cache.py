@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import Looks
-from calibration.statistics import CHANNELS, MIN_TOP, OCTAVES, POSITIONS, MagnitudeCounter, TensorStatistics
+from calibration.statistics import (
+    CHANNELS,
+    MIN_TOP,
+    OCTAVES,
+    POSITIONS,
+    MagnitudeCounter,
+    TensorStatistics,
+    counted_bytes,
+)
 from qdqtool.base import budgets
 from qdqtool.base.archives import Archive
 from qdqtool.base.files import read_input
@@ -237,8 +245,8 @@ def _parse(archive: Archive, path: str) -> Progress:
     if len(counts) and counts.min() < 0:
         raise ValueError("negative counts")
     if names:
-        size = len(TensorStatistics(bins).counter.counts) * 8 * len(names)
-        budgets.require(size, budgets.CACHE_MEMORY, f"{path}: the statistics of {len(names)} tensors take", DataError)
+        budgets.require(counted_bytes(len(names), bins), budgets.CACHE_MEMORY,
+                        f"{path}: the statistics of {len(names)} tensors take", DataError)
     tensors: list[TensorStatistics] = []
     at = 0
     for name, (count, nonfinite, top, first, last), (low, high) in zip(names, numbers.tolist(), ranges.tolist(),
