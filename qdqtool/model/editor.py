@@ -287,8 +287,11 @@ class Editor:
         return self.model
 
     def _resolved(self, tensor: str) -> str:
+        passed = []
         while tensor in self._alias:
+            passed.append(tensor)
             tensor = self._alias[tensor]
+        self._alias.update(dict.fromkeys(passed, tensor))  # of a chain, each link is followed once
         return tensor
 
     def _prune(self, nodes: list[Node | onnx.NodeProto], inside: set[str]) -> list[Node | onnx.NodeProto]:
