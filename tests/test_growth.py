@@ -62,7 +62,7 @@ LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs", "Cas
 AUTOMATIC = ("predict on a GPU", "residual")
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
 SIZES = (500, 1000, 2000, 4000)
-SHORT, LITTLE = 0.1, 4e6  # seconds and bytes by which two runs of the same may differ
+SHORT, LITTLE = 0.1, 16e6  # seconds and bytes that are chance: what the process had left free is not counted
 RATIO, LEAST = 8.0, 0.03  # of seconds for four times the input, and what is too short to be measured
 
 
