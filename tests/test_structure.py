@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import onnx.defs
 import pytest
 
 from qdqtool.commands.cli import cli
+from qdqtool.types import FindingCode
 from tests.sources import lines_that_edit, nodes_of, walked
 
 HOME = Path(__file__).parents[1]
@@ -362,6 +364,16 @@ def names_a_parameter(node: ast.AST) -> bool:
         re.search(r"(?<![`{])`[a-z][a-z_]*(?:=[^`]*)?`(?!`)", node.value) is not None)
 
 
+def codes_named() -> Broken:
+    """The class of a refusal gives its code (explain/coded.py); what is below findings, and ``fix``, name none."""
+    code = re.compile(rf"(?<![\w-])(?:{'|'.join(c for c in typing.get_args(FindingCode) if '-' in c)})(?![\w-])")
+    for module, path in sources().items():
+        if room_of(module) not in ("commands", "explain", "options", "render", "types"):
+            for node in nodes_of(path):
+                if isinstance(node, ast.Constant) and code.search(str(node.value)):
+                    yield f"code: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def sentences_as_values() -> Broken:
     """A remark or a sentence holds values, and what an error says as one (``of_error``): no text made before."""
     for module, path in sources().items():
@@ -486,7 +498,8 @@ def _has_words(node: ast.AST) -> bool:
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
         onnx_loaded, words_of_the_command_line,
-        graphs_edited, sentences_read, words_compared, parameters_in_words, sentences_as_values,
+        graphs_edited, sentences_read, words_compared, parameters_in_words, codes_named,
+        sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 
 

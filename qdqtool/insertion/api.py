@@ -216,7 +216,7 @@ def _of_outliers(
     model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
     target: Target,
 ) -> list[Finding]:
-    """ACT-OUTLIER for scales as they were chosen."""
+    """Findings about outliers, for scales as they were chosen."""
     nodes = {q.tensor: q.node for q in quantized}
     report = Report(target.name)
     outliers(report, model, [
@@ -227,7 +227,7 @@ def _of_outliers(
 
 
 def _of_norms(model: Model, target: Target) -> list[Finding]:
-    """NORM-PIECES for the finished model."""
+    """Findings about layer normalizations, for the finished model."""
     report = Report(target.name)
     norms(View(model), report)
     return report.findings

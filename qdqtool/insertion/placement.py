@@ -337,7 +337,7 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
         activation = layer.fusion.activation
         readers = model.readers(layer.fusion.bare or layer.out.source)
         found += depthwise(PLACEMENT, node, activation.op if activation is not None else "", readers)
-    return next((r for r in found if r is not None and type(r) in rules.failing), None)
+    return next((r for r in found if isinstance(r, tuple(rules.failing))), None)
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
