@@ -129,9 +129,9 @@ def test_pictures_that_are_not_copied_give_the_same(tmp_path: Path, size: tuple[
 
 
 def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
-    for path, told in ((tmp_path / "nothing.png", "no such file"), (tmp_path, "is a folder; give a file")):
+    for path, told in ((tmp_path / "nothing.png", "decoded no"), (tmp_path, "decoded folder;")):
         for given in (path, str(path)):
-            with pytest.raises(DataError, match=rf"^{told}$"):
+            with raises(DataError, told):
                 decode(given)
     (tmp_path / "text.png").write_text("no picture")
     with raises(DataError, "_opened text.png"):

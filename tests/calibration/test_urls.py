@@ -57,7 +57,7 @@ def test_contents_of_urls(folder: Path) -> None:
 
 @pytest.mark.parametrize(*cases("calibration/urls-what-cannot-be-had"))
 def test_what_cannot_be_had(url: str, told: str) -> None:
-    with pytest.raises(DataError, match=told) as caught:
+    with raises(DataError, told) as caught:
         open_data(url, [SPEC])
     assert "\n" not in str(caught.value)
 

@@ -308,8 +308,7 @@ def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good:
         made = qdqtool.insert(two_layers(), data, input_type="uint8", predict=False)
         assert made.notes[-1].remark is Remark.FEED_UINT8_SCALED
         return
-    told = rf"from {low:g} to {high:g} in 'x', and pixels become 0 to 1; give the `scale`"
-    with pytest.raises(ModelError, match=told):
+    with raises(ModelError, f"check_pixels {low:g} {high:g} 'x' `scale`"):
         qdqtool.insert(two_layers(), data, input_type="uint8", predict=False)
     scaled = Preprocess(scale=1.0) if high > 1 else Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
     assert qdqtool.insert(two_layers(), data, input_type="uint8", predict=False, preprocess=scaled)
