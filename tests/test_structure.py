@@ -10,7 +10,7 @@ import ast
 import functools
 import re
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -377,13 +377,25 @@ def codes_named() -> Broken:
 def sentences_as_values() -> Broken:
     """A remark or a sentence holds values, and what an error says as one (``of_error``): no text made before."""
     for module, path in sources().items():
-        for node in nodes_of(path):
-            if makes_a_sentence(node):
+        nodes = nodes_of(path)
+        made = {ast.unparse(n.targets[0]) for n in nodes if isinstance(n, ast.Assign) and makes_a_text(n.value)}
+        for node in nodes:
+            if makes_a_sentence(node, made):
                 yield f"value: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
 
 
-def makes_a_sentence(node: ast.AST) -> bool:
-    """Whether a remark, a sentence or a reason is given an f-string, or a remark the text of an error."""
+def makes_a_text(node: ast.expr) -> bool:
+    """Whether a variable is given an f-string with words, or several of them."""
+    parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+    parts = [p.elt if isinstance(p, ast.ListComp) else p for p in parts]
+    parts += [e for p in parts if isinstance(p, ast.List) for e in p.elts]
+    return any(isinstance(p, ast.JoinedStr) and re.search(r"[A-Za-z]{3}", "".join(
+        str(v.value) for v in p.values if isinstance(v, ast.Constant))) for p in parts)  # fmt: skip
+
+
+def makes_a_sentence(node: ast.AST, made: Collection[str] = ()) -> bool:
+    """Whether a remark, a sentence or a reason is given an f-string or one of the texts ``made`` of such, or a remark
+    the text of an error."""
     if isinstance(node, ast.Assign):
         named = any(isinstance(t, ast.Attribute) and t.attr in SAID for t in node.targets)
         return named and isinstance(node.value, ast.JoinedStr | ast.Call) and ast.unparse(node.value) == "str(error)"
@@ -394,8 +406,8 @@ def makes_a_sentence(node: ast.AST) -> bool:
     if not remark and called != "said":
         return False
     parts = [part for keyword in node.keywords for part in ast.walk(keyword.value)]
-    return any(isinstance(p, ast.JoinedStr) or (remark and isinstance(p, ast.Call) and ast.unparse(p) == "str(error)")
-               for p in parts)  # fmt: skip
+    texts = {"str(error)", *made} if remark else set(made)
+    return any(isinstance(p, ast.JoinedStr) or ast.unparse(p) in texts for p in parts)
 
 
 def cases_read() -> Broken:
@@ -555,6 +567,11 @@ def test_what_makes_a_sentence() -> None:
     kept = ["Remark.A(why=why)", "said('{a}', a=str(error))", "Remark.A(error=of_error(error))", "x.name = str(error)"]
     for source in (*made, *kept):
         assert any(makes_a_sentence(node) for node in ast.walk(ast.parse(source))) is (source in made), source
+    for value, text in (("f'{x} was'", True), ("[f'{x} was' for x in y]", True), ("f'{x} was' if x else ''", True),
+                        ("said('{x} was')", False), ("f'{x}.{y}'", False), ("f'{x} was'.split()", False)):  # fmt: skip
+        (node,) = ast.parse(f"why = {value}").body
+        assert isinstance(node, ast.Assign) and makes_a_text(node.value) is text, value
+    assert makes_a_sentence(ast.parse("said('{a}', a=[why])", mode="eval").body, {"why"})
     named = ["'use `exclude`'", "'use `unify=False`'", "f'`{name}` is'", "f'`{name}={value}` is'"]
     kept = ["'use {`exclude`}'", "'``exclude``'", "'run `dot -Tsvg`'", "f'{name}` is'"]
     for source in (*named, *kept):

@@ -245,7 +245,7 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], parameter: str) -> 
         compiled = compile_pattern(pattern, given)
         found = [n for n in nodes if compiled.search(n.name)]
         if not found:
-            example = f"; names look like '{nodes[0].name}'" if nodes else ""
+            example = said("; names look like '{name}'", name=nodes[0].name) if nodes else ""
             raise QdqtoolError(said("{given}: matches no node that could be quantized{example}", given=given,
                                     example=example))
         for node in found:

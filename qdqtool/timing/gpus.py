@@ -261,7 +261,7 @@ def find(name: str) -> Gpu:
     if found:
         raise QdqtoolError(shared(name, [g.name for g in found]))
     near = near_names(name)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    hint = said("; did you mean {near:joined , }?", near=near) if near else ""
     raise QdqtoolError(said("GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
                             "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}", name=name, hint=hint))
 
