@@ -32,7 +32,8 @@ from qdqtool.insertion.losses import (
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import ActivationScale, rewrite, rules_for
+from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.insertion.rules import rules_for
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import EDITED, Model

@@ -70,7 +70,7 @@ def best_placement(model: Model, target: Target) -> Model:
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.halfprecision import to_half
     from qdqtool.insertion.placement import place
-    from qdqtool.insertion.rewrite import rules_for, sketch
+    from qdqtool.insertion.rules import rules_for, sketch
     from qdqtool.insertion.scales import scale_groups
     from qdqtool.options import Placing
 
