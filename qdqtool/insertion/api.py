@@ -16,7 +16,7 @@ from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.explain.lint.activation_scales import outliers
-from qdqtool.explain.lint.operators import norms
+from qdqtool.explain.lint.floats import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import change_inputs, check_input_type, check_pixels, collect_for, scales_from_table
