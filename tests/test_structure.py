@@ -259,11 +259,12 @@ def lists_of_operators() -> Broken:
 
 # What stands side by side once, and where.
 ONCE = {("'ai.onnx'",): "qdqtool.model.subgraphs", ("TensorProto.FLOAT", "TensorProto.FLOAT16"): "qdqtool.model.qdq",
-        ("LayerKind.CONVOLUTION", "LayerKind.DECONVOLUTION"): "qdqtool.model.operators"}
+        ("LayerKind.CONVOLUTION", "LayerKind.DECONVOLUTION"): "qdqtool.model.operators",
+        ("Precision.INT8", "Precision.UINT8"): "qdqtool.types"}
 
 
 def lists_with_one_home() -> Broken:
-    """Domains, types of floats and kinds of layers."""
+    """Domains, types and kinds of layers."""
     for module, path in sources().items():
         for node in nodes_of(path):
             if isinstance(node, ast.Tuple | ast.List | ast.Set):

@@ -19,7 +19,7 @@ from qdqtool.model.layernorm import NORM_OPSET, write_layer_norms
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import BYTES, Precision, Refusal
 
 _LEVELS = 127.0
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ def _family_site(
 ) -> Site | None:
     head = q or dqs[0]
     params = view.params(head)
-    if params.precision not in (Precision.INT8, Precision.UINT8) or params.scale is None or params.zero_point is None:
+    if params.precision not in BYTES or params.scale is None or params.zero_point is None:
         return None
     if not params.scale.size:
         return None
