@@ -17,6 +17,7 @@ MOST = 3  # words; more of them are a sentence
 
 _LITERALS = re.compile(r'"((?:[^"\\\n]|\\.)*)"|' + r"'((?:[^'\\\n]|\\.)*)'")
 _NAMED = re.compile(r"""\bmatch=(?![rf]?["'])|\bmatch=r?f["'].*\{""")  # anything but a literal
+_COMPARED = re.compile(r"""[rf]?["'] in str\(caught|str\(caught\.value\) ==|== str\(caught|= str\(caught""")
 _VALUES = re.compile(r"'[^']*'|`[^`]*`|\{[^}]*\}|\\\w")
 
 
@@ -30,7 +31,8 @@ def sentences(source: str) -> list[int]:
         texts = _LITERALS.findall(given[1]) or _LITERALS.findall(given[2] or "")
         if is_sentence(" ".join(one or other for one, other in texts)):
             found.append(source.count("\n", 0, given.start()) + 1)
-    return [*found, *bound(source)] if _NAMED.search(source) else found
+    found += bound(source) if _NAMED.search(source) else []
+    return found + compared(source) if _COMPARED.search(source) else found
 
 
 def is_sentence(text: str) -> bool:
@@ -42,7 +44,10 @@ def bound(source: str) -> list[int]:
     assignment or a call."""
     tree = ast.parse(source)
     found = []
+    lines = source.splitlines()
     for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        if not any("match=" in line for line in lines[function.lineno : function.end_lineno]):
+            continue
         matched = [n.value for n in ast.walk(function) if isinstance(n, ast.keyword) and n.arg == "match"]
         names = {n.id for value in matched for n in ast.walk(value) if isinstance(n, ast.Name)}
         bindings = list(bindings_of(function, tree)) if names else []
@@ -78,6 +83,19 @@ def bindings_of(function: ast.FunctionDef, tree: ast.Module) -> Iterator[tuple[l
     for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function.name):
         yield from (([name], value) for name, value in zip(parameters, call.args, strict=False))
         yield from (([k.arg or ""], k.value) for k in call.keywords)
+
+
+def compared(source: str) -> list[int]:
+    """Lines where what an error says, or a variable that was given it, is compared with a sentence."""
+    found = []
+    for function in (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)):
+        given = {getattr(n.targets[0], "id", ""): n.value for n in ast.walk(function) if isinstance(n, ast.Assign)}
+        for node in (n for n in ast.walk(function) if isinstance(n, ast.Compare)):
+            sides = [given.get(getattr(side, "id", None), side) for side in (node.left, *node.comparators)]
+            texts = [n.value for side in sides for n in ast.walk(side) if isinstance(n, ast.Constant)]
+            if any(map(is_sentence, map(str, texts))) and any("caught.value" in ast.unparse(side) for side in sides):
+                found.append(node.lineno)
+    return found
 
 
 def rows_of(table: ast.expr) -> list[ast.expr]:
@@ -118,6 +136,13 @@ def test_what_is_a_sentence() -> None:
     kept = ["r'one of three'", "f'{name}: 3'", "re.escape(told)", "\"'the very first one'\"", "r'\\d \\w+ \\.onnx x'"]
     for words in (*kept, "'the model is damaged'", "f'{name} is no such model'", "re.escape('a file of its own')"):
         assert bool(sentences(f"pytest.raises(E, match={words})")) is (words not in kept), words
+
+
+def test_a_sentence_that_an_error_is_compared_with_is_one() -> None:
+    body = "def test():\n    said = str(caught.value)\n    told = {}\n    assert {}\n"
+    for words, wrong in (("f'{path}: is a folder, give a file'", True), ("f'{path}: 3'", False)):
+        for asked in ("said == told", f"{words} in str(caught.value)", "other == told"):
+            assert bool(sentences(body.format(words, asked))) is (wrong and "other" not in asked), (words, asked)
 
 
 def test_what_is_asked_of_an_error() -> None:
