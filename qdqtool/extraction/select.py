@@ -16,8 +16,9 @@ from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
-from qdqtool.model.graph import Node, tensor_bytes, without_data
+from qdqtool.model.graph import Node
 from qdqtool.model.inference import grows, shorten_names
+from qdqtool.model.slim import tensor_bytes, without_data
 from qdqtool.options import TRIES
 from qdqtool.types import ConvOutcome, Finding, Prediction
 

@@ -12,7 +12,8 @@ from qdqtool.explain.coded import MADE
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import ScaleGroup, scale_groups
-from qdqtool.model.graph import EDITED, Model, without_large_weights
+from qdqtool.model.graph import EDITED, Model
+from qdqtool.model.slim import without_large_weights
 from qdqtool.options import Placing
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import settled

@@ -16,9 +16,10 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.model.editor import float_model, placeholder
 from qdqtool.model.external import has_data
-from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.inference import stays_small
 from qdqtool.model.qdq import FLOATS, is_qdq
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import STANDARD
 from qdqtool.trt.targets import Target
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.editor import float_model, placeholder
-from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
 from qdqtool.model.layernorm import NORMALIZES, layer_norms
 from qdqtool.model.operators import LayerKind, of, rearranges
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.view import View, adds_computed
 from qdqtool.trt import faults
 from qdqtool.trt.faults import CHECK
