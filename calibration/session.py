@@ -21,8 +21,9 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
-from qdqtool.model.graph import Model, without_data
+from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_proto
+from qdqtool.model.slim import without_data
 from qdqtool.model.subgraphs import part_of
 
 Size = tuple[int, int]

@@ -86,6 +86,7 @@ def check_activations(
     from qdqtool.explain.report import Report
     from qdqtool.model.editor import float_model
     from qdqtool.model.view import View
+    from qdqtool.trt.faults import OutlierScales
 
     index = load_full(model)
     view = View(index)
@@ -99,7 +100,8 @@ def check_activations(
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
-    known = [f for f in prediction.findings if f.code != "ACT-OUTLIER"]  # a guess, where data tells it
+    # A guess, where data tells it.
+    known = [f for f in prediction.findings if not isinstance(f.causes[0].refusal, OutlierScales)]
     prediction.findings = _ordered([*known, *report.findings])
     _number(prediction.findings, prediction, index)
 

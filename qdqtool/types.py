@@ -167,7 +167,7 @@ _WIDTH = {
     Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
-_FLOATS, _BYTES = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16), (Precision.INT8, Precision.UINT8)
+_FLOATS, BYTES = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16), (Precision.INT8, Precision.UINT8)
 
 
 class Evidence(StrEnum):
@@ -411,7 +411,7 @@ class ConvOutcome:
 
     @property
     def is_int8(self) -> bool:
-        return self.precision in _BYTES
+        return self.precision in BYTES
 
     @property
     def is_product(self) -> bool:

@@ -112,7 +112,7 @@ def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_f
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    (None, "cannot be read"), ("[[split", "is no list of"), ("x = 1", "is no list of"),
+    (None, "cannot be read"), ("[[split", "no list of"), ("x = 1", "no list of"),
     ('[[split]]\nname = "a"\nmodel = "m"', "split 1 has no 'calibration'"),
     ('[[split]]\nname = "a"\nmodel = "m"\ncalibration = "c"\nevaluation = "e"', "model of split 'a'"),
 ])  # fmt: skip

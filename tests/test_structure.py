@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import typing
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ import onnx.defs
 import pytest
 
 from qdqtool.commands.cli import cli
+from qdqtool.types import FindingCode
 from tests.sources import lines_that_edit, nodes_of, walked
 
 HOME = Path(__file__).parents[1]
@@ -257,11 +259,12 @@ def lists_of_operators() -> Broken:
 
 # What stands side by side once, and where.
 ONCE = {("'ai.onnx'",): "qdqtool.model.subgraphs", ("TensorProto.FLOAT", "TensorProto.FLOAT16"): "qdqtool.model.qdq",
-        ("LayerKind.CONVOLUTION", "LayerKind.DECONVOLUTION"): "qdqtool.model.operators"}
+        ("LayerKind.CONVOLUTION", "LayerKind.DECONVOLUTION"): "qdqtool.model.operators",
+        ("Precision.INT8", "Precision.UINT8"): "qdqtool.types"}
 
 
 def lists_with_one_home() -> Broken:
-    """Domains, types of floats and kinds of layers."""
+    """Domains, types and kinds of layers."""
     for module, path in sources().items():
         for node in nodes_of(path):
             if isinstance(node, ast.Tuple | ast.List | ast.Set):
@@ -362,16 +365,38 @@ def names_a_parameter(node: ast.AST) -> bool:
         re.search(r"(?<![`{])`[a-z][a-z_]*(?:=[^`]*)?`(?!`)", node.value) is not None)
 
 
+def codes_named() -> Broken:
+    """The class of a refusal gives its code (explain/coded.py); what is below findings, and ``fix``, name none."""
+    code = re.compile(rf"(?<![\w-])(?:{'|'.join(c for c in typing.get_args(FindingCode) if '-' in c)})(?![\w-])")
+    for module, path in sources().items():
+        if room_of(module) not in ("commands", "explain", "options", "render", "types"):
+            for node in nodes_of(path):
+                if isinstance(node, ast.Constant) and code.search(str(node.value)):
+                    yield f"code: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def sentences_as_values() -> Broken:
     """A remark or a sentence holds values, and what an error says as one (``of_error``): no text made before."""
     for module, path in sources().items():
-        for node in nodes_of(path):
-            if makes_a_sentence(node):
+        nodes = nodes_of(path)
+        made = {ast.unparse(n.targets[0]) for n in nodes if isinstance(n, ast.Assign) and makes_a_text(n.value)}
+        for node in nodes:
+            if makes_a_sentence(node, made):
                 yield f"value: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
 
 
-def makes_a_sentence(node: ast.AST) -> bool:
-    """Whether a remark, a sentence or a reason is given an f-string, or a remark the text of an error."""
+def makes_a_text(node: ast.expr) -> bool:
+    """Whether a variable is given an f-string with words, or several of them."""
+    parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+    parts = [p.elt if isinstance(p, ast.ListComp) else p for p in parts]
+    parts += [e for p in parts if isinstance(p, ast.List) for e in p.elts]
+    return any(isinstance(p, ast.JoinedStr) and re.search(r"[A-Za-z]{3}", "".join(
+        str(v.value) for v in p.values if isinstance(v, ast.Constant))) for p in parts)  # fmt: skip
+
+
+def makes_a_sentence(node: ast.AST, made: Collection[str] = ()) -> bool:
+    """Whether a remark, a sentence or a reason is given an f-string or one of the texts ``made`` of such, or a remark
+    the text of an error."""
     if isinstance(node, ast.Assign):
         named = any(isinstance(t, ast.Attribute) and t.attr in SAID for t in node.targets)
         return named and isinstance(node.value, ast.JoinedStr | ast.Call) and ast.unparse(node.value) == "str(error)"
@@ -382,8 +407,8 @@ def makes_a_sentence(node: ast.AST) -> bool:
     if not remark and called != "said":
         return False
     parts = [part for keyword in node.keywords for part in ast.walk(keyword.value)]
-    return any(isinstance(p, ast.JoinedStr) or (remark and isinstance(p, ast.Call) and ast.unparse(p) == "str(error)")
-               for p in parts)  # fmt: skip
+    texts = {"str(error)", *made} if remark else set(made)
+    return any(isinstance(p, ast.JoinedStr) or ast.unparse(p) in texts for p in parts)
 
 
 def cases_read() -> Broken:
@@ -486,7 +511,8 @@ def _has_words(node: ast.AST) -> bool:
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
         onnx_loaded, words_of_the_command_line,
-        graphs_edited, sentences_read, words_compared, parameters_in_words, sentences_as_values,
+        graphs_edited, sentences_read, words_compared, parameters_in_words, codes_named,
+        sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 
 
@@ -542,6 +568,11 @@ def test_what_makes_a_sentence() -> None:
     kept = ["Remark.A(why=why)", "said('{a}', a=str(error))", "Remark.A(error=of_error(error))", "x.name = str(error)"]
     for source in (*made, *kept):
         assert any(makes_a_sentence(node) for node in ast.walk(ast.parse(source))) is (source in made), source
+    for value, text in (("f'{x} was'", True), ("[f'{x} was' for x in y]", True), ("f'{x} was' if x else ''", True),
+                        ("said('{x} was')", False), ("f'{x}.{y}'", False), ("f'{x} was'.split()", False)):  # fmt: skip
+        (node,) = ast.parse(f"why = {value}").body
+        assert isinstance(node, ast.Assign) and makes_a_text(node.value) is text, value
+    assert makes_a_sentence(ast.parse("said('{a}', a=[why])", mode="eval").body, {"why"})
     named = ["'use `exclude`'", "'use `unify=False`'", "f'`{name}` is'", "f'`{name}={value}` is'"]
     kept = ["'use {`exclude`}'", "'``exclude``'", "'run `dot -Tsvg`'", "f'{name}` is'"]
     for source in (*named, *kept):

@@ -41,7 +41,7 @@ def test_requirements() -> None:
         assert_int8(_network((True, False, True)), "trt8.5")
     message = str(caught.value)
     assert re.search(r"2 of 3 convolutions INT8 .* 3 required", message)
-    assert "conv1 (Conv) is FLOAT, not INT8" in message
+    assert "conv1 (Conv)" in message and "FLOAT" in message
     assert "conv0 (Conv)" not in message and "conv2 (Conv)" not in message
     assert message.count("cause: ") >= 1 and message.count("fix: ") == message.count("cause: ")
     model = _network((True, True, True), skip=True)

@@ -88,13 +88,14 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
         key = annotation, module, kind, value.dtype if array else None
         if key in _fitting:
             return value
-    asked = ""
+    asked: str = ""
     try:
         right = _sound(value) and fits(value, hint)
     except Exception as error:  # of a class of the user's, which has a length or elements and does not give them
-        right, asked = False, f", which raises {type(error).__name__} when it is asked for what it holds"
+        right, asked = False, said(
+            ", which raises {kind} when it is asked for what it holds", kind=type(error).__name__)
     if not right:
-        wanted = "" if asked and hint in (Any, object) else f"; give {_words(hint)}"
+        wanted = "" if asked and hint in (Any, object) else said("; give {wanted}", wanted=_words(hint))
         raise QdqtoolError(said("{parameter:{value}}: is {kind}{asked}{wanted}", parameter=Parameter(name),
                                 value=shown(value), kind=_class(value), asked=asked, wanted=wanted))
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)

@@ -6,7 +6,7 @@ A hundred small classes are loaded with every command; Python's own decorator co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
@@ -129,6 +129,11 @@ def _published(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_published(one) for one in value]
     return value.as_json() if hasattr(value, "as_json") else str(value) if isinstance(value, StrEnum) else value
+
+
+def nearest(table: Mapping[type, T], kind: type) -> T | None:
+    """What a table says of a class, or of the nearest of its bases; None where it knows none of them."""
+    return next((table[base] for base in kind.__mro__ if base in table), None)
 
 
 def replaced(item: T, **changes: Any) -> T:

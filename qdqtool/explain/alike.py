@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.base.records import contents
+from qdqtool.base.records import contents, nearest
 from qdqtool.explain.coded import (
     ScalesAround,
     before_norm,
@@ -56,7 +56,7 @@ def readers_in(found: Key) -> Iterator[str]:
 
 def _cause(finding: Finding, cause: Cause) -> Key:
     r = cause.refusal
-    told = _TOLD.get(type(r))
+    told = nearest(_TOLD, type(r))
     if told is not None:
         return type(r), *map(_value, told(finding, cause, r))
     return _values(r)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqtool.base.records import nearest
 from qdqtool.explain import outputs
 from qdqtool.explain.coded import codes_of
 from qdqtool.explain.report import Diagnosis, Known, Report
@@ -19,6 +20,7 @@ FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
 """What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks report it, and the
 layer's refusal makes no finding of its own. With it the codes of what they may come to first.
 """
+_FAULTY = tuple(FAULTS)
 
 
 def explain(prediction: Prediction, report: Report) -> None:
@@ -40,9 +42,9 @@ def explain(prediction: Prediction, report: Report) -> None:
         if outcome.int8_in_int8_out:
             continue
         refused = known.at(outcome.name)
-        fault = None if outcome.is_int8 else next((r for r in refused if type(r) in FAULTS), None)
+        fault = None if outcome.is_int8 else next((type(r) for r in refused if isinstance(r, _FAULTY)), None)
         if fault is not None:
-            known.refer(outcome.name, (*codes_of(type(fault)), *FAULTS[type(fault)]))
+            known.refer(outcome.name, (*codes_of(fault), *(nearest(FAULTS, fault) or ())))
             continue
         found = None if outcome.is_int8 else outputs.of_inputs(known, refused)
         found = found or outputs.diagnose(known, refused)

@@ -5,11 +5,10 @@ Also which of them ``fix`` takes.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qdqtool.base.records import contents, once
+from qdqtool.base.records import contents, nearest, once
 from qdqtool.explain.messages import GpuLacks, floats_of, quantizers_of
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
 from qdqtool.trt import faults
@@ -240,37 +239,30 @@ def code_of(refusal: Refusal) -> FindingCode:
     Raises:
         KeyError: Nothing is reported of refusals of its class.
     """
-    return next(m.code for m in MADE[type(refusal)] if m.when is None or m.when(refusal))
+    made = nearest(MADE, type(refusal))
+    if made is None:
+        raise KeyError(type(refusal))
+    return next(m.code for m in made if m.when is None or m.when(refusal))
 
 
 PROMISED = frozenset(m.code for made in MADE.values() for m in made if m.promised)
 """The codes of findings that ``qdqtool fix`` can change by itself."""
+TRIED = frozenset(m.code for made in MADE.values() for m in made if m.tried)
+"""Those that it tries to."""
 
 
 def codes_of(kind: type[Refusal]) -> tuple[FindingCode, ...]:
     """All codes of a class of refusals; none where nothing is reported of them."""
-    return tuple(m.code for m in MADE.get(kind, ()))
-
-
-def _fixes() -> dict[FindingCode, frozenset[type[Refusal]]]:
-    found: dict[FindingCode, set[type[Refusal]]] = defaultdict(set)
-    for kind, made in MADE.items():
-        for m in made:
-            if m.tried:
-                found[m.code].add(kind)
-    return {code: frozenset(kinds) for code, kinds in found.items()}
-
-
-FIXES = _fixes()
-"""The classes of refusals that ``fix`` takes, by code."""
+    return tuple(m.code for m in nearest(MADE, kind) or ())
 
 
 def fixes_of(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
     """The codes that ``fix`` takes of refusals of these classes, in the order of the classes."""
-    return tuple(dict.fromkeys(m.code for kind in kinds for m in MADE[kind] if m.tried))
+    return tuple(dict.fromkeys(m.code for kind in kinds for m in nearest(MADE, kind) or () if m.tried))
 
 
 def fixed(finding: Finding) -> list[Refusal]:
     """The refusals behind a finding that ``fix`` takes; none for one that no step takes."""
-    taken = FIXES.get(finding.code, ())
-    return [r for c in finding.causes for r in (c.refusal, *c.also) if type(r) in taken]
+    if finding.code not in TRIED:
+        return []
+    return [r for c in finding.causes for r in (c.refusal, *c.also) if finding.code in fixes_of((type(r),))]

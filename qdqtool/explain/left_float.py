@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.base.records import record, replaced
+from qdqtool.base.records import nearest, record, replaced
 from qdqtool.base.said import Parameter, said
 from qdqtool.base.text import counted
 from qdqtool.errors import ModelError
@@ -236,7 +236,9 @@ class SkippedNode:
     @property
     def reason(self) -> str:
         """Why, in words."""
-        return WORDS[type(self.refusal)](self.refusal)
+        words = nearest(WORDS, type(self.refusal))
+        assert words is not None, self.refusal
+        return words(self.refusal)
 
     def as_json(self) -> Json:
         return {"node": self.node, "reason": self.reason}

@@ -56,10 +56,8 @@ def worded(finding: Finding) -> Words:
     entry = codes.get(finding.code)
     message = fix = ""
     for cause in finding.causes:
-        refusal, kind = cause.refusal, type(cause.refusal)
-        if kind not in _WORDINGS:
-            importlib.import_module(_ROOMS[kind.__module__])
-        found = _WORDINGS[kind](finding, cause, refusal)
+        refusal = cause.refusal
+        found = _wording(type(refusal))(finding, cause, refusal)
         text, advice = (found, "") if isinstance(found, str) else found
         if not message:
             message, fix = text, advice or entry.fix
@@ -69,6 +67,16 @@ def worded(finding: Finding) -> Words:
         elif text not in message:
             message += f" {text}"
     return message, fix
+
+
+def _wording(kind: type[Refusal]) -> Wording:
+    """That of a class, or of the nearest of its bases; its room is loaded where it has one."""
+    for base in kind.__mro__:
+        if base not in _WORDINGS and base.__module__ in _ROOMS:
+            importlib.import_module(_ROOMS[base.__module__])
+        if base in _WORDINGS:
+            return _WORDINGS[base]
+    raise KeyError(kind)
 
 
 def number(value: float | None) -> str:

@@ -56,7 +56,7 @@ OUTPUT: tuple[type[Refusal], ...] = (
 
 def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     """The diagnosis of a layer that writes float, of the refusal nearest to it; None where there is none."""
-    r = next((r for kind in OUTPUT for r in refusals if type(r) is kind), None)
+    r = next((r for kind in OUTPUT for r in refusals if isinstance(r, kind)), None)
     if r is None:
         return None
     concerned = known.concerned(r.node)

@@ -9,7 +9,8 @@ from onnx import helper
 from qdqtool.base.said import said
 from qdqtool.errors import ModelError
 from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node, tensor_bytes, without_data
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.slim import tensor_bytes, without_data
 from qdqtool.model.subgraphs import called, inner_graphs, leading_to, part_of
 
 _SMALL = 4096  # bytes; larger constants are put in when the part is found

@@ -16,8 +16,9 @@ from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
-from qdqtool.model.graph import Node, tensor_bytes, without_data
+from qdqtool.model.graph import Node
 from qdqtool.model.inference import grows, shorten_names
+from qdqtool.model.slim import tensor_bytes, without_data
 from qdqtool.options import TRIES
 from qdqtool.types import ConvOutcome, Finding, Prediction
 
@@ -89,7 +90,7 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
     found = [f for f in prediction.findings if f.code == code and (node is None or f.node == node or
                                                                    node in f.convolutions)]
     what = prediction.model.path or "model"
-    place = f" at '{node}'" if node is not None else ""
+    place = said(" at '{node}'", node=node) if node is not None else ""
     if not found:
         counts = prediction.findings_by_code()
         there = ", ".join(f"{c} ({n})" for c, n in counts.items()) or "none"
@@ -97,7 +98,7 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
     if not colon:
         return found[0]
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
-        count = f"there are {len(found)}" if len(found) > 1 else "there is 1"
+        count = said("there are {count}", count=len(found)) if len(found) > 1 else "there is 1"
         raise ModelError(said("{what}: {`finding`} {wanted}: {count} of {code}{place}, counted from 1",
                               what=what, wanted=wanted, count=count, code=code, place=place))
     return found[int(number) - 1]

@@ -19,7 +19,7 @@ from qdqtool.base.process import collector_paused
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.explain.coded import FIXES, ScalesAround, fixed
+from qdqtool.explain.coded import TRIED, ScalesAround, fixed
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.site import Aim, Site, Step
 from qdqtool.model.editor import Editor, float_model
@@ -205,7 +205,7 @@ def _wanted(only: Sequence[str]) -> set[str]:
         entry = codes.find(text)
         if entry is None:
             raise QdqtoolError(f"no finding has the code '{text}'; {codes.hint(text)}")
-        if entry.code not in FIXES:
+        if entry.code not in TRIED:
             raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
         wanted.add(entry.code)
     return wanted
@@ -353,7 +353,7 @@ class _Work:
 
     def try_whole(self, aim: Aim, what: str, convert: Callable[[Model, Target], Model | None]) -> None:
         """Tries a rewrite of the whole model."""
-        found = [f for f in self.prediction.findings if any(type(r) in aim.kinds for r in fixed(f))]
+        found = [f for f in self.prediction.findings if aim.answered(f)]
         if not found:
             return
         change = Change(found[0].code, "", what)

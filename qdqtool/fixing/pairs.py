@@ -33,7 +33,7 @@ def _dqs(view: View, q: Node) -> list[Node]:
 
 
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SILU-INNER-Q and ACT-INNER-Q: the pair goes behind the activation, or away where one is there already."""
+    """The pair goes behind the activation, or away where one is there already."""
     sites: list[Site] = []
     inside = {r.node: r for r in only(InsideActivation, reported)}
     for q in nodes_of(view, reported):
@@ -81,7 +81,7 @@ def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
 
 
 def convolution_side(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """ADD-BOTH: the pair on the convolution's side of a residual Add goes."""
+    """The pair on the convolution's side of a residual Add goes."""
     sites: list[Site] = []
     for r in only(ResidualBothQuantized, reported):
         q = view.model.node(r.quantizer)
@@ -91,7 +91,7 @@ def convolution_side(view: View, target: Target, reported: Sequence[Refusal]) ->
 
 
 def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SKIP-FLOAT, POOL-MIXED, ADD-ACT: an Add reads its residual through the pair that the tensor has already."""
+    """An Add reads its residual through the pair that the tensor has already."""
     sites: list[Site] = []
     floats: dict[str, str] = {}  # the residual tensor of each Add that a convolution could take in
     for r in only(ResidualFloat, reported):
@@ -133,7 +133,7 @@ def _shared(view: View, add: Node, residual: str | None) -> list[tuple[int, Node
 
 
 def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """PAD-SPLIT: the pair moves in front of a Pad that a Q passes (of zeros, or one that copies)."""
+    """The pair moves in front of a Pad that a Q passes (of zeros, or one that copies)."""
     sites: list[Site] = []
     for conv in nodes_of(view, reported):
         found = qdq.source_of_dq(view.model, conv.input(0))
@@ -159,7 +159,7 @@ def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list
 
 
 def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """HEAD-QUANT and HEAD-CONCAT: float box outputs and DFL (all last convolutions without one), no pair behind."""
+    """Float box outputs and DFL (all last convolutions without one), no pair behind."""
     sites: list[Site] = []
     for conv in nodes_of(view, only(HeadQuantized, reported)):
         data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)

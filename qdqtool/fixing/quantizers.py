@@ -19,14 +19,14 @@ from qdqtool.model.layernorm import NORM_OPSET, write_layer_norms
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import BYTES, Precision, Refusal
 
 _LEVELS = 127.0
 Floats = npt.NDArray[np.float64]
 
 
 def zero_points(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """ZP-NONZERO, ZP-UINT8, DQ-3-INPUTS and ZP-VOLUME: int8 with zero points of 0, of the scale's shape."""
+    """All are int8 with zero points of 0, of the scale's shape."""
     sites: list[Site] = []
     known: dict[object, Floats] = {}  # a scale may be large, and read by many nodes
     for q, dqs in _families(view, reported):
@@ -53,7 +53,7 @@ def _family_site(
 ) -> Site | None:
     head = q or dqs[0]
     params = view.params(head)
-    if params.precision not in (Precision.INT8, Precision.UINT8) or params.scale is None or params.zero_point is None:
+    if params.precision not in BYTES or params.scale is None or params.zero_point is None:
         return None
     if not params.scale.size:
         return None
@@ -113,7 +113,7 @@ def _requantize_constant(view: View, editor: Editor, dq: Node, params: QuantPara
 
 
 def positive_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SCALE-NONPOS: weights get the scale of their largest value, other scales their absolute value or 1."""
+    """Weights get the scale of their largest value, other scales their absolute value or 1."""
     sites: list[Site] = []
     for q, dqs in _families(view, reported):
         head = q or dqs[0]
@@ -158,7 +158,7 @@ def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> Floats
 
 
 def scalars(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """SCALE-SHAPE1 and ACT-PER-CHANNEL: one scalar scale for an activation."""
+    """One scalar scale for an activation."""
     sites: list[Site] = []
     names = named(reported)
     for q, dqs in view.pairs():
@@ -181,7 +181,7 @@ def scalars(view: View, target: Target, reported: Sequence[Refusal]) -> list[Sit
 
 
 def to_half(model: Model, target: Target) -> Model | None:
-    """FLOAT-FP32: the float part in FP16; None where the target chooses the width itself.
+    """The float part in FP16; None where the target chooses the width itself.
 
     Raises:
         ModelError: The opset cannot be raised to 19.
@@ -194,7 +194,7 @@ def to_half(model: Model, target: Target) -> Model | None:
 
 
 def to_float(model: Model, target: Target) -> Model | None:
-    """SCALE-FP16: the whole model in float32; None where the target takes float16 scales."""
+    """The whole model in float32; None where the target takes float16 scales."""
     if target.float16_scales or not halfprecision.has_half(model):
         return None
     copy = model.copy()
@@ -203,7 +203,7 @@ def to_float(model: Model, target: Target) -> Model | None:
 
 
 def to_layer_norm(model: Model, target: Target) -> Model | None:
-    """NORM-PIECES: each normalization in pieces that a LayerNormalization computes exactly, as one.
+    """Each normalization in pieces that a LayerNormalization computes exactly, as one.
 
     Raises:
         ModelError: The opset cannot be raised to 17.

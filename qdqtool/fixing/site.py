@@ -17,7 +17,7 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.view import View
 from qdqtool.trt.targets import Target
-from qdqtool.types import FindingCode, Prediction, Refusal
+from qdqtool.types import Finding, FindingCode, Prediction, Refusal
 
 R = TypeVar("R", bound=Refusal)
 
@@ -87,6 +87,10 @@ class Aim:
         """Those of the findings that they can remove."""
         return fixes_of(self.kinds)
 
+    def answered(self, finding: Finding) -> tuple[Refusal, ...]:
+        """The refusals behind a finding that are among them."""
+        return tuple(r for r in fixed(finding) if isinstance(r, self.kinds)) if finding.code in self.codes else ()
+
 
 @dataclass(frozen=True)
 class _Reported:
@@ -110,18 +114,18 @@ class Step(Aim):
         What was refused without a finding, for something else costs more there, has the first code of its class.
         """
         found = [_Reported(f.code, f.node, refusals, not f.automatic) for f in prediction.findings
-                 if (refusals := tuple(r for r in fixed(f) if type(r) in self.kinds))]
+                 if (refusals := self.answered(f))]
         told = {r for f in found for r in f.refusals}
         for r in prediction.refusals:
-            if type(r) in self.kinds and r not in told:
-                code = next(c for c in self.codes if c in fixes_of((type(r),)))
-                found.append(_Reported(code, r.node, (r,), 2))
+            if isinstance(r, self.kinds) and r not in told:
+                codes = [c for c in self.codes if c in fixes_of((type(r),))]
+                found += [_Reported(code, r.node, (r,), 2) for code in codes[:1]]
         reported = list(dict.fromkeys(r for f in found for r in f.refusals))
         if not reported:
             return []
         naming: dict[str, list[int]] = defaultdict(list)
         for number, f in enumerate(found):
-            for name in {f.node, *named(f.refusals)} if f.code in wanted else ():
+            for name in named(f.refusals) if f.code in wanted else ():
                 naming[name].append(number)
         sites = (self._answering(s, found, naming) for s in self.find(view, target, reported))
         return [s for s in sites if s is not None]

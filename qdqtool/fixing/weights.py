@@ -32,7 +32,7 @@ _Array = npt.NDArray[Any]
 
 
 def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """BIAS-DQ: the dequantized bias as a float constant."""
+    """The dequantized bias as a float constant."""
     sites: list[Site] = []
     for dq in nodes_of(view, reported):
         value = dequantized(view, dq)
@@ -66,7 +66,7 @@ def dequantized(view: View, dq: Node) -> Callable[[], _Array] | None:
 
 
 def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """WEIGHT-PREQUANT: float weights with a Q in front of the DQ; the integers come out the same."""
+    """Float weights with a Q in front of the DQ; the integers come out the same."""
     sites: list[Site] = []
     for conv in at(view, (r.convolution for r in only(WeightsStored, reported))):
         weights = view.weights(conv)
@@ -86,7 +86,7 @@ def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> 
 
 
 def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """W-SHARED: constant, Q and DQ copied for every convolution but the first."""
+    """Constant, Q and DQ copied for every convolution but the first."""
     users: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
     refused = only(WeightsShared, reported)
     sources = {r.weight for r in refused}
@@ -110,7 +110,7 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
 
 
 def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """W-NONCONST and WEIGHT-INDIRECT: what is between the constant and its quantizer, computed now."""
+    """What is between the constant and its quantizer, computed now."""
     sites: list[Site] = []
     constants = Constants(view.model)
     names = named(reported)
@@ -138,7 +138,7 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
 
 
 def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """W-NO-DQ: Q/DQ for the weights of a convolution whose input is quantized."""
+    """Q/DQ for the weights of a convolution whose input is quantized."""
     sites: list[Site] = []
     for conv in nodes_of(view, reported):
         weights = view.weights(conv)
@@ -168,7 +168,7 @@ def _granularity(axis: int | None) -> str:
 
 
 def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """CT-AXIS: one scale, from the largest weight, where a ConvTranspose has one for each channel.
+    """One scale, from the largest weight, where a ConvTranspose has one for each channel.
 
     Done where the target is not known to take a scale for each output channel, and where the axis is the wrong one.
     """
@@ -218,7 +218,7 @@ def _one_scale(editor: Editor, conv: Node, weights: Weights, value: _Array, like
 
 
 def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """BN-UNFOLDED: parameters that other nodes make from constants, as constants."""
+    """Parameters that other nodes make from constants, as constants."""
     sites: list[Site] = []
     constants = Constants(view.model)
     for norm in at(view, (r.batchnorm for r in only(BatchNormNotConstant, reported))):
@@ -240,7 +240,7 @@ def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[
 
 
 def folded_into_transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """CT-BN: a BatchNormalization folded into the quantized weights of the ConvTranspose in front of it.
+    """A BatchNormalization folded into the quantized weights of the ConvTranspose in front of it.
 
     Weights and scales are multiplied by the same factor for each output channel, so that the integers stay the same.
     """

@@ -16,7 +16,7 @@ from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.explain.lint.activation_scales import outliers
-from qdqtool.explain.lint.operators import norms
+from qdqtool.explain.lint.floats import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import change_inputs, check_input_type, check_pixels, collect_for, scales_from_table
@@ -32,7 +32,8 @@ from qdqtool.insertion.losses import (
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import ActivationScale, rewrite, rules_for
+from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.insertion.rules import rules_for
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import EDITED, Model
@@ -216,7 +217,7 @@ def _of_outliers(
     model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
     target: Target,
 ) -> list[Finding]:
-    """ACT-OUTLIER for scales as they were chosen."""
+    """Findings about outliers, for scales as they were chosen."""
     nodes = {q.tensor: q.node for q in quantized}
     report = Report(target.name)
     outliers(report, model, [
@@ -227,7 +228,7 @@ def _of_outliers(
 
 
 def _of_norms(model: Model, target: Target) -> list[Finding]:
-    """NORM-PIECES for the finished model."""
+    """Findings about layer normalizations, for the finished model."""
     report = Report(target.name)
     norms(View(model), report)
     return report.findings

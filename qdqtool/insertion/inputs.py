@@ -118,7 +118,9 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], pr
     others = [r.name for r in model.readers(tensor) if r.index not in {q.index for q in quantizers}]
     scales = {_scale_of(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(tensor):
-        reader = f"'{others[0]}' reads it as float" if others else "it is needed as float or with several scales"
+        reader = "it is needed as float or with several scales"
+        if others:
+            reader = said("'{other}' reads it as float", other=others[0])
         raise ModelError(said("{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
                               name=name, reader=reader))
     for q in quantizers:

@@ -25,12 +25,13 @@ from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.model.editor import Editor, with_more
-from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
+from qdqtool.model.graph import EDITED, Model, Node
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
 from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq
 from qdqtool.model.sessions import cores, open_proto
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import copy_of
 from qdqtool.options import LITTLE
 from qdqtool.types import Json, Prediction, QuantizedTensor

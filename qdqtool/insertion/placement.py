@@ -245,7 +245,7 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], parameter: str) -> 
         compiled = compile_pattern(pattern, given)
         found = [n for n in nodes if compiled.search(n.name)]
         if not found:
-            example = f"; names look like '{nodes[0].name}'" if nodes else ""
+            example = said("; names look like '{name}'", name=nodes[0].name) if nodes else ""
             raise QdqtoolError(said("{given}: matches no node that could be quantized{example}", given=given,
                                     example=example))
         for node in found:
@@ -337,7 +337,7 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
         activation = layer.fusion.activation
         readers = model.readers(layer.fusion.bare or layer.out.source)
         found += depthwise(PLACEMENT, node, activation.op if activation is not None else "", readers)
-    return next((r for r in found if r is not None and type(r) in rules.failing), None)
+    return next((r for r in found if isinstance(r, tuple(rules.failing))), None)
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:

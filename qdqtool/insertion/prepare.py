@@ -32,10 +32,11 @@ from qdqtool.explain.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
 from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.inference import infer, ranked
 from qdqtool.model.operators import LayerKind, of, output_axis
 from qdqtool.model.sizes import Contraction, contraction
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import DOMAINS, STANDARD
 from qdqtool.model.view import View
 

@@ -1,31 +1,25 @@
-"""Puts Q/DQ pairs into a model, named as QAT exports name them; tries both forms of residual Adds on a copy."""
+"""Puts Q/DQ pairs into a model, named as QAT exports name them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from qdqtool.base.records import replaced
-from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain import codes
-from qdqtool.explain.coded import MADE
-from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
-from qdqtool.insertion.scales import ScaleGroup, scale_groups, weight_scale
+from qdqtool.errors import ModelError
+from qdqtool.insertion.placement import Placement, Reader, WeightSite
+from qdqtool.insertion.scales import weight_scale
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
-from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.options import Placing
-from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
-from qdqtool.trt.outcome import settled
-from qdqtool.trt.targets import Target
-from qdqtool.types import Prediction, QuantizedTensor, Severity
+from qdqtool.types import QuantizedTensor
 
 _ROLES = ("_residual_quantizer", "_input_quantizer")
 _CHANNELS = 1 << 20  # of one layer; more is damage
@@ -199,98 +193,3 @@ def round_up_to_half(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     half = scale.astype(np.float16)
     lower = half.astype(np.float32) < scale
     return np.where(lower, np.nextafter(half, np.float16(np.inf)), half).astype(np.float16)
-
-
-# Residual Adds behind Conv and activation (C2f's SiLU): by the worse of two outcomes ---------------------------------
-
-
-OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
-Worth = tuple[int, int, int]
-
-
-def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
-    """The rules that the user's choices and the target's abilities make for a prepared model."""
-    rules = Rules(placing.head, placing.residual, OPTIONS[0], placing.exclude, placing.include, placing.exclude_op,
-                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
-                  failing=[form for form in (LargeKernel, DepthwiseAdd, DepthwiseSilu)
-                           if (held := codes.get(MADE[form][0].code).on(target.name)) is not None
-                           and held.severity != Severity.INFO])
-    return replace(rules, residual_after_activation=after_activation(model, rules, target, placing.unify))
-
-
-def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> str:
-    """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
-
-    Whether Conv, SiLU and an Add with a quantized skip become one layer is reported both ways (fused, apart), and for
-    small maps as the builder's choice by timing. With both inputs quantized the Add is an INT8 layer of its own, INT8
-    in and out, whichever holds; with the skip alone quantized it is nothing at all where the three fuse, and leaves
-    conversions where they do not. So each placement is simulated under both, the INT8 convolutions, those of them with
-    INT8 output and the conversions are counted, and the placement with the better worst case is taken. TensorRT-RTX
-    writes float from every convolution and fuses pointwise work anyway: a Q/DQ there only costs accuracy.
-
-    Returns:
-        ``both``, ``skip`` or ``none``: ``residual_after_activation`` of :class:`Rules`.
-    """
-    if target.is_rtx:
-        return "none"
-    best, reached = OPTIONS[0], None
-    if rules.residual != "auto":
-        return best
-    placements = {o: place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS}
-    if len(set(map(_read, placements.values()))) == 1:  # no such Add
-        return best
-    for option, placement in placements.items():
-        try:
-            slim = sketch(model, placement, scale_groups(model, placement.readers, unify))
-            worst = _worst(slim, placement, target, reached)
-        except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
-            return OPTIONS[0]
-        if worst is not None:
-            best, reached = option, worst
-    return best
-
-
-def _read(placement: Placement) -> frozenset[tuple[str, int, int]]:
-    return frozenset((t, r.node.index, r.position) for t, found in placement.readers.items() for r in found)
-
-
-def _worst(slim: Model, placement: Placement, target: Target, reached: Worth | None) -> Worth | None:
-    """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
-    found: list[Worth] = []
-    # Where every Add that is touched reads both inputs dequantized, no convolution can take it.
-    all_read = all(len(positions) > 1 for positions in _residual_positions(placement).values())
-    for fused in [False] if all_read else [False, True]:
-        found.append(_worth(settled(slim, replaced(target, residual_through_activation=fused))))
-        if reached is not None and found[-1] <= reached:
-            return None
-    return min(found)
-
-
-def _residual_positions(placement: Placement) -> dict[int, set[int]]:
-    """Of each residual Add, by index, the inputs that it reads dequantized."""
-    read: dict[int, set[int]] = {}
-    for found in placement.readers.values():
-        for reader in found:
-            if reader.role == "residual":
-                read.setdefault(reader.node.index, set()).add(reader.position)
-    return read
-
-
-def _worth(prediction: Prediction) -> Worth:
-    """INT8 convolutions, those with INT8 output, and conversions (fewer are better); greater is better."""
-    summary = prediction.summary()
-    return summary["int8"], summary["int8_to_int8"], -summary["conversions"]
-
-
-def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> Model:
-    """A Q/DQ model for simulation alone: no large weights, and a group's number from 1 for the scale of its tensors."""
-    slim = Model(without_large_weights(model.proto), model.path, EDITED, types=model)
-    nodes = slim.nodes
-    readers = {t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs] for t, rs in placement.readers.items()}
-    weights = [WeightSite(nodes[w.node.index], w.tensor, w.axis) for w in placement.weights]
-    scales = {
-        tensor: ActivationScale(number, "", None)
-        for number, group in enumerate(groups, 1) for tensor in group.quantized
-    }
-    rewrite(slim, Placement(readers, weights), scales, "sketch")
-    return slim

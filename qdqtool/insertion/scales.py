@@ -155,7 +155,7 @@ class MethodChoice:
             given = said("{`method_for`} {pattern}={method}", pattern=pattern, method=method)
             compiled = compile_pattern(pattern, given)
             if not any(compiled.search(t) for t in tensors):
-                example = f"; names look like '{tensors[0]}'" if tensors else ""
+                example = said("; names look like '{name}'", name=tensors[0]) if tensors else ""
                 raise QdqtoolError(said("{given}: matches no quantized tensor{example}", given=given, example=example))
 
     def of(self, group: ScaleGroup) -> str:

@@ -19,8 +19,9 @@ from onnx import TensorProto
 
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
-from qdqtool.model.graph import EDITED, Model, Node, without_large_weights
+from qdqtool.model.graph import EDITED, Model, Node
 from qdqtool.model.qdq import FLOATS, Numbers, is_dq, is_q
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import captured, in_order
 from qdqtool.model.view import View, Weights
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
 from qdqtool.model.inference import Alike, infer
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import STANDARD, captured, in_order, require_texts
 
 Shape = tuple[int | None, ...]
@@ -40,7 +41,6 @@ _VALUES = {  # the field of an attribute that holds its value, by its type; read
 }  # fmt: skip
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
 _KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
 
 
@@ -554,37 +554,6 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
         return int(tensor.elem_type), None
     shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
     return int(tensor.elem_type), shape if external.is_possible([d or 1 for d in shape]) else None
-
-
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Size of a tensor's message; 2 GB for one that protobuf cannot measure because it is larger."""
-    try:
-        return int(tensor.ByteSize())
-    except (ValueError, EncodeError):
-        return 2**31
-
-
-def without_large_weights(
-    proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES, only: Container[str] | None = None
-) -> onnx.ModelProto:
-    """A copy whose initializers of more than ``keep`` bytes, or those ``only``, have no data, but type and dimensions.
-    """
-    slim = onnx.ModelProto()
-    slim.ir_version = proto.ir_version
-    slim.opset_import.extend(proto.opset_import)
-    slim.functions.extend(proto.functions)
-    slim.graph.name = proto.graph.name
-    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
-        getattr(slim.graph, field).extend(getattr(proto.graph, field))
-    for tensor in proto.graph.initializer:
-        whole = tensor_bytes(tensor) <= keep or (only is not None and tensor.name not in only)
-        slim.graph.initializer.add().CopyFrom(tensor if whole else without_data(tensor))
-    return slim
-
-
-def without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Name, type and dimensions of a tensor, without its data."""
-    return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
 
 
 def _hash_of(proto: onnx.ModelProto) -> str:

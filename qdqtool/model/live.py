@@ -14,7 +14,8 @@ from onnx import numpy_helper
 from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.constants import Constants
-from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import held
 
 

@@ -19,7 +19,8 @@ from qdqtool.base.text import middle, reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
-from qdqtool.model.graph import Model, tensor_bytes, without_large_weights
+from qdqtool.model.graph import Model
+from qdqtool.model.slim import tensor_bytes, without_large_weights
 from qdqtool.model.subgraphs import check_functions, require_texts, with_inner
 
 _VERSIONS = range(1000)  # of operator sets, far above any

@@ -347,8 +347,6 @@ CONVOLUTIONS = tuple(op.name for op in _TABLE if op.kind in CONVOLVE)
 SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
-ACTIVATIONS = tuple(op.name for op in _TABLE if op.activation is not None)
-"""Operators that are an activation by themselves (one written in several nodes: ``model/pointwise.py``)."""
 
 RESIZES = tuple(op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE))
 """Operators that a Q passes and that change height and width: max poolings and resizes."""
@@ -406,11 +404,6 @@ def needs_own_dq(node: Node | None) -> bool:
     reader does (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
     """
     return of(node).kind == LayerKind.MATRIX_MULTIPLY
-
-
-def is_activation(node: Node | None) -> bool:
-    """Whether a convolution takes the node in as its activation."""
-    return of(node).activation is not None
 
 
 def is_pointwise(node: Node | None) -> bool:

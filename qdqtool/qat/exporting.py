@@ -22,7 +22,7 @@ from qdqtool.model.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
-from qdqtool.qat.modules import ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
+from qdqtool.qat.modules import TINY, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
 from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
@@ -31,7 +31,6 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 
 ANYTHING = 1.0  # a tolerance as large as the outputs themselves
-_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass
@@ -260,6 +259,6 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
                 trained = amax.double().reshape(scale.shape) / LEVELS
                 factor = None if axis is None else factors.get(q.owner)
                 trained = trained if factor is None else trained * factor.double().abs()
-                scale = torch.where(trained > _TINY, trained.float(), scale)
+                scale = torch.where(trained > TINY, trained.float(), scale)
         q.module._modules[q.attribute] = ExportQuantizer(scale, axis, None if q.weight else marked)
     twin.__dict__.pop(PLAN, None)

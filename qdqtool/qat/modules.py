@@ -263,7 +263,7 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 # What the quantizers of all backends have in common: their range, and what is said of them to torch's exporter ------
 
 
-_TINY = torch.finfo(torch.float32).tiny
+TINY = torch.finfo(torch.float32).tiny
 
 
 def amax_of(quantizer: nn.Module) -> Tensor | None:
@@ -324,7 +324,7 @@ def scale_of(quantizer: Any, x: Tensor) -> Tensor:
         others = [i for i in range(x.ndim) if i != axis]
         amax = x.detach().abs().amax(others) if axis is not None else x.detach().abs().amax()
     scale = amax.double().reshape(() if quantizer.qdq_axis is None else (-1,)) / LEVELS
-    return scale.float().clamp_min(_TINY)
+    return scale.float().clamp_min(TINY)
 
 
 def fake_quantized(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:

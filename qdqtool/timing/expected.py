@@ -12,7 +12,7 @@ import numpy as np
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
-from qdqtool.base.said import of_error
+from qdqtool.base.said import of_error, said
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
@@ -258,8 +258,8 @@ def unknown_gpu(build: Build) -> str:
 def contradicted(build: Build, gpu: Gpu) -> list[Note]:
     """That a build's log is of another device than the user's GPU; nothing where it can be that one."""
     facts = of_facts(build.device or "the device", build.gpu)
-    other = [f"compute capability {facts.cc}"] if facts.cc not in (None, gpu.cc) else []
-    other += [f"{facts.sms} SMs"] if facts.sms and facts.sms > gpu.sms else []
+    other = [said("compute capability {cc}", cc=facts.cc)] if facts.cc not in (None, gpu.cc) else []
+    other += [said("{sms} SMs", sms=facts.sms)] if facts.sms and facts.sms > gpu.sms else []
     return [Remark.CONTRADICTED(gpu=gpu.name, device=facts.name, facts=other)] if other else []
 
 

@@ -20,7 +20,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import rows
-from qdqtool.types import Evidence, Json, Precision
+from qdqtool.types import BYTES, Evidence, Json, Precision
 
 _HERE = Path(__file__).parent
 _SPLIT = re.compile(r"[\s_/()\-]+")
@@ -173,7 +173,7 @@ class Gpu:
     def mac_rate(self, precision: Precision) -> float:
         """Dense multiply-accumulates per second at the peak in a data type; FP32 counts TF32 (TensorRT's default)."""
         r = self.rates
-        narrow = r.int8 if precision in (Precision.INT8, Precision.UINT8, Precision.FP8) else (
+        narrow = r.int8 if precision in (*BYTES, Precision.FP8) else (
             r.fp16 if precision in (Precision.FP16, Precision.BF16) else 0.0)
         return (narrow or max(r.fp32_pipe, r.tf32)) * self.per_second  # without INT8 such a layer runs in FP32
 
@@ -261,7 +261,7 @@ def find(name: str) -> Gpu:
     if found:
         raise QdqtoolError(shared(name, [g.name for g in found]))
     near = near_names(name)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    hint = said("; did you mean {near:joined , }?", near=near) if near else ""
     raise QdqtoolError(said("GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
                             "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}", name=name, hint=hint))
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.work import Work, width
-from qdqtool.types import Precision
+from qdqtool.types import BYTES, Precision
 
 Array = npt.NDArray[np.float64]
 TILE = 64.0  # output channels that the smallest tensor core tiles worth choosing compute
@@ -138,7 +138,7 @@ def _moved(w: Work) -> float:
     return w.read * come + w.weights * come + w.written * (1.0 if w.written_as == Precision.FP32 else go)
 
 
-_INTEGERS = (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4)
+_INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
 
 
 def _path(precision: Precision, gpu: Gpu) -> tuple[str, float]:

@@ -16,9 +16,10 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.model.editor import float_model, placeholder
 from qdqtool.model.external import has_data
-from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.inference import stays_small
 from qdqtool.model.qdq import FLOATS, is_qdq
+from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import STANDARD
 from qdqtool.trt.targets import Target
 
@@ -70,7 +71,7 @@ def best_placement(model: Model, target: Target) -> Model:
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.halfprecision import to_half
     from qdqtool.insertion.placement import place
-    from qdqtool.insertion.rewrite import rules_for, sketch
+    from qdqtool.insertion.rules import rules_for, sketch
     from qdqtool.insertion.scales import scale_groups
     from qdqtool.options import Placing
 

@@ -14,7 +14,7 @@ from qdqtool.trt import detect, refusals
 from qdqtool.trt.layers import QDQ, WEIGHTED, Layer, Tensor, constant_of, dq_of, node_name, weights_position
 from qdqtool.trt.refusals import STEPS, Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.targets import Target
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import BYTES, Precision, Refusal
 
 _LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
 _BEHIND = 100  # layers looked at behind one
@@ -23,7 +23,6 @@ _PATHS = 1200  # steps on the ways to those tensors together; there are 1176 in 
 _STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
 _FEW = 4
 _RETYPING = frozenset(name for name, known in OPERATORS.items() if known.kind == LayerKind.IDENTITY)
-_BYTES = (Precision.INT8, Precision.UINT8)
 _ELEMENTWISE = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
 
 
@@ -348,7 +347,7 @@ def _precision(dq: Layer) -> Precision:
 def _kind(dq: Layer) -> str | None:
     """``INT8`` or ``FP8``, the types that both inputs must share; None for a type that no convolution computes in."""
     quant = dq.quant
-    if quant is None or quant.precision in _BYTES:
+    if quant is None or quant.precision in BYTES:
         return None if quant is None else "INT8"
     if quant.precision == Precision.FP8:
         return "FP8"

@@ -29,7 +29,7 @@ from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.placement import class_outputs, place
-from qdqtool.insertion.rewrite import rules_for
+from qdqtool.insertion.rules import rules_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.model.graph import Model

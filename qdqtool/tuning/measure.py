@@ -35,10 +35,11 @@ from qdqtool.base.process import Crew
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
 from qdqtool.model.external import array_of, has_data
-from qdqtool.model.graph import Model, Node, without_large_weights
+from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.model.sessions import SharedWeights, cores
+from qdqtool.model.slim import without_large_weights
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.metrics import Evidence, Metric

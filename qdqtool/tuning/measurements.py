@@ -95,7 +95,7 @@ class Store:
         self._changed = False
 
     def _read(self, path: Path) -> None:
-        what = f"{path}: is no file of an earlier `qdqtool tune`"
+        what = said("{path}: is no file of an earlier `qdqtool tune`", path=path)
         remedy = "give another name with {`state`}, or remove it"
         with open_input(path, error=DataError, note=False) as file:
             head = file.read(HEAD)

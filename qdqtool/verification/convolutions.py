@@ -18,6 +18,7 @@ from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_qdq
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
+from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction
 
 Place = tuple[BuiltLayer, int]
@@ -300,7 +301,6 @@ def _integers_arrive(name: str, first: Precision) -> bool:
     return "Mul" not in after and (before.endswith("Rou") or (not before and first == Precision.FP32))
 
 
-FUSING_INTO = "fusing"
 _SHOWN = ("Add", "MaxPool")  # absorbed nodes whose names every version keeps in the layer's name
 
 

@@ -20,6 +20,7 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
+from tests.raising import raises
 from tests.tables import in_turn
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
@@ -90,12 +91,9 @@ def test_passes() -> None:
         {"pass": "EltReluFusion", "running": 1, "events": {}, "line": 5},
     ]
     more = [*TRACE, LogEvent("QDQOther", "Running", "q", line=9), LogEvent("", "Retargeting", "a", "b", line=10)]
-    for given, name, words in (
-        (more, "qdq", "qdq: more than one pass in this log; it has QDQOther, QDQToCopy$"),
-        (more, "none", "none: no such pass in this log; it has EltReluFusion, QDQOther, QDQToCopy$"),
-        ([], "any", "it has none: the log has no optimizer lines"),
-    ):
-        with pytest.raises(BuildLogError, match=words):
+    for given, name, known in ((more, "qdq", "QDQOther, QDQToCopy"), ([], "any", "none:"),
+                               (more, "none", "EltReluFusion, QDQOther, QDQToCopy")):  # fmt: skip
+        with raises(BuildLogError, f"lines_of_pass {name}: {known}"):
             lines_of_pass(Build(trace=given), name)
     whole = Build(trace=[*more, LogEvent("QDQ", "Running", "z", line=11)])
     assert [line for line, _ in lines_of_pass(whole, "qdq")] == [11]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import QdqtoolError
+from tests.raising import raises
 
 
 def conv_net(
@@ -79,11 +79,10 @@ def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, 
     return paths
 
 
-def told_by(error: type[QdqtoolError], call: Callable[..., object], *args: Any, **options: Any) -> str:
-    """What a call is refused with."""
-    with pytest.raises(error) as caught:
+def refused(error: type[QdqtoolError], told: str, call: Callable[..., object], *args: Any, **options: Any) -> None:
+    """Asks that a call is refused, by a function and with values (:func:`tests.raising.raises`)."""
+    with raises(error, told):
         call(*args, **options)
-    return str(caught.value)
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ def test_a_worker_that_differs_is_refused(client: Any, pictures: Path, facts: di
     one = sorted(pids(client))[0]
     client.run(pretend, facts, workers=[one])
     try:
-        with pytest.raises(ClusterError, match=told) as caught:
+        with raises(ClusterError, told) as caught:
             collect(conv_net(), pictures, NAMES, progress=False, cluster=client)
         assert "\n" not in str(caught.value) and one in str(caught.value)
         assert left_behind(client) == (0, 0, [])

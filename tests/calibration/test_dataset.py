@@ -21,7 +21,7 @@ from qdqtool.base import budgets, files
 from qdqtool.base.files import NO_NAME
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
-from tests.calibration.nets import told_by, write_pictures
+from tests.calibration.nets import refused, write_pictures
 from tests.raising import raises
 from tests.tables import cases, in_turn
 
@@ -113,10 +113,8 @@ def test_what_fits_an_input(
     if found is not None:
         assert spec.fit(np.zeros(array, np.float32), "it").shape == found
         return
-    with pytest.raises(DataError) as caught:
-        spec.fit(np.zeros(array, np.float32), "it")
-    told = list(array)
-    assert str(caught.value) == f"it is {told}, the model's input 'x' takes {spec.shape_text()}"
+    given = np.zeros(array, np.float32)
+    refused(DataError, f"InputSpec.fit it {list(array)}, 'x' {spec.shape_text()}", spec.fit, given, "it")
 
 
 @in_turn(*cases("calibration/dataset-types-that-can-be-taken"))
@@ -136,12 +134,12 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
     value = np.ones(1, np.float32)
     assert list(fit_all({"other": value}, [one], "it")) == ["a"], "the only one of both"
     for arrays, inputs, told in (
-        ({"a": value, "c": value}, [one, two], "'b'; it has 'a', 'c'"),
-        ({"c": value, "d": value}, [one], "'a'; it has 'c', 'd'"),
-        ({"c": value}, [one, two], "'a'; it has 'c'"),
-        ({}, [one], "'a'; it has nothing"),
+        ({"a": value, "c": value}, [one, two], "'b'; 'a', 'c'"),
+        ({"c": value, "d": value}, [one], "'a'; 'c', 'd'"),
+        ({"c": value}, [one, two], "'a'; 'c'"),
+        ({}, [one], "'a'; nothing"),
     ):
-        assert told_by(DataError, fit_all, arrays, inputs, "it") == f"it has no array for the model's input {told}"
+        refused(DataError, f"fit_all it {told}", fit_all, arrays, inputs, "it")
     with raises(DataError, "InputSpec.fit a 2 [1]"):
         fit_all({"a": np.ones((1, 2))}, [one], "it")
 
@@ -259,18 +257,13 @@ SPEC = InputSpec("images", (1, 3, 16, 16))
 ROW = np.zeros((1, 3, 16, 16), np.float32)
 
 
-def refusal(source: object, inputs: list[InputSpec] | None = None, **options: Any) -> str:
-    return told_by(DataError, open_data, source, [SPEC] if inputs is None else inputs, **options)
-
-
 def test_512_images_unless_told() -> None:
     rows = [{"images": ROW}] * 600
     assert [len(open_data(rows, [SPEC])), len(open_data(rows, [SPEC], max_images=1))] == [512, 1]
     for count in (0, -1):
-        told = f"the number of calibration images is {count}; it must be at least 1"
-        assert refusal(rows, max_images=count) == told
-    assert refusal(rows, []) == "the model has no inputs to calibrate with"
-    assert refusal(3.5) == "calibration data of type float is not understood; give a folder of images"
+        refused(DataError, f"open_data {count}; 1", open_data, rows, [SPEC], max_images=count)
+    refused(DataError, "open_data inputs", open_data, rows, [])
+    refused(DataError, "open_data float", open_data, 3.5, [SPEC])
 
 
 def test_of_a_long_list_only_what_is_used_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,12 +294,9 @@ def test_names_of_files_decide(tmp_path: Path) -> None:
         assert [len(list(open_data(p, [SPEC]))) for p in (path, str(path), f"file://{path}")] == [1, 1, 1], name
     assert len(list(open_data(picture, [SPEC]))) == 1
     (tmp_path / "c.csv").write_text("")
-    told = "not a folder, a list of images (.txt), an image, .npz or .npy"
-    assert refusal(tmp_path / "c.csv") == f"{tmp_path / 'c.csv'}: {told}"
-    assert refusal(tmp_path / "no.png") == f"{tmp_path / 'no.png'}: no such file or folder"
     (tmp_path / "empty").mkdir()
-    assert refusal(tmp_path / "empty") == (
-        f"{tmp_path / 'empty'}: no images (bmp, jpeg, jpg, png, webp) and no npz or npy files in this folder")
+    for name, named in (("c.csv", ".txt .npz .npy"), ("no.png", "no"), ("empty", "bmp, jpeg, jpg, png, webp npz npy")):
+        refused(DataError, f"_path_source {tmp_path / name}: {named}", open_data, tmp_path / name, [SPEC])
     np.save(tmp_path / "pictures" / "z.npy", ROW)
     assert len(open_data(tmp_path / "pictures", [SPEC])) == 1, "pictures before arrays"
 
@@ -324,16 +314,16 @@ def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     source: Any = open_data(listing, [SPEC]).source
     assert source.paths == [beside / "both.png", beside / "one.png", Path("two.png"), beside / "three.png"]
     listing.write_text("# nothing\n \n")
-    assert refusal(listing) == f"{listing}: lists no images"
+    refused(DataError, f"_listed {listing}: images", open_data, listing, [SPEC])
     listing.write_bytes(b"a.png\n\nb\0.png\n")
-    assert refusal(listing) == f"{listing}: line 3: {NO_NAME}"
+    refused(DataError, f"_listed {listing}: 3: {NO_NAME}", open_data, listing, [SPEC])
     listing.write_bytes(b"\xff\n")
-    assert refusal(listing).startswith(f"{listing}: cannot be read as a list of images: 'utf-8'")
+    refused(DataError, f"_listed {listing}: 'utf-8'", open_data, listing, [SPEC])
     monkeypatch.setattr(budgets, "LIST_FILE", 8)
     listing.write_text("both.png")
     assert len(open_data(listing, [SPEC])) == 1
     listing.write_text("both.png\n")
-    assert "the limit is 8 bytes" in refusal(listing)
+    refused(DataError, f"require {listing}: 8 bytes", open_data, listing, [SPEC])
 
 
 BLOCK = 65536

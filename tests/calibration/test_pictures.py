@@ -22,7 +22,7 @@ from calibration.pictures import ImageSource, Preprocess, _Decoding, decode, des
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError
-from tests.calibration.nets import told_by, write_pictures
+from tests.calibration.nets import refused, write_pictures
 from tests.fuzz_inputs.seeds import jpeg_in_scans
 from tests.raising import raises
 from tests.tables import cases, in_turn
@@ -62,7 +62,7 @@ def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     if not told:
         assert Preprocess(**arguments)  # type: ignore[arg-type]
         return
-    assert told_by(DataError, Preprocess, **arguments) == told
+    refused(DataError, told, Preprocess, **arguments)
 
 
 @in_turn(
@@ -129,9 +129,9 @@ def test_pictures_that_are_not_copied_give_the_same(tmp_path: Path, size: tuple[
 
 
 def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
-    for path, told in ((tmp_path / "nothing.png", "no such file"), (tmp_path, "is a folder; give a file")):
+    for path, told in ((tmp_path / "nothing.png", "decoded no"), (tmp_path, "decoded folder;")):
         for given in (path, str(path)):
-            with pytest.raises(DataError, match=rf"^{told}$"):
+            with raises(DataError, told):
                 decode(given)
     (tmp_path / "text.png").write_text("no picture")
     with raises(DataError, "_opened text.png"):
@@ -325,29 +325,25 @@ def test_layouts(shape: Shape, size: tuple[int, int] | None, found: tuple[bool, 
     assert (made.nhwc, made.channels, made.height, made.width) == found
 
 
-OPEN = "leaves the image size open; give `size`, for example 640x640"
-IMPOSSIBLE = ": image size {} is not possible; the limit is 16777216 pixels"
-
-
 @in_turn(
     ("shape", "size", "told"),
     [
-        ((1, 3, 16), None, "[1, 3, 16] does not take images (rank 4 needed); give npz files"),
-        ((1, 3, 16, 16, 1), None, "[1, 3, 16, 16, 1] does not take images (rank 4 needed); give npz files"),
-        ((1, 2, 16, 24), None, "[1, 2, 16, 24] takes 2 channels, images have 3 or 1; give npz files"),
-        ((1, 4, 16, 24), None, "[1, 4, 16, 24] takes 4 channels, images have 3 or 1; give npz files"),
-        ((1, 3, None, 24), None, f"[1, 3, ?, 24] {OPEN}"),
-        ((1, 3, 16, None), None, f"[1, 3, 16, ?] {OPEN}"),
-        ((1, None, None, 3), None, f"[1, ?, ?, 3] {OPEN}"),
-        ((1, 3, 0, 24), None, "[1, 3, 0, 24]" + IMPOSSIBLE.format("0x24")),
-        ((1, 3, 16, 0), None, "[1, 3, 16, 0]" + IMPOSSIBLE.format("16x0")),
-        ((1, 3, None, None), (-1, 24), "[1, 3, ?, ?]" + IMPOSSIBLE.format("-1x24")),
-        ((1, 3, 4096, 4097), None, "[1, 3, 4096, 4097]" + IMPOSSIBLE.format("4096x4097")),
+        ((1, 3, 16), None, "[1, 3, 16] 4"),
+        ((1, 3, 16, 16, 1), None, "[1, 3, 16, 16, 1] 4"),
+        ((1, 2, 16, 24), None, "[1, 2, 16, 24] 2 3 1;"),
+        ((1, 4, 16, 24), None, "[1, 4, 16, 24] 4 3 1;"),
+        ((1, 3, None, 24), None, "[1, 3, ?, 24] `size`,"),
+        ((1, 3, 16, None), None, "[1, 3, 16, ?] `size`,"),
+        ((1, None, None, 3), None, "[1, ?, ?, 3] `size`,"),
+        ((1, 3, 0, 24), None, "[1, 3, 0, 24]: 0x24 16777216"),
+        ((1, 3, 16, 0), None, "[1, 3, 16, 0]: 16x0 16777216"),
+        ((1, 3, None, None), (-1, 24), "[1, 3, ?, ?]: -1x24 16777216"),
+        ((1, 3, 4096, 4097), None, "[1, 3, 4096, 4097]: 4096x4097 16777216"),
     ],
 )
 def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None, told: str) -> None:
     assert budgets.INPUT_PIXELS == 4096 * 4096
-    assert told_by(DataError, source, shape, size) == f"input 'x' {told}"
+    refused(DataError, f"_layout 'x' {told}", source, shape, size)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from tests.calibration.nets import conv_net, run_all, told_by, write_pictures
+from tests.calibration.nets import conv_net, refused, run_all, write_pictures
 from tests.raising import raises
 
 NAMES = ["images", "c1", "r2"]
@@ -140,10 +140,6 @@ def run(cache: Path | None = None, data: Any = None, names: tuple[str, ...] = ("
     return collect(model, FEEDS if data is None else data, names, cache=cache, progress=False, **options)
 
 
-def refusal(*args: Any, **options: Any) -> str:
-    return told_by(DataError, run, *args, **options)
-
-
 def unfinished(cache: Path, done: int = 2, **options: Any) -> None:
     """A cache of which some samples are missing, as an interrupted run leaves it."""
     run(cache, **options)
@@ -160,11 +156,9 @@ def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     again = run(cache)
     assert again.notes == [Remark.REUSED(cache=cache, images=6)]
     assert (again.images, again.warnings, list(again)) == (6, [FEW], ["c1", "images"]) and again.fingerprint
-    told = f"{cache}: it was made for another model; give another name, or `overwrite_cache` to replace it"
-    assert refusal(cache, model=conv_net(seed=1)) == told
-    told = f"{cache}: it was made from other data or with other preprocessing; give another name, or "
-    assert refusal(cache, FEEDS[:5]).startswith(told)
-    assert refusal(cache, bins=64).startswith(f"{cache}: it has another number of bins; give another name")
+    refused(DataError, f"_Job._from_cache {cache}: model; `overwrite_cache`", run, cache, model=conv_net(seed=1))
+    refused(DataError, f"_Job._from_cache {cache}: data `overwrite_cache`", run, cache, FEEDS[:5])
+    refused(DataError, f"_Job._from_cache {cache}: bins; `overwrite_cache`", run, cache, bins=64)
     replaced = run(cache, FEEDS[:5], overwrite_cache=True)
     assert replaced.notes == [Remark.NOT_USED(cache=cache, why=runner.Mismatch.DATA)]
     assert load_progress(cache).statistics.images == 5 == replaced.images
@@ -173,10 +167,10 @@ def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     assert run(cache, iter(FEEDS)).notes == [anew]
     again = run(cache, iter(FEEDS))
     assert again.notes == [anew, Remark.NOT_USED(cache=cache, why=runner.Mismatch.DATA)]
-    assert refusal(cache, iter(FEEDS), model=conv_net(seed=1)).startswith(f"{cache}: it was made for another model")
-    assert refusal(cache).startswith(f"{cache}: it was made from other data"), "a list can be told from it"
+    refused(DataError, f"_Job._from_cache {cache}: model", run, cache, iter(FEEDS), model=conv_net(seed=1))
+    refused(DataError, f"_Job._from_cache {cache}: data", run, cache)  # a list can be told from it
     run(tmp_path / "listed.npz")
-    assert "other data" in refusal(tmp_path / "listed.npz", iter(FEEDS))
+    refused(DataError, "_Job._from_cache listed.npz: data", run, tmp_path / "listed.npz", iter(FEEDS))
 
 
 def test_what_other_tensors_do_to_a_cache(tmp_path: Path) -> None:
@@ -227,9 +221,7 @@ def test_what_another_process_wrote_meanwhile_is_not_replaced(tmp_path: Path, mo
     run(other, model=conv_net(seed=1))
     theirs = other.read_bytes()
     interfered(monkeypatch, lambda: cache.write_bytes(theirs))
-    told = told_by(DataError, collect, conv_net(), FEEDS, ["c1"], cache=cache)
-    assert told == (f"{cache}: another process has written it, and it was made for another model; "
-                    "give another name")
+    refused(DataError, f"_Job._check_own {cache}: process model;", collect, conv_net(), FEEDS, ["c1"], cache=cache)
     assert cache.read_bytes() == theirs
     found = collect(conv_net(), FEEDS, ["c1"], cache=cache, overwrite_cache=True)
     assert found.images == 6 and cache.read_bytes() != theirs
@@ -317,10 +309,10 @@ def test_what_is_not_finite(tmp_path: Path) -> None:
     assert found.warnings == [FEW, Remark.NONFINITE_SAMPLES(nonfinite=1, total=6),
                               Remark.NONFINITE_TENSOR(tensor="images", nonfinite=2, total=6 * 768)]
     only = [{"images": np.full((1, 3, 16, 16), np.nan, np.float32)}]
-    told = "tensor 'images' is NaN or infinite for every input; check the weights and the preprocessing"
-    assert refusal(data=only, names=("images",)) == f"model: {told}"
-    onnx.save(conv_net(), tmp_path / "m.onnx")
-    assert refusal(data=only, names=("images",), model=tmp_path / "m.onnx") == f"{tmp_path / 'm.onnx'}: {told}"
+    refused(DataError, "_checked model: 'images' NaN", run, data=only, names=("images",))
+    path = tmp_path / "m.onnx"
+    onnx.save(conv_net(), path)
+    refused(DataError, f"_checked {path}: 'images' NaN", run, data=only, names=("images",), model=path)
     empty = Statistics({"x": TensorStatistics()})
     assert runner._checked(empty, ["x"], Model(conv_net())).warnings == []
     broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
@@ -336,11 +328,10 @@ def test_what_is_not_finite(tmp_path: Path) -> None:
 
 
 def test_data_that_is_empty_or_counted_anew(tmp_path: Path) -> None:
-    assert refusal(data=[]) == "the calibration data holds no samples"
+    refused(DataError, "_Job.run samples", run, data=[])
     for name in ("b.png", "a.png"):
         (tmp_path / name).write_text("no picture")
-    assert refusal(tmp_path / "c.npz", tmp_path) == (
-        "none of the 2 images could be read; the first, a.png: cannot identify image file 'a.png'")
+    refused(DataError, "_Job.run 2 a.png: 'a.png'", run, tmp_path / "c.npz", tmp_path)
     assert not (tmp_path / "c.npz").exists()
     data = open_data(FEEDS, input_specs(load(conv_net())))
     assert run(data=data).warnings == run(data=data).warnings == [FEW]
@@ -367,7 +358,7 @@ def test_what_a_model_is_recognised_by(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_told_takes_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_model_key", lambda *_: "")
     run(tmp_path / "c.npz")
-    assert refusal(tmp_path / "c.npz").startswith(f"{tmp_path / 'c.npz'}: it was made for another model")
+    refused(DataError, f"_Job._from_cache {tmp_path / 'c.npz'}: model", run, tmp_path / "c.npz")
 
 
 def test_whether_a_file_was_replaced(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from calibration.listing import UNREADABLE
 from calibration.pictures import UrlSource, _mark, is_url, local_path
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
-from tests.calibration.nets import conv_net, stored, told_by, write_pictures
+from tests.calibration.nets import conv_net, refused, stored, write_pictures
 from tests.raising import raises
 from tests.tables import cases, in_turn
 
@@ -57,7 +57,7 @@ def test_contents_of_urls(folder: Path) -> None:
 
 @pytest.mark.parametrize(*cases("calibration/urls-what-cannot-be-had"))
 def test_what_cannot_be_had(url: str, told: str) -> None:
-    with pytest.raises(DataError, match=told) as caught:
+    with raises(DataError, told) as caught:
         open_data(url, [SPEC])
     assert "\n" not in str(caught.value)
 
@@ -101,8 +101,8 @@ def test_what_lies_under_a_url(nested: Path, end: str) -> None:
     assert str(caught.value).startswith(f"{NESTED}/.hidden/x{end}: cannot be listed: ")
     with fsspec.open(f"{NESTED}/empty/note.txt", "wb") as file:
         file.write(b"")
-    told = told_by(DataError, open_data, f"{NESTED}/empty{end}", [SPEC])
-    assert told == f"{NESTED}/empty{end}: no images (bmp, jpeg, jpg, png, webp) under this URL"
+    url = f"{NESTED}/empty{end}"
+    refused(DataError, f"url_source {url}: bmp, jpeg, jpg, png, webp", open_data, url, [SPEC])
 
 
 def test_names_of_urls(nested: Path) -> None:

@@ -38,6 +38,9 @@ def test_wording_of_what_a_placement_leaves_float() -> None:
     assert of_skipped() == expected, "if it is meant so: python -m tests.wording"
     kinds = {k for k in vars(left_float).values() if isinstance(k, type) and issubclass(k, Refusal)} - {Refusal}
     assert kinds == left_float.WORDS.keys()
+    below = type("Below", (left_float.NoNeighbour,), {})
+    reasons = {left_float.SkippedNode(kind("placement", "n")).reason for kind in (below, left_float.NoNeighbour)}
+    assert len(reasons) == 1
 
 
 def test_each_form_of_an_operator_has_words() -> None:

@@ -1,17 +1,23 @@
 """The places of a step are those that were reported: it looks for none itself, and overlooks none."""
 
+import functools
+
 import numpy as np
 import onnx
 import pytest
 
+from qdqtool.base.records import contents, replaced
+from qdqtool.explain.alike import key
+from qdqtool.explain.coded import fixed
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import STEPS
 from qdqtool.fixing.site import named
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
-from qdqtool.prediction import predict
+from qdqtool.prediction import advise, predict
 from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
+from qdqtool.types import Prediction, Refusal
 from tests.explain.lint.test_api import shared_model
 from tests.explain.test_producers import models
 from tests.fixing.steps import sites
@@ -44,7 +50,7 @@ def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, 
         prediction = predict(proto, chosen)
         causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
         for number, step in enumerate(STEPS):
-            reported = list(dict.fromkeys(r for r in (*causes, *prediction.refusals) if type(r) in step.kinds))
+            reported = list(dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.kinds)))
             assert step.find(view, chosen, []) == []
             found = step.find(view, chosen, reported)
             assert all(not named(reported).isdisjoint({s.node, *s.names}) for s in found)
@@ -53,6 +59,45 @@ def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, 
             if found:
                 acted.add(number)
     assert len(acted) >= steps, acted
+
+
+@functools.cache
+def below(kind: type[Refusal]) -> type[Refusal]:
+    return type(f"Own{kind.__name__}", (kind,), {})
+
+
+def derived(r: Refusal) -> Refusal:
+    return r if type(r).__name__.startswith("Own") else below(type(r))(*contents(r))
+
+
+def told(prediction: Prediction) -> list[object]:
+    def known(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(known, value))
+        return value.__base__ if isinstance(value, type) and value.__name__.startswith("Own") else value
+
+    return [(f.message, f.fix, f.automatic, len(fixed(f)), known(key(f))) for f in prediction.findings]
+
+
+def test_a_class_below_another_is_handled_as_that_one() -> None:
+    """In findings, in their words, in what makes two of them alike, and in the places of ``fix``."""
+    met: set[type[Refusal]] = set()
+    for target in ("trt8.5", "rtx1.7"):
+        for proto in (*models(), shared_model(), faults()):
+            model = Model(proto)
+            plain, other = predict(model, target), predict(model, target)
+            other.refusals = list(map(derived, plain.refusals))
+            other.findings = advise(model, other)
+            for f in other.findings:
+                f.causes = tuple(replaced(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
+                                 for c in f.causes)
+                met.update(type(c.refusal) for c in f.causes)
+            assert told(plain) == told(other)
+            for step in STEPS:
+                places = [[(s.node, s.what, s.code, s.answers) for s in step.sites(
+                    View(model), target_named(target), p, step.codes)] for p in (plain, other)]
+                assert places[0] == places[1]
+    assert len(met) > 40
 
 
 def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:

@@ -25,7 +25,7 @@ from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import choose_scale
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head
-from tests.calibration.nets import told_by
+from tests.calibration.nets import refused
 from tests.insertion.nets import (
     Net,
     check,
@@ -308,8 +308,7 @@ def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good:
         made = qdqtool.insert(two_layers(), data, input_type="uint8", predict=False)
         assert made.notes[-1].remark is Remark.FEED_UINT8_SCALED
         return
-    told = rf"from {low:g} to {high:g} in 'x', and pixels become 0 to 1; give the `scale`"
-    with pytest.raises(ModelError, match=told):
+    with raises(ModelError, f"check_pixels {low:g} {high:g} 'x' `scale`"):
         qdqtool.insert(two_layers(), data, input_type="uint8", predict=False)
     scaled = Preprocess(scale=1.0) if high > 1 else Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
     assert qdqtool.insert(two_layers(), data, input_type="uint8", predict=False, preprocess=scaled)
@@ -317,16 +316,16 @@ def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good:
 
 
 @in_turn(
-    ("options", "words"),
+    ("options", "told"),
     [
-        *(({name: "kl"}, f"`{name}='kl'`: choose one of")
-          for name in ("head", "residual", "weights", "high_precision", "method", "input_type")),
-        ({"target": "trt7"}, "unknown target 'trt7'"),
-        ({"method_for": [("zzz", "max")]}, "matches no quantized tensor"),
+        *(({name: "kl"}, f"concern.<locals>.init `{name}='kl'`:") for name in (
+            "head", "residual", "weights", "high_precision", "method", "input_type")),
+        ({"target": "trt7"}, "target_named 'trt7'"),
+        ({"method_for": [("zzz", "max")]}, "MethodChoice.check `method_for` zzz=max"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, object], words: str) -> None:
-    assert words in told_by(QdqtoolError, qdqtool.insert, one_layer(), images(), **options)
+def test_wrong_options_are_named(options: dict[str, object], told: str) -> None:
+    refused(QdqtoolError, told, qdqtool.insert, one_layer(), images(), **options)
 
 
 def test_defaults_are_those_of_the_command_line() -> None:
@@ -352,10 +351,7 @@ def test_refusals_name_the_file(net: Net, named: bool, tmp_path: Path) -> None:
 
     name = str(tmp_path / "m.onnx") if named else "model"
     done = qdqtool.insert(one_layer(), images(), predict=False).model
-    assert told_by(ModelError, qdqtool.insert, given(done), images()) == (
-        f"{name}: is quantized already (it has Q/DQ or integer operators); give the float model it was made from, or "
-        "predict this one"
-    )
+    refused(ModelError, f"_copied {name}: Q/DQ", qdqtool.insert, given(done), images())
     net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
     with pytest.raises(left_float.NothingToQuantize) as error:
         qdqtool.insert(given(net.model()), images(), exclude=["a", "b|c"])

@@ -7,13 +7,13 @@ from onnx import helper
 from qdqtool.base.records import contents
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import left_float as left
-from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, place
+from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, class_outputs, place
 from qdqtool.insertion.structure import longest_path, weight_scale_axis
 from qdqtool.model.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
-from tests.calibration.nets import told_by
-from tests.insertion.nets import Net, with_constant_nodes
+from tests.calibration.nets import refused
+from tests.insertion.nets import Net, detector, with_constant_nodes
 from tests.tables import cases, in_turn
 
 
@@ -214,43 +214,35 @@ def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
     assert reasons(result) == {"row": (left.SmallConvolution, 8, 8, (3,))}
 
 
-NO_NODE = ": matches no node that could be quantized"
-
-
 @pytest.mark.parametrize(
-    ("rules", "word"),
+    ("rules", "told"),
     [
-        (Rules(exclude=["nothing"]), f"`exclude` 'nothing'{NO_NODE}; names look like 'c0'"),
-        (Rules(include=["nothing"]), f"`include` 'nothing'{NO_NODE}; names look like 'c0'"),
-        (Rules(include=["add"]), f"`include` 'add'{NO_NODE}; names look like 'c0'"),
-        (Rules(exclude=["("]), "not a regular expression"),
-        (Rules(exclude_ops=["Gemm"]), "no such operator"),
-        (Rules(exclude_ops=["Relu"]), "never quantized anyway; what could be is Add, Conv"),
+        (Rules(exclude=["nothing"]), "_matches `exclude` 'nothing': 'c0'"),
+        (Rules(include=["nothing"]), "_matches `include` 'nothing': 'c0'"),
+        (Rules(include=["add"]), "_matches `include` 'add': 'c0'"),
+        (Rules(exclude=["("]), "compile_pattern `exclude` '('"),
+        (Rules(exclude_ops=["Gemm"]), "_Choice.__init__ Gemm"),
+        (Rules(exclude_ops=["Relu"]), "_Choice.__init__ Relu: Add, Conv"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, word: str) -> None:
-    assert word in told_by(QdqtoolError, placed, residual_net(), rules)
+def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, told: str) -> None:
+    refused(QdqtoolError, told, placed, residual_net(), rules)
 
 
 def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
     w = net.const("w", np.full((16, 16, 1, 1), np.nan))
     net.output(net.conv("c", "x", weight=w, kernel=1))
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
-        assert told_by(ModelError, place, Model(net.model(), path), Rules(head="none")) == (
-            f"{name}: the weights 'w' of node 'c' hold NaN or infinity; export the model again, or leave the node "
-            "float with `exclude`"
-        )
+        model = Model(net.model(), path)
+        refused(ModelError, f"_place_weighted {name}: 'w' 'c' NaN `exclude`", place, model, Rules(head="none"))
     net = Net()
     net.output(net.op("Relu", "r", "x"))
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
         with pytest.raises(left.NothingToQuantize) as error:
             place(Model(net.model(), path), Rules())
         assert (error.value.path, error.value.refusal) == (name, None)
-    for rules, told in (
-        (Rules(include=["r"]), f"`include` 'r'{NO_NODE}"),
-        (Rules(exclude_ops=["Relu"]), "`exclude_op` Relu: never quantized anyway; what could be is none"),
-    ):
-        assert told_by(QdqtoolError, placed, net, rules) == told
+    refused(QdqtoolError, "_matches `include` 'r'", placed, net, Rules(include=["r"]))
+    refused(QdqtoolError, "_Choice.__init__ `exclude_op` Relu: none", placed, net, Rules(exclude_ops=["Relu"]))
 
 
 @pytest.mark.parametrize(*cases("insertion/placement-what-placement-decides-about"))
@@ -459,3 +451,56 @@ def test_weight_axes(net: Net) -> None:
     assert axes == {"c": 0, "t": 1, "tg": None, "g0": 1, "g1": 0, "m": 1}
     safe = {n: weight_scale_axis(model.node(n), ranks.get(n, 4), False) for n in names}
     assert safe == {**axes, "t": None}
+
+
+# Class scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_class_scores() -> None:
+    model = Model(detector(classes=3))
+    found = class_outputs(model)
+    assert len(found) == 3
+    assert [model.shape(t) for t in found] == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
+    made = Net()
+    body = made.op("Relu", "relu", made.conv("body", "x"))
+    made.output(made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)), made.conv("size", body, cout=2))
+    assert class_outputs(made.index()) == ("heat.out",)
+    # A point in [n, classes, h, w] is a place in the picture; in a row of numbers or a sound it is none
+    made = Net()
+    assert scored(made, made.conv("c", "x")) == ("c.out",)
+    made = Net()
+    row = made.op("Reshape", "row", "x", made.const("shape", [1, 16, 64], np.int64))
+    assert scored(made, made.op("Conv", "c", row, made.const("w", np.ones((3, 16, 1))))) == ()
+    made = Net()
+    assert scored(made, made.op("MatMul", "m", "x", made.const("w", np.ones((8, 3))))) == ()
+    made = Net()
+    made.output(made.op("Sigmoid", "sigmoid", made.conv("c", made.op("Strange", "any", "x", domain="example"))))
+    assert class_outputs(Model(made.open_model())) == ()
+
+
+def scored(net: Net, tensor: str) -> tuple[str, ...]:
+    """The class outputs of a network whose scores are the Sigmoid of a tensor."""
+    net.output(net.op("Sigmoid", "sigmoid", tensor))
+    return class_outputs(net.index())
+
+
+@in_turn("moved", ["Reshape", "Transpose", "Concat", ""])
+@in_turn(("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))])
+def test_scores_go_out_or_are_sorted_but_not_calculated_with(moved: str, end: str, found: tuple[str, ...]) -> None:
+    made = Net()
+    scores = made.op("Sigmoid", "sigmoid", made.conv("c", "x"))
+    if moved == "Reshape":
+        scores = made.op("Reshape", "moved", scores, made.const("shape", [1, 16, 64], np.int64))
+    elif moved == "Transpose":
+        scores = made.op("Transpose", "moved", scores, perm=[0, 2, 3, 1])
+    elif moved == "Concat":
+        scores = made.op("Concat", "moved", scores, "x", axis=1)
+    if end == "Mul":
+        scores = made.op("Mul", "end", made.const("two", 2.0), scores)
+    elif end == "Sqrt":
+        scores = made.op("Sqrt", "end", scores)
+    elif end == "TopK":  # what is done with the best of them is no matter
+        best = made.op("TopK", "top", scores, made.const("k", [1], np.int64), outputs=2, axis=1)
+        scores = made.op("Mul", "end", best[0], made.const("two", 2.0))
+    made.output(scores)
+    assert class_outputs(made.index()) == found

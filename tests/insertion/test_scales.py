@@ -26,7 +26,7 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.model.graph import Model
 from qdqtool.types import QuantizedTensor
-from tests.calibration.nets import told_by
+from tests.calibration.nets import refused
 from tests.insertion.nets import Net, images
 from tests.raising import raises
 from tests.tables import cases
@@ -130,9 +130,8 @@ def test_weights_and_overrides() -> None:
     with raises(QdqtoolError, "MethodChoice.of a1 b1"):
         choice.of(group("a1", "b1"))
     assert choice.of(group("a1", "z", "a2")) == choice.of(group("z", "a1")) == "max"  # what matches none follows
-    for tensors, example in ((["z", "y", "x"], "; names look like 'z'"), ([], "")):
-        told = told_by(QdqtoolError, choice.check, tensors)
-        assert told == f"`method_for` ^a=max: matches no quantized tensor{example}"
+    for tensors, example in ((["z", "y", "x"], "'z'"), ([], "")):
+        refused(QdqtoolError, f"MethodChoice.check `method_for` ^a=max: {example}", choice.check, tensors)
     choice.check(["a", "b"])
     with pytest.raises(QdqtoolError, match="not a regular expression"):
         MethodChoice("mse", (("(", "max"),)).check(["z"])
@@ -140,10 +139,8 @@ def test_weights_and_overrides() -> None:
         MethodChoice("kl").check([])
     with raises(QdqtoolError, "MethodChoice.check kl"):
         MethodChoice("max", (("z", "kl"),)).check(["z"])
-    assert told_by(DataError, choose_scale, group("a"), statistics(a=[1.0, np.nan, 2.0]), MethodChoice()) == (
-        "tensor 'a': 1 of 3 values are NaN or infinite on the calibration data; check the model and the preprocessing, "
-        "or leave its readers float with `exclude`"
-    )
+    stats = statistics(a=[1.0, np.nan, 2.0])
+    refused(DataError, "choose_scale 'a': 1 3 NaN `exclude`", choose_scale, group("a"), stats, MethodChoice())
 
 
 @pytest.mark.parametrize(("percentile", "right"), [
@@ -217,7 +214,7 @@ def test_tables_of_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", [0.0, None])
 def test_what_the_table_has_no_range_for_is_named(scale: float | None, tmp_path: Path) -> None:
     path = table(tmp_path, other=1.0) if scale is None else table(tmp_path, a=scale, other=1.0)
-    assert told_by(DataError, scales_from_table, path, [GROUP]) == f"{path}: has no scale for tensor 'joined'"
+    refused(DataError, f"scales_from_table {path}: 'joined'", scales_from_table, path, [GROUP])
     small = scales_from_table(table(tmp_path, a=1e-45), [GROUP])[0].scale
     assert small == float(np.finfo(np.float32).tiny)  # as small as a scale can be
 
@@ -240,9 +237,7 @@ def test_what_is_reported_of_calibration(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.concatenate([i["x"] for i in images()]))
     told = report(tmp_path / "x.npy", tmp_path / "cache.npz")
     assert told["data"] == str(tmp_path / "x.npy") and told["cache"] == str(tmp_path / "cache.npz")
-    assert told_by(DataError, report, None) == (
-        "no calibration data; give a folder of images (`data`) or a TensorRT table (`calib_table`)"
-    )
+    refused(DataError, "collect_for (`data`) (`calib_table`)", report, None)
 
 
 def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:

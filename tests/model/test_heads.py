@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.explain.lint.structure import last_convolutions
+from qdqtool.explain.lint.heads import last_convolutions
 from qdqtool.model import heads
 from qdqtool.model.editor import placeholder
 from qdqtool.model.graph import Model

@@ -18,8 +18,9 @@ from calibration.session import partial_model
 from qdqtool.base.process import Crew
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external, sessions
-from qdqtool.model.graph import Model, without_data
+from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_proto
+from qdqtool.model.slim import without_data
 
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model, without_large_weights
+from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
+from qdqtool.model.slim import without_large_weights
 from qdqtool.options import Request
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import whether_it_pays

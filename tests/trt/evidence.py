@@ -8,8 +8,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from qdqtool.model.graph import Model, without_large_weights
+from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
+from qdqtool.model.slim import without_large_weights
 from qdqtool.prediction import predict
 from qdqtool.types import Event, Prediction
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qdqtool import prediction
-from qdqtool.insertion import rewrite
+from qdqtool.insertion import rules
 from qdqtool.model.graph import Model
 from qdqtool.trt.targets import Target
 from qdqtool.tuning import configuration
@@ -21,7 +21,7 @@ def predicted_once() -> Iterator[None]:
     """Most tests tune one and the same network, which takes as long as all predictions of its placements."""
     kept: dict[Any, Cost] = {}
     predictions: dict[Any, Prediction] = {}
-    real, predict, settle = Planner._cost, prediction.predict, rewrite.settled
+    real, predict, settle = Planner._cost, prediction.predict, rules.settled
 
     def cost(self: Planner, recipe: Recipe) -> Cost:
         model = self._slim.proto.SerializeToString(deterministic=True)
@@ -46,7 +46,7 @@ def predicted_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Planner, "_cost", cost)
-        patch.setattr(rewrite, "settled", settled)
+        patch.setattr(rules, "settled", settled)
         patch.setattr(configuration, "prediction", SimpleNamespace(predict=predicted))
         yield
 

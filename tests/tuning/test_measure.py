@@ -279,14 +279,14 @@ def test_functions_by_name(module: str) -> None:
 
 
 @pytest.mark.parametrize(*cases("tuning/measure-a-function-that-fails-is"))
-def test_a_function_that_fails_is_named_with_the_image(module: str, function: str, message: str) -> None:
-    with pytest.raises(QdqtoolError, match=f"`metric` {module}:{function}: {message}"):
+def test_a_function_that_fails_is_named_with_the_image(module: str, function: str, named: str) -> None:
+    with raises(QdqtoolError, f"UserMetric.look `metric` {module}:{function}: a.jpg {named}"):
         UserMetric(f"{module}:{function}", ("o",)).look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
 
 
 @pytest.mark.parametrize(*cases("tuning/measure-a-name-that-is-none"))
-def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
-    with pytest.raises(QdqtoolError, match=message):
+def test_a_name_that_is_none(module: str, name: str, named: str) -> None:
+    with raises(QdqtoolError, f"imported {name}: {named}"):
         metric_for(Model(branchy()), name)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from qdqtool.explain.compiler import CODES
-from qdqtool.explain.lint import activation_scales, operators, quantizers, structure, weight_scales, weights
+from qdqtool.explain.lint import activation_scales, floats, heads, operators, quantizers, weight_scales, weights
 from qdqtool.explain.report import Report
 from qdqtool.model.view import View
 from qdqtool.trt.targets import target_named
@@ -21,7 +21,9 @@ def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None
     weights.run(view, report)
     weight_scales.run(view, report)
     activation_scales.by_gains(view, report)
-    structure.heads(view, report, {c.name: c for c in convolutions})
-    operators.half(view, report)
-    structure.streams(view, report)
+    heads.run(view, report)
+    operators.shapes(view, report, {c.name: c for c in convolutions})
+    floats.float_types(view, report)
+    floats.half(view, report)
+    heads.streams(view, report)
     report.left_out = frozenset()

@@ -1,16 +1,14 @@
-"""Operators that a target does not take or quantize, and what FP16 would spoil where the builder may use it."""
+"""Operators that a target does not take or quantize, and shapes of convolutions that INT8 kernels dislike."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import onnx
 
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
-from qdqtool.model.operators import CONVOLVE, OPERATORS, LayerKind, of
+from qdqtool.model.operators import CONVOLUTIONS, CONVOLVE, LayerKind, of
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
@@ -18,7 +16,7 @@ from qdqtool.trt import detect, faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.layers import SILU
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision
+from qdqtool.types import ConvOutcome, Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
 _LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
@@ -124,68 +122,41 @@ def depthwise(
         yield faults.DepthwiseAdd(looked, conv.name, readers[0].name)
 
 
-# What FP16 would spoil where the builder may use it ------------------------------------------------------------------
+# Shapes of convolutions -----------------------------------------------------------------------------------------------
 
 
-_LARGEST = 65504.0
-_SMALLEST = 6e-8  # of FP16's denormal numbers
-_NORMAL = 2.0**-14
-_VALUES = 1 << 20  # of a constant that is looked at; masks are smaller
-_NAMED = 3
+def shapes(view: View, report: Report, outcomes: Mapping[str, ConvOutcome]) -> None:
+    """Adds findings about shapes of quantized convolutions that INT8 kernels dislike."""
+    for conv in view.weighted:
+        if conv.index in view.quantized and conv.op in CONVOLUTIONS:
+            _shape(view, report, conv, outcomes.get(conv.name))
 
 
-def half(view: View, report: Report) -> None:
-    """Adds findings for a Q/DQ model; where types are those of the file, only for what is FP16 in it."""
-    if not qdq.is_quantized(view.model):
+def _shape(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) -> None:
+    known = view.channels(conv)
+    if known is None:
         return
-    norms(view, report)
-    if not target_named(report.target).strongly_typed:
-        _constants(view, report)
+    inputs, outputs, groups = known
+    if groups > 1 and groups == inputs and outcome is not None:
+        readers, last = view.model.readers(outcome.bare), conv.index not in view.feeds_weighted
+        # builds were seen to fail on the SiLU alone, not on other gates
+        seen = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
+        for form in depthwise(CHECK, conv, outcome.activation if seen else "", readers, last):
+            report.add(form, convolutions=[conv.name])
+    elif 1 < groups != inputs:
+        report.add(faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
+    stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
+    counted = (outputs,) if stem else (inputs, outputs)
+    small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
+    if small or odd:
+        found = faults.Channels(CHECK, conv.name, inputs, outputs, odd, small)
+        report.add(found, convolutions=[conv.name])
 
 
-def norms(view: View, report: Report) -> None:
-    """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
-    target, model = target_named(report.target), view.model
-    whole = layer_norms(model)
-    for pieces in whole:
-        if not target.strongly_typed or in_half(model, (pieces.square, pieces.mean)):
-            exact = target.layer_normalization and as_one(model, pieces) is not None
-            found = faults.NormInPieces(CHECK, pieces.square.name, exact, model.opset)
-            report.add(found, automatic=exact)
-    for square, *others in sums_of_squares(model, whole):
-        if not target.strongly_typed or in_half(model, (square, *others)):
-            found = faults.NormInPieces(CHECK, square.name, False, model.opset, square.op)
-            report.add(found, automatic=False)
-
-
-def _constants(view: View, report: Report) -> None:
-    """Operands of arithmetic; bounds of a Clip, Min or Max may be infinite, and weights are TensorRT's to report."""
-    found: list[tuple[str, float]] = []
-    held: list[tuple[str, float]] = []  # with fewer digits
-    large = small = denormal = 0
-    arithmetic = {op for op, known in OPERATORS.items() if known.kind == LayerKind.ELEMENTWISE} | {"Where"}
-    for node in (n for n in view.model.nodes if n.op in arithmetic):
-        for tensor in _operands(node):
-            value = view.model.constant(tensor)
-            if value is None or value.dtype != np.float32 or not 0 < value.size <= _VALUES:
-                continue
-            sizes = np.abs(value[np.isfinite(value) & (value != 0)])
-            above = 0 if of(node).operation in ("MIN", "MAX") else int((sizes > _LARGEST).any())
-            below = tiny = 0
-            if value.size == 1:  # an epsilon; in a vector, a bias, small values do no harm
-                below, tiny = int((sizes < _SMALLEST).any()), int(((sizes >= _SMALLEST) & (sizes < _NORMAL)).any())
-            large, small, denormal = large + above, small + below, denormal + tiny
-            if above or below or tiny:
-                (held if tiny else found).append((node.name, float(sizes.max() if above else sizes.min())))
-    values = found or held
-    if values:
-        spoilt = faults.ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal)
-        report.add(spoilt, gains=bool(found))
-
-
-def _operands(node: Node) -> tuple[str, ...]:
-    if node.domain not in DOMAINS:
-        return ()
-    if node.op == "Where":
-        return tuple(node.inputs[1:3])
-    return tuple(node.inputs) if of(node).kind == LayerKind.ELEMENTWISE else ()
+def _reads_network_input(view: View, conv: Node) -> bool:
+    found = qdq.source_of_dq(view.model, conv.input(0))
+    if found is None:
+        return False
+    tensor = (found[1] or found[0]).input(0)
+    cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
+    return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs

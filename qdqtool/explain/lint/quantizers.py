@@ -13,9 +13,9 @@ from qdqtool.model.view import View
 from qdqtool.trt import detect, faults
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import BYTES, Precision, Refusal
 
-_KNOWN = (Precision.INT8, Precision.UINT8, Precision.INT4, Precision.FP8)
+_KNOWN = (*BYTES, Precision.INT4, Precision.FP8)
 _E5M2 = onnx.TensorProto.FLOAT8E5M2
 _HALF = onnx.TensorProto.FLOAT16
 _INT32 = onnx.TensorProto.INT32

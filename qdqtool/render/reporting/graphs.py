@@ -22,7 +22,7 @@ from qdqtool.model.operators import WEIGHTED
 from qdqtool.render.reporting import data
 from qdqtool.render.reporting.nodes import Collector, paint_of
 from qdqtool.render.reporting.page import plain, short, shown
-from qdqtool.types import Precision
+from qdqtool.types import BYTES, Precision
 
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
@@ -334,7 +334,7 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
         read.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
             out = layer.outputs[0]
-            mark = data.Mark(shown(layer.name), "Q" if out.precision in (Precision.INT8, Precision.UINT8) else "DQ",
+            mark = data.Mark(shown(layer.name), "Q" if out.precision in BYTES else "DQ",
                              True)
             for _, (source, marks, _precision) in ways:
                 makers.setdefault(out.tensor, []).append((source, [*marks, mark][-_MOST_MARKS:], str(out.precision)))

@@ -32,7 +32,7 @@ from qdqtool.timing.work import Work
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import Target, target_named
-from qdqtool.types import EngineLayer, Precision, Prediction
+from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
 from qdqtool.verification.convolutions import trt_name
 from qdqtool.verification.lines import Verification
 
@@ -48,7 +48,7 @@ def paint_of(precision: Precision | str) -> str:
     value = Precision(precision)
     if value.is_float:
         return data.FLOAT
-    return data.INT8 if value in (Precision.INT8, Precision.UINT8, Precision.FP8, Precision.INT4) else data.OTHER
+    return data.INT8 if value in (*BYTES, Precision.FP8, Precision.INT4) else data.OTHER
 
 
 class Collector:

@@ -20,7 +20,7 @@ from qdqtool.model.sizes import RANDOM, contraction
 from qdqtool.trt.detect import deconvolution_float
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import InputNotDequantized, Step, WeightsNotDequantized
-from qdqtool.types import Precision, Refusal
+from qdqtool.types import BYTES, Precision, Refusal
 
 COMPILER = "TensorRT-RTX"  # who refused
 
@@ -190,7 +190,6 @@ NOTHING = Float()
 # One layer with weights ----------------------------------------------------------------------------------------------
 
 
-_EIGHT_BIT = (Precision.INT8, Precision.UINT8)
 
 
 def judge(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:
@@ -212,7 +211,7 @@ def judge(model: Model, node: Node, left: State, right: State) -> Precision | Re
     for state in (left, right):
         if state.width > state.narrowest:
             return lost(node, Why.CAST, node, state.dq)
-    if left.precision in _EIGHT_BIT and right.precision in (*_EIGHT_BIT, Precision.INT4):
+    if left.precision in BYTES and right.precision in (*BYTES, Precision.INT4):
         return Precision.INT8
     both = left.precision == right.precision == Precision.FP8
     return Precision.FP8 if both else lost(node, Why.TYPES, node, left.dq)

@@ -303,9 +303,10 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
                 yield _fault(node, Fault.OPERATOR, form, node.op)
         if qdq.is_qdq(node):
             yield from _of_pair(walk, node)
+        elif (integers := detect.integer_operator(COMPILER, node)) is not None:
+            yield integers
         elif node.op in UNSUPPORTED and standard:
-            form = Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR
-            yield detect.integer_operator(COMPILER, node) or _fault(node, Fault.OPERATOR, form, node.op)
+            yield _fault(node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
         elif node.op == "Cast" and node.attributes.get("to") == onnx.TensorProto.UINT8 and (

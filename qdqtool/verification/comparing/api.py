@@ -17,12 +17,14 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import listing_hole, made_from_float
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.explain.coded import codes_of
 from qdqtool.explain.report import obstacles
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
 from qdqtool.options import DEFAULT_TARGET, Gpu, OnBuilds, Request
 from qdqtool.prediction import predict
+from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.verification.api import check_told, choose_target
@@ -103,7 +105,7 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
     if matching.likeness < ALIKE or (not common and (weighted or second.view.weighted)):
         for asked in (first, second):
             findings = asked.prediction.findings if asked.prediction is not None else []
-            if any(f.code == "QOPERATOR" for f in findings):
+            if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
                 raise QdqtoolError(f"{asked.title} has {obstacles(findings)}; there are no layers to compare")
         reason = f"only {matching.likeness:.0%} of the layers have their like" if common else "no layer in common"
         raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {reason}")
@@ -186,7 +188,7 @@ class _Reasons:
                 name in self.int8 or self.fallback == Lost.FLOAT_BUILD):
             node.lost = self.fallback
         elif lost and node.b is not None and node.b.is_unsigned:
-            node.lost, node.finding = Lost.FINDING, "ZP-UINT8"
+            (node.finding,), node.lost = codes_of(UnsignedZeroPoint), Lost.FINDING
         elif (finding := self.findings.get(name)) is not None and (
             (lost and name not in self.int8)
             or (Change.LOST_INT8_OUTPUT in node.changes and name not in self.to_int8)

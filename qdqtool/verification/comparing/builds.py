@@ -14,7 +14,7 @@ from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import output_axis
 from qdqtool.model.view import View
-from qdqtool.types import Precision, Prediction
+from qdqtool.types import BYTES, Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
 from qdqtool.verification.comparing.matching import ALIKE, match
 from qdqtool.verification.comparing.result import Change, NodeChange, NodeSide, Side
@@ -37,7 +37,7 @@ def side_of(report: EngineReport, name: str) -> Side:
     """A build as a whole, by its own layers; ``name`` is what to call its files."""
     build = report.build
     layers = [x for x in build.layers if multiplies(x)]
-    int8 = [x for x in layers if computes_in(x) in (Precision.INT8, Precision.UINT8)]
+    int8 = [x for x in layers if computes_in(x) in BYTES]
     listed = bool(build.layers) and not build.names_only
     title = f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
     side = Side(

@@ -20,7 +20,7 @@ from qdqtool.base.parameters import typed
 from qdqtool.base.records import published
 from qdqtool.buildlog.types import Gap, Lack, Section
 from qdqtool.errors import QdqtoolError
-from qdqtool.types import TOOL_VERSION, Json, Precision
+from qdqtool.types import BYTES, TOOL_VERSION, Json, Precision
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.costs import Comparison as EngineComparison
@@ -131,7 +131,7 @@ class NodeSide:
 
     @property
     def is_int8(self) -> bool:
-        return self.precision in (Precision.INT8, Precision.UINT8)
+        return self.precision in BYTES
 
     @property
     def is_unsigned(self) -> bool:

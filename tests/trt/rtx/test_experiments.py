@@ -90,6 +90,29 @@ def integers() -> onnx.ModelProto:
     return g.model(g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq"))
 
 
+def test_integer_operators_of_onnxruntime_end_the_build_there_too() -> None:
+    """Those of its own domain are looked for as plugins."""
+    scale, zero = ["s", "z"], onnx.numpy_helper.from_array(np.int8(0), "z")
+    for op, inputs in (("QLinearAdd", ["q", *scale, "q", *scale]), ("QLinearSigmoid", ["q", *scale]),
+                       ("QGemm", ["q", *scale, "w", *scale, "b"])):  # fmt: skip
+        made = [onnx.helper.make_node("QuantizeLinear", ["x", *scale], ["q"], "first"),
+                onnx.helper.make_node(op, [*inputs, *scale], ["r"], "own", domain="com.microsoft"),
+                onnx.helper.make_node("DequantizeLinear", ["r", *scale], ["y"], "last")]
+        ends = [[onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8])] for name in "xy"]
+        constants = [onnx.numpy_helper.from_array(np.float32(0.1), "s"), zero,
+                     onnx.numpy_helper.from_array(np.ones((8, 8), np.int8), "w"),
+                     onnx.numpy_helper.from_array(np.zeros(8, np.int32), "b")]
+        opsets = [onnx.helper.make_opsetid(*of) for of in (("", 13), ("com.microsoft", 1))]
+        graph = onnx.helper.make_graph(made, "g", *ends, constants)
+        model = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
+        prediction = predict(model, "rtx1.7")
+        assert [(f.code, f.node) for f in prediction.findings] == [("QOPERATOR", "own")]
+        assert status_of(prediction) == "refused"
+        if is_installed("tensorrt_rtx"):
+            with Lab() as lab:
+                assert answer(lab, model)["status"] == "refused"
+
+
 def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
     yield from ((model, predicted(question)) for question, model in all_models().items())
     others = (integers(), of_shape_1("Conv", "Softmax"), *(make() for make in OF_REFUSALS.values()),

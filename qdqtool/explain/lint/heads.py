@@ -1,0 +1,109 @@
+"""What is better left float: heads of detectors, and the residual stream of transformers."""
+
+from collections.abc import Callable, Iterable
+
+from qdqtool.explain.report import Report
+from qdqtool.model import qdq
+from qdqtool.model.editor import float_model, placeholder
+from qdqtool.model.graph import Model, Node
+from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
+from qdqtool.model.layernorm import NORMALIZES, layer_norms
+from qdqtool.model.operators import LayerKind, of, rearranges
+from qdqtool.model.slim import without_large_weights
+from qdqtool.model.view import View, adds_computed
+from qdqtool.trt import faults
+from qdqtool.trt.faults import CHECK
+
+
+def last_convolutions(view: View) -> list[Node]:
+    """Bare convolutions with no other convolution behind them (YOLO's DFL does not count as one).
+
+    Empty where the network does not look like a detector: fewer than two such convolutions. These are the ones that
+    insertion takes for a head's.
+    """
+    if sum(n.op == "Conv" and n.index not in view.feeds_weighted for n in view.weighted) < 2:
+        return []  # at most one: no float network has to be made to see that
+    finals = _float_network(view)[0].finals
+    last = [n for n in view.weighted if n.op == "Conv" and n.index in finals]
+    return last if len(last) >= 2 else []
+
+
+def coordinates_of(view: View) -> set[int]:
+    """What makes boxes, reference points and sampling offsets of a DETR, as insertion leaves it float."""
+    if not any(n.op == "GridSample" for n in view.model.nodes) and not attentions(view.model):
+        return set()
+    return _float_network(view)[1]()
+
+
+def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
+    """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
+    known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.known.setdefault("head", {})
+    if not known:
+        slim = Model(without_large_weights(view.model.proto), types=view.model)
+        model = float_model(slim, weights=True, stored=placeholder)
+
+        def here(nodes: Iterable[int]) -> set[int]:
+            return {maker.index for i in nodes if (maker := view.model.producer(model.nodes[i].output)) is not None}
+
+        head = find_head(model)
+        known[""] = (Head(here(head.dfl), here(head.boxes), here(head.finals)),
+                     lambda: here(find_coordinates(model, head.finals).all))
+    return known[""]
+
+
+_WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 has five
+
+
+def run(view: View, report: Report) -> None:
+    """Adds findings about the last convolutions of a detector, and what makes its coordinates."""
+    def add(conv: Node, branch: str) -> None:
+        if conv.index in view.quantized:
+            report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
+
+    for index in sorted(coordinates_of(view)):
+        add(view.model.nodes[index], "coordinates")
+    last = last_convolutions(view)
+    if not last:
+        return
+    head, _ = _float_network(view)
+    for conv in (n for n in view.weighted if n.index in head.dfl):
+        add(conv, "dfl")
+    for conv in last:  # those of the boxes are worth a warning, those of the classes a note
+        if head.dfl and conv.index not in head.boxes:
+            add(conv, "class")
+        else:
+            add(conv, "box" if head.dfl else "head")
+    for q in view.activation_qs:
+        concat = None if q.index in view.feeds_weighted else _concat_above(view, q)
+        if concat is not None:
+            report.add(faults.JoinedBehindHead(CHECK, q.name, concat.name))
+
+
+def _concat_above(view: View, q: Node) -> Node | None:
+    """The Concat behind a head's branches, past what is between: the Sigmoid of the scores, and what only reshapes."""
+    node = view.model.producer(q.input(0))
+    for _ in range(_WALK):
+        moves = node is not None and of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+        if node is None or not (moves or node.op == "Sigmoid" or qdq.is_qdq(node)):
+            break
+        node = view.model.producer(node.input(0))
+    return node if node is not None and node.op == "Concat" else None
+
+
+# Transformers --------------------------------------------------------------------------------------------------------
+
+
+def streams(view: View, report: Report) -> None:
+    """Adds findings about sums with Q/DQ whose result a layer normalization reads: a transformer's residual stream."""
+    norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZES}
+    norms |= {p.tensor: p.nodes[0].name for p in layer_norms(view.model)}
+    for tensor, norm in norms.items():
+        add = view.model.producer(tensor)
+        while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
+            add = view.model.producer(add.input(0))
+        if add is None or not adds_computed(view, add):
+            continue
+        pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
+        if pairs:
+            report.add(faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+                       values=view.values(add.output))
