@@ -350,7 +350,7 @@ def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None
     assert told_by(DataError, source, shape, size) == f"input 'x' {told}"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("dtype", "scale", "used"),
     [("uint8", None, 1.0), ("int32", None, 1.0), ("int8", None, 1.0), ("float16", None, 1 / 255),
      ("uint8", 0.5, 0.5), ("float32", 0.5, 0.5), ("uint8", 1 / 254, 1 / 254)],

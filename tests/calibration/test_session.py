@@ -250,7 +250,7 @@ def test_shapes_and_types_of_inputs() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("given", "told"),
     [
         (value("in", TensorProto.STRING, [1]), "input 'in' holds object, which cannot be fed"),
@@ -354,7 +354,7 @@ def test_the_folder_of_external_weights(tmp_path: Path) -> None:
     assert told_by(ModelError, external_folder, model) == f"{path}: weight file 'w.bin' of tensor 'w2' is missing"
 
 
-@pytest.mark.parametrize(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
+@in_turn(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
 def test_what_is_run_has_an_ir_version_that_every_onnxruntime_reads(given: int, run: int) -> None:
     model = conv_net()
     model.ir_version = given

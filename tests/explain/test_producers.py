@@ -233,18 +233,22 @@ def views() -> list[View]:
 
 
 @functools.cache
+def prediction(place: int, target: str) -> Prediction:
+    """Of one of them."""
+    return predict(models()[place], target)
+
+
 def predictions(target: str) -> list[Prediction]:
-    """What is predicted of each."""
-    return [predict(proto, target) for proto in models()]
+    return [prediction(place, target) for place in range(len(models()))]
 
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt11", "trt10"]))
 def test_the_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> None:
     seen = set()
-    for prediction in predictions(target):
-        for conv in prediction.convolutions:
-            told = {f.code for f in prediction.findings if f.id in conv.findings}
-            for refusal in prediction.refusals:
+    for found in predictions(target):
+        for conv in found.convolutions:
+            told = {f.code for f in found.findings if f.id in conv.findings}
+            for refusal in found.refusals:
                 if refusal.node == conv.name and not conv.is_int8 and type(refusal) in FAULTS:
                     seen.add(type(refusal))
                     codes = (*coded.codes_of(type(refusal)), *FAULTS[type(refusal)])

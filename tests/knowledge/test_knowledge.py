@@ -27,6 +27,7 @@ from qdqtool.knowledge.tables import paragraph, rows
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, Build
 from qdqtool.types import Evidence, FindingCode
+from tests.tables import in_turn
 
 HOME = Path(qdqtool.__file__).parent
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
@@ -107,7 +108,7 @@ def texts(value: object, where: str) -> Iterator[tuple[str, str]]:
         yield from texts(part, f"{where}.{name}")
 
 
-@pytest.mark.parametrize(("given", "wrong"), [
+@in_turn(("given", "wrong"), [
     ({k: v for k, v in HOLDS.items() if k != "source"}, "no source"), ({**HOLDS, "sauce": "x"}, "unknown sauce"),
     ({**HOLDS, "source": 3}, "3 is not a str"), ({**HOLDS, "source": ""}, "is not a str"),
     ({**HOLDS, "targets": [8]}, "not a list of str"), ({**HOLDS, "evidence": "heard"}, "heard"),

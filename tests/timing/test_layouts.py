@@ -78,7 +78,7 @@ def test_residuals_and_older_architectures():
     assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
-@pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
+@in_turn("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
 def test_what_has_no_positions_has_no_layout(shape):
     assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
 
