@@ -29,6 +29,7 @@ from qdqtool.trt.refusals import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Refusal, Severity
 from qdqtool.verification.lines import Verification
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 
@@ -220,7 +221,7 @@ def test_fields_by_name() -> None:
     assert (data["status"], data["message"]) == ("refused", "no")
 
 
-@pytest.mark.parametrize("differs", Difference)
+@in_turn("differs", Difference)
 def test_each_difference_is_said(differs: Difference) -> None:
     """The words, with all their values; they are published as ``why``."""
     values = tuple(f"v{i}" for i in range(differs.count("{}")))

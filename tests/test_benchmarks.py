@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from qdqtool.commands.demo_run import yolov8n
+from tests.tables import in_turn
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
@@ -32,7 +33,7 @@ def wants_arguments(tree: ast.Module) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn("name", NAMES)
 def test_what_a_script_needs_is_known(name: str) -> None:
     assert (name in RUN["DATA"]) == wants_arguments(ast.parse((HERE / f"{name}.py").read_text("utf-8")))
 
@@ -79,7 +80,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("accuracy") == RUN["DATA"]["accuracy"]
 
 
-@pytest.mark.parametrize(("ours", "low", "value", "high", "sure"), [
+@in_turn(("ours", "low", "value", "high", "sure"), [
     ([3.0, 1.0, 2.0], 1.0, 2.0, 3.0, 0.75), ([4.0], 4.0, 4.0, 4.0, 0.0),
     ([5.0, 1.0, 3.0, 2.0, 4.0], 1.0, 3.0, 5.0, 0.9375),
     ([float(i) for i in range(1, 10)], 2.0, 5.0, 8.0, 1 - 20 / 512),  # of nine, 1 + 9 ways in 512 on each side

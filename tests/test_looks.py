@@ -30,7 +30,7 @@ from qdqtool.types import Cause, Evidence, Finding, Severity
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.insertion.nets import detector
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 EXAMPLES = table("examples")
 
@@ -60,7 +60,7 @@ def test_examples_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert ("\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout) == coloured_answer
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@in_turn("command", cli.COMMANDS)
 def test_options_of_examples_exist(command: str) -> None:
     found = cli.cli.get_command(None, command)  # type: ignore[arg-type]
     assert found is not None
@@ -182,7 +182,7 @@ def test_an_answer_without_warnings_is_short(tmp_path: Path, capsys: pytest.Capt
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
 
 
-@pytest.mark.parametrize(*cases("top/looks-parameters-become-options"))
+@in_turn(*cases("top/looks-parameters-become-options"))
 def test_parameters_become_options(text: str, expected: str) -> None:
     assert as_options(said(text)) == expected
 

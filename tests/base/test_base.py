@@ -28,6 +28,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.explain.errors import _MAX_MESSAGE
 from tests.sources import walked
+from tests.tables import in_turn
 
 # Records: a frozen dataclass's behaviour, compared with one.
 
@@ -51,7 +52,7 @@ class Known:
     last: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize(("args", "named"), [
+@in_turn(("args", "named"), [
     (("a",), {}), (("a", 1, (2,)), {}), ((), {"last": (1,), "name": "b"}), (("a", 4), {"last": ()}),
 ])  # fmt: skip
 def test_a_record_holds_what_a_dataclass_holds(args: tuple[object, ...], named: dict[str, object]) -> None:
@@ -64,7 +65,7 @@ def test_a_record_holds_what_a_dataclass_holds(args: tuple[object, ...], named: 
     assert pickle.loads(pickle.dumps(ours)) == ours == copy.deepcopy(ours)
 
 
-@pytest.mark.parametrize(("args", "named"), [
+@in_turn(("args", "named"), [
     ((), {}), (("a", 1, (), 2), {}), (("a",), {"name": "b"}), (("a",), {"other": 1}), (("a",), {"reason": "x"}),
 ])  # fmt: skip
 def test_what_a_dataclass_refuses_a_record_refuses(args: tuple[object, ...], named: dict[str, object]) -> None:
@@ -255,7 +256,7 @@ def test_the_test_finds_quadratic_patterns() -> None:
     assert not slow_on(re.compile(r"_clone_\d"), "search")
 
 
-@pytest.mark.parametrize("unit", ["_clone_1", "_clone_", "1", "_clone_11111111", "_"])
+@in_turn("unit", ["_clone_1", "_clone_", "1", "_clone_11111111", "_"])
 def test_suffixes_of_long_names(unit: str) -> None:
     name = "x" + unit * (SIZE // len(unit)) + "x"
     begun = time.process_time()

@@ -24,7 +24,7 @@ from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.fuzz.net import Net
 from tests.raising import raises
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 PACKAGE = '''
 import enum, json, os
@@ -236,7 +236,7 @@ def test_shapes_and_engine(tmp_path: Path) -> None:
     assert {"--maxShapes=images:2x3x64x64", f"--saveEngine={tmp_path / 'e.plan'}"} <= set(chosen)
 
 
-@pytest.mark.parametrize(*cases("builders/tensorrt-version"))
+@in_turn(*cases("builders/tensorrt-version"))
 def test_version(line: str, version: str) -> None:
     assert runs.version_of(line.encode()) == version
 

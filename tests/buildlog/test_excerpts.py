@@ -31,7 +31,7 @@ def test_a_line_alone_is_read(line: str, said: str) -> None:
     assert build.lines.unexplained == (1 if "nobody has seen" in line else 0)
 
 
-@pytest.mark.parametrize("text", [
+@in_turn("text", [
     "nothing of TensorRT\n", "Using the tool I measured things\n", "I ran 5 km in 20 seconds.\n",
     "Detected a bird\nWrote a letter\n", "Layer cake   1.5   2.5   3.5\n", "{}\n" * 20,
 ])

@@ -12,6 +12,7 @@ from qdqtool.verification.api import check_explicit
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.fuzz.net import Net
+from tests.tables import in_turn
 from tests.trt.evidence import HOME
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
@@ -26,7 +27,7 @@ EXPLICIT = [
 CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
 
 
-@pytest.mark.parametrize(("text", "wanted"), [
+@in_turn(("text", "wanted"), [
     (CONV.format("Conv_0 + Relu_1", "Int8", "Int8"), True),
     (CONV.format("Conv_0 + Relu_1", "Half", "Half"), False),
     (CONV.format("w + QuantizeLinear_7 + Conv_0", "Int8", "Int8"), False),

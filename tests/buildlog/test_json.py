@@ -26,7 +26,7 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 LAYER = {"Name": "a", "LayerType": "C"}
 
 
-@pytest.mark.parametrize("key", ["Layers", "layers", "LayerInfo", "layerInfo"])
+@in_turn("key", ["Layers", "layers", "LayerInfo", "layerInfo"])
 def test_the_list_of_layers_in_every_dialect(key: str) -> None:
     build = read({key: [LAYER, {"LayerType": "D"}, "just a name"]})
     assert [(x.name, x.type) for x in build.layers] == [("a", "C"), ("", "D"), ("just a name", "")]
@@ -34,7 +34,7 @@ def test_the_list_of_layers_in_every_dialect(key: str) -> None:
     assert [x.name for x in read([LAYER]).layers] == ["a"] and [x.name for x in read(["b"]).layers] == ["b"]
 
 
-@pytest.mark.parametrize(("listed", "names"), [
+@in_turn(("listed", "names"), [
     (["x", "y"], ["x", "y"]), ([{"Name": "x", "IOMode": "Input"}, {"Name": 5}, {}, 7, "y"], ["x", "y"]), ("xy", []),
     (None, []),
 ])  # fmt: skip
@@ -43,7 +43,7 @@ def test_bindings(listed: Any, names: list[str]) -> None:
         assert read({"Layers": [LAYER], key: listed}).bindings == names
 
 
-@pytest.mark.parametrize(("fields", "version", "rtx"), [
+@in_turn(("fields", "version", "rtx"), [
     ({"builder": "tensorrt-rtx", "version": "1.7.1.116"}, "1.7.1.116", True), ({"version": "8.5.2"}, "8.5.2", False),
     ({"version": "newest"}, None, False), ({"version": 8}, None, False), ({}, None, False),
 ])  # fmt: skip
@@ -62,7 +62,7 @@ def test_what_is_neither(content: Any, told: str) -> None:
         read(content)
 
 
-@pytest.mark.parametrize("before", [[], [{"count": 4}], [{"count": 4}, {"x": 1}], [{"x": 1}, {"y": 2}]])
+@in_turn("before", [[], [{"count": 4}], [{"count": 4}, {"x": 1}], [{"x": 1}, {"y": 2}]])
 def test_a_profile_is_known_by_its_first_rows(before: list[Any]) -> None:
     build = read([*before, row("q"), row("r", medianMs=0.25)])
     assert build.source == BuildSource.PROFILE_JSON
@@ -82,13 +82,13 @@ def test_profiles_without_rows_or_percentages_and_several_of_them() -> None:
     assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
-@pytest.mark.parametrize(("count", "told"), [
+@in_turn(("count", "told"), [
     (1, 1), (10**12 - 1, 10**12 - 1), *((count, None) for count in (0, -3, "4", 2.0, 10**12))])  # fmt: skip
 def test_iterations(count: Any, told: int | None) -> None:
     assert read([{"count": count}, row("q")]).iterations == told
 
 
-@pytest.mark.parametrize(("first", "fields", "average", "total"), [
+@in_turn(("first", "fields", "average", "total"), [
     ({"count": 4}, {"averageMs": None}, 2.5, 10.0),  # from the total, where the iterations are known
     ({"x": 1}, {"averageMs": None}, None, None), ({"count": 4}, {"averageMs": None, "timeMs": None}, None, None),
     ({"count": 4}, {"averageMs": 0.5}, 0.5, 10.0), ({"count": 4}, {"timeMs": None}, 0.5, 0.5),

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.read import merge
 from qdqtool.buildlog.summary import judge, listing_hole, rerun_commands
@@ -92,7 +90,7 @@ def test_what_a_log_lacks(changes: dict[str, Any], gaps: list[Gap], complete: bo
     assert (build.gaps, build.complete) == (gaps, complete)
 
 
-@pytest.mark.parametrize(("source", "command", "passed", "told"), [
+@in_turn(("source", "command", "passed", "told"), [
     (BuildSource.TRTEXEC_LOG, "trtexec", None, True), (BuildSource.TRTEXEC_LOG, "trtexec", False, False),
     (BuildSource.TRTEXEC_LOG, "", None, False), (BuildSource.LOG, "trtexec", None, False),
 ])  # fmt: skip
@@ -197,7 +195,7 @@ def test_the_earliest_version_that_spells_so(layers: list[BuiltLayer], listing: 
 
 # Building again -------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(*cases("buildlog/judging-the-command-for-a-version"))
+@in_turn(*cases("buildlog/judging-the-command-for-a-version"))
 def test_the_command_for_a_version(
     version: str, command: str, begins: str, typed: bool, listed: bool, apart: bool
 ) -> None:
@@ -251,7 +249,7 @@ def test_what_either_file_knows() -> None:
     assert build.layers[0].line == 9
 
 
-@pytest.mark.parametrize(("first", "second", "kept"), [
+@in_turn(("first", "second", "kept"), [
     ([BuiltLayer("a")], [layer("a", "x", "y")], 1), ([layer("a", "x", "y")], [BuiltLayer("a")], 0),
     ([layer("a", "x", "y")], [layer("a", "x", "y", extras={"ParameterType": "Convolution"})], 1),
     ([layer("a", "x", "y")], [layer("a", "x", "y", onnx_names=["n"])], 1),

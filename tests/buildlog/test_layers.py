@@ -2,7 +2,6 @@
 
 from string import ascii_letters, digits
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,7 +145,7 @@ def test_conversions_and_what_they_serve() -> None:
             kind, of, index, components, True)
 
 
-@pytest.mark.parametrize(*cases("buildlog/layers-q-and-dq-that-stayed"))
+@in_turn(*cases("buildlog/layers-q-and-dq-that-stayed"))
 def test_q_and_dq_that_stayed_are_known_by_their_names(name: str, kind: str, is_qdq: bool) -> None:
     assert layers.layer_from_fields({"Name": name, "LayerType": kind}).is_qdq is is_qdq
 
@@ -218,7 +217,7 @@ def test_names_with_joints_come_apart_where_known(names: list[str]) -> None:
     assert parts(" + ".join(names), known).components == names
 
 
-@pytest.mark.parametrize(("name", "components"), [
+@in_turn(("name", "components"), [
     ("w + f( + b + x + y", ["w", "f(", "b", "x + y"]),  # never closed: each of them is a name
     ("w + f(a + b) + x + y", ["w", "f(a + b)", "x + y"]), ("x + y + x + z", ["x + y", "x", "z"]),
     ("f( + x + y) + b", ["f( + x + y)", "b"]),

@@ -33,14 +33,14 @@ def parse(*lines: str) -> ParseSection:
 
 # Parse section --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
+@in_turn(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
 def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
     section = parse("Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]")
     assert [n.details for n in section.nodes] == [{}, details, {}]
     assert parse(line).nodes == []
 
 
-@pytest.mark.parametrize(("text", "opset"), [("13", 13), ("99999", 99999), ("100000", 0), ("1x", 0), ("", 0)])
+@in_turn(("text", "opset"), [("13", 13), ("99999", 99999), ("100000", 0), ("1x", 0), ("", 0)])
 def test_the_opset(text: str, opset: int) -> None:
     assert parse(f"Opset version:    {text}").opset == opset
 
@@ -91,7 +91,7 @@ def test_tensors_of_a_node() -> None:
     assert section.nodes == [ParsedNode("", "Relu", [x], [y], 1)]
 
 
-@pytest.mark.parametrize(("line", "tensor"), [
+@in_turn(("line", "tensor"), [
     ("Adding network input: x with dtype: float32, dimensions: (1, 3, -1)", ParsedTensor("x", (1, 3, None), "FLOAT")),
     ("Adding network input: a with b with dtype: half, dimensions: ()", ParsedTensor("a with b", (), "FLOAT16")),
     ("Adding network input: x with dtype: odd, dimensions: (2)", ParsedTensor("x", (2,), "ODD")),
@@ -178,7 +178,7 @@ def test_blocks_devices_and_repetitions() -> None:
     assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
 
 
-@pytest.mark.parametrize(("title", "iterations"), [
+@in_turn(("title", "iterations"), [
     ("Profile (781 iterations )", 781), ("Profile (x iterations )", None),
     ("Profile (99999999999 iterations )", 99999999999), ("Profile (999999999999 iterations )", None),
 ])  # fmt: skip
@@ -201,7 +201,7 @@ def test_what_is_said_twice_counts_once() -> None:
 INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"
 
 
-@pytest.mark.parametrize(("lines", "source"), [
+@in_turn(("lines", "source"), [
     ((INFO,), "layer-info"), ((INFO, stamped("V", "Parsing node: a [Conv]")), "log"),
     ((INFO, stamped("V", "Running: QDQToCopy on q")), "log"), ((INFO, stamped("V", "Original: 3 layers")), "log"),
     (("Layer(C): a, Tactic: 0x1, x (Int8[1]) -> y (Int8[1])",), "log"),
@@ -218,7 +218,7 @@ def test_versions_in_banners(digits: str, version: str) -> None:
     assert version_of(digits) == version
 
 
-@pytest.mark.parametrize(("text", "version"), [
+@in_turn(("text", "version"), [
     ("8.5.2", "8.5.2"), ("8.5.2 (more)", "8.5.2"), ("10.13.3.9", "10.13.3.9"), ("8", None), ("words", None),
     ("8.x", None),
 ])  # fmt: skip
@@ -226,7 +226,7 @@ def test_the_version_that_is_printed(text: str, version: str | None) -> None:
     assert read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt == version
 
 
-@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-added-reformats"))
+@in_turn(*cases("buildlog/rules-of-lines-added-reformats"))
 def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
     found = [(r.name, r.tensor, r.source, r.target) for r in verbose(f"Adding reformat layer: {text}").reformats]
     assert found == ([] if reformat is None else [reformat])
@@ -261,7 +261,7 @@ def test_memory(line: str, field: str, value: object) -> None:
     assert not read_memory(memory, "Layer: a has no memory") and not read_memory(memory, "Total of nothing: 5")
 
 
-@pytest.mark.parametrize(*cases("buildlog/rules-of-lines-the-performance-summary"))
+@in_turn(*cases("buildlog/rules-of-lines-the-performance-summary"))
 def test_the_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
     found: dict[str, dict[str, float]] = {}
     assert read_metric(found, line) is bool(values) and found == values
@@ -294,7 +294,7 @@ def test_dims_and_tensors() -> None:
     assert is_marked(b"[TRT] x") and is_marked(b"a TensorRT b") and not is_marked(b"x" * 160 + b"[TRT]")
 
 
-@pytest.mark.parametrize(("shape", "elements"), [
+@in_turn(("shape", "elements"), [
     ((2, 3), 6), ((), 1), (None, None), ((2, None), None), ((1 << 25, 1 << 24), 1 << 49), ((1 << 25, 1 << 25), None),
     ((0, 5), 0),
 ])  # fmt: skip

@@ -31,7 +31,7 @@ def layer(name: str, kind: str, inputs: str = "", outputs: str = "", **more: obj
     return BuiltLayer(name, kind, *sides, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "told"), [
+@in_turn(("inputs", "outputs", "told"), [
     ("INT8", "FP32", "INT8 -> FP32"), ("INT8 FP16", "INT8", "INT8, FP16 -> INT8"), ("", "FP32", "? -> FP32"),
     ("INT8", "", "INT8 -> ?"), ("INT8", "INT8 FP16", "INT8 -> INT8, FP16"),
 ])  # fmt: skip
@@ -69,7 +69,7 @@ def test_what_was_read_and_the_rest_of_the_page() -> None:
     assert summarize(Build())["profile"] is None and summarize(Build())["command"] is None
 
 
-@pytest.mark.parametrize(("total", "blank", "unexplained", "marked", "told"), [
+@in_turn(("total", "blank", "unexplained", "marked", "told"), [
     (0, 0, 0, 0, []), (3, 3, 0, 0, []), (5, 1, 3, 3, ["1 line of TensorRT with nothing to keep"]),
     (5, 1, 0, 0, ["4 lines of TensorRT with nothing to keep"]),
     (5, 1, 4, 2, ["2 lines that TensorRT wrote and that this version does not know"]),
@@ -99,7 +99,7 @@ def test_passes() -> None:
     assert [line for line, _ in lines_of_pass(whole, "qdq")] == [11]
 
 
-@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
+@in_turn("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
 def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
     assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
 

@@ -92,8 +92,8 @@ def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Excep
     assert isinstance(caught.value.__cause__, type(error)) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", [Failing, failing])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@in_turn("source", [Failing, failing])
+@in_turn("error", [KeyboardInterrupt, SystemExit, MemoryError])
 def test_what_ends_a_process_passes_through_calibration_data(source: Any, error: type[BaseException]) -> None:
     with pytest.raises(error):
         list(open_data(source(error()), [SPEC]))

@@ -345,7 +345,7 @@ def test_limits_of_a_cache(good: Path, tmp_path: Path, monkeypatch: pytest.Monke
         load_progress(good)
 
 
-@pytest.mark.parametrize(("numbers", "ranges"), [
+@in_turn(("numbers", "ranges"), [
     ([], []), ([0], [[0, 1]]), ([3, 1, 2], [[1, 4]]), ([9, 0, 1, 5, 6, 8], [[0, 2], [5, 7], [8, 10]]),
 ])  # fmt: skip
 def test_numbers_are_kept_as_ranges(numbers: list[int], ranges: list[list[int]]) -> None:
@@ -354,7 +354,7 @@ def test_numbers_are_kept_as_ranges(numbers: list[int], ranges: list[list[int]])
     assert cache._numbers_in(found) == set(numbers)
 
 
-@pytest.mark.parametrize("ranges", [[(3, 3)], [(0, 2), (2, 4)], [(5, 6), (0, 1)], [(-2, 1)], [(0, 1 << 60)]])
+@in_turn("ranges", [[(3, 3)], [(0, 2), (2, 4)], [(5, 6), (0, 1)], [(-2, 1)], [(0, 1 << 60)]])
 def test_damaged_ranges(ranges: list[tuple[int, int]]) -> None:
     with raises(ValueError, "_numbers_in"):
         cache._numbers_in(np.array(ranges))

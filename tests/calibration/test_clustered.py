@@ -1,6 +1,7 @@
 """Calibration on a Dask cluster: the statistics of one process, bit for bit, whatever happens on the way."""
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from calibration.clustered import ClusterPass, _Pace
 from calibration.pictures import ImageSource
 from qdqtool.base.notes import Remark
 from qdqtool.errors import ClusterError, DataError
-from tests.calibration.nets import conv_net, state, write_pictures
-
-pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
-
 from tests.calibration.cluster.clusters import arrivals, count_arrivals, kill_one, left_behind, pids, pretend, put
+from tests.calibration.nets import conv_net, state, write_pictures
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import cases
+
+#: Only looked for: reading all tests does not load it.
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
 
 NAMES = ["images", "c1", "r2"]
 FOCUS = Focus(("out",))

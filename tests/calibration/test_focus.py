@@ -29,7 +29,7 @@ def touched(mask: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(rows.astype(int) @ mask @ columns > 0)
 
 
-@pytest.mark.parametrize(("height", "width"), [(8, 8), (16, 24), (4, 2), (1, 1), (5, 7), (12, 3)])
+@in_turn(("height", "width"), [(8, 8), (16, 24), (4, 2), (1, 1), (5, 7), (12, 3)])
 def test_resizing_sets_every_cell_that_is_touched(height: int, width: int) -> None:
     mask = RNG.random((8, 8)) > 0.85
     np.testing.assert_array_equal(resized(mask, height, width), touched(mask, height, width))
@@ -80,7 +80,7 @@ def test_the_range_is_that_of_least_weighted_error() -> None:
     np.testing.assert_allclose(focused_error(plain, ranges), squared_error(plain, ranges), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)])
+@in_turn(("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)])
 def test_power_falls_with_the_share_of_what_is_looked_at(rare: int, power: float) -> None:
     stats = TensorStatistics.of(np.ones(1000))
     stats.add_focus([np.ones(rare, np.float32)])
@@ -111,7 +111,7 @@ def test_where_the_step_hides_the_negative_side_the_error_is_squared(spread: flo
     assert np.interp(found.amax, ranges, by_hand) <= by_hand.min() * 1.05
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("step", "power"), [(0.1, 3.0), (0.5, 3.0), (0.6, 2.8), (0.75, 2.5), (1.0, 2.0), (4.0, 2.0), (None, 3.0)]
 )
 def test_the_power_falls_with_the_step_over_the_depth_of_the_negative_side(step: float | None, power: float) -> None:
@@ -250,7 +250,7 @@ def looked_at(outputs: dict[str, npt.NDArray[np.float32]], threshold: float, sha
     return found.masks[0]
 
 
-@pytest.mark.parametrize(("share", "positions"), [(0.0, 1), (0.0149, 1), (0.0151, 2), (0.0249, 2), (0.0251, 3)])
+@in_turn(("share", "positions"), [(0.0, 1), (0.0149, 1), (0.0151, 2), (0.0249, 2), (0.0251, 3)])
 def test_the_highest_share_of_all_maps_together(share: float, positions: int) -> None:
     mask = looked_at({"a": scores(4.0, 3.0, 2.0)}, 9.0, share)
     assert (mask == dilated(at(10, 10, *[(0, 3 * k) for k in range(positions)]))).all()

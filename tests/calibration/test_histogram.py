@@ -126,7 +126,7 @@ def test_ends_of_bins() -> None:
     assert not np.shares_memory(counter.histogram(5.0, 4).counts, before)
 
 
-@pytest.mark.parametrize("octaves", [1, 19, 20, 21, 40])
+@in_turn("octaves", [1, 19, 20, 21, 40])
 def test_what_falls_out_of_the_window_goes_to_the_lowest_bin(octaves: int) -> None:
     values = np.array([0.5, 0.9, 2.0**-20], np.float32)
     moved = statistics.TensorStatistics.of(values, 64)

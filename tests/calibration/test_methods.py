@@ -152,7 +152,7 @@ def test_entropy() -> None:
     assert amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax
 
 
-@pytest.mark.parametrize("method", METHODS)
+@in_turn("method", METHODS)
 def test_an_all_zero_tensor_gets_a_positive_range(method: str) -> None:
     assert amax_of(TensorStatistics.of(np.zeros(100, np.float32)), method) > 0
     assert amax_of(TensorStatistics(2048), method) > 0
@@ -367,8 +367,8 @@ def by_hand(counts: Floats) -> int:
     return 128 + int(direct.argmin())
 
 
-@pytest.mark.parametrize("pile", [0, 1, 4000])
-@pytest.mark.parametrize("bins", [129, 190])
+@in_turn("pile", [0, 1, 4000])
+@in_turn("bins", [129, 190])
 def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> None:
     counts = np.random.default_rng(bins).poisson(300 * np.exp(-np.arange(bins) / 25)).astype(np.float64)
     counts[-1] = pile
@@ -380,7 +380,7 @@ def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> No
     assert round(_least_divergence(counts, 1.0) * bins) == found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@in_turn("method", METHODS)
 def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     """Ranges depend on shares, not on counts: few values, or each of them a thousand times."""
     values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)

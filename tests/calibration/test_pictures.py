@@ -346,7 +346,7 @@ def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None
     refused(DataError, f"_layout 'x' {told}", source, shape, size)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("dtype", "scale", "used"),
     [("uint8", None, 1.0), ("int32", None, 1.0), ("int8", None, 1.0), ("float16", None, 1 / 255),
      ("uint8", 0.5, 0.5), ("float32", 0.5, 0.5), ("uint8", 1 / 254, 1 / 254)],

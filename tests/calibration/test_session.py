@@ -248,7 +248,7 @@ def test_shapes_and_types_of_inputs() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("given", "named"),
     [
         (value("in", TensorProto.STRING, [1]), "object"),
@@ -346,7 +346,7 @@ def test_the_folder_of_external_weights(tmp_path: Path) -> None:
     refused(ModelError, f"external_folder {path}: 'w.bin' 'w2'", external_folder, model)
 
 
-@pytest.mark.parametrize(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
+@in_turn(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
 def test_what_is_run_has_an_ir_version_that_every_onnxruntime_reads(given: int, run: int) -> None:
     model = conv_net()
     model.ir_version = given

@@ -101,8 +101,8 @@ def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[
     assert fresh.focus is not None and fresh.focus.count == 1
 
 
-@pytest.mark.parametrize("partly", [[0.5], []])
-@pytest.mark.parametrize("merged", [False, True])
+@in_turn("partly", [[0.5], []])
+@in_turn("merged", [False, True])
 def test_what_is_looked_at_in_part_parts_the_counts(partly: list[float], merged: bool) -> None:
     """As long as everything is looked at one counter does for both; it counts nothing for the other from then on."""
     every, some = np.array([0.25, -9.0], np.float32), np.array([0.5, 40.0], np.float32)
@@ -352,7 +352,7 @@ def test_samples_that_are_no_dict_and_values_that_are_not_finite() -> None:
 RNG = np.random.default_rng(11)
 
 
-@pytest.mark.parametrize("array", [
+@in_turn("array", [
     np.zeros((1, 4), np.float32), np.zeros((1, 4, 6, 7), np.float32), np.zeros((0, 4, 20, 20), np.float32),
     np.zeros((1, 0, 20, 20), np.float32), np.full((1, 4, 20, 20), np.inf, np.float32),
 ])  # fmt: skip
@@ -434,14 +434,14 @@ def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
 PART = 0.6180339887498949
 
 
-@pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
+@in_turn("samples", [0, 1, 15, 16, 17, 33, 100])
 def test_sixteen_samples(samples: int) -> None:
     wanted = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
     assert spotted_samples(samples) == wanted and len(wanted) == 16
     assert spotted_samples(None) == set(range(16))
 
 
-@pytest.mark.parametrize(("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)])
+@in_turn(("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)])
 def test_the_least_map_has_48_positions(height: int, width: int, enough: bool) -> None:
     array = np.zeros((1, 1, height, width), np.float32)
     assert (taken(array, 0) is not None) == enough
@@ -459,7 +459,7 @@ def test_positions_and_channels(channels: int, number: int) -> None:
     assert found.tolist() == [[c * 60.0 + p for c in which] for p in at], "of the first image"
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
+@in_turn("count", [1, 7, 8, 9, 17])
 def test_any_number_of_ranges(count: int) -> None:
     rng = np.random.default_rng(count)
     spots = [rng.normal(1, 1, (12, 3)).astype(np.float32), rng.normal(0, 2, (5, 2)).astype(np.float32)]

@@ -18,8 +18,10 @@ from qdqtool.prediction import predict
 from qdqtool.trt.refusals import OutputNotQuantized, Reader, ReaderKind, ReduceNotPooling, Size, Stays, Step
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from tests.explain.graphs import GRAPHS
+from tests.explain.test_producers import prediction
 from tests.explain.test_refusals import TARGETS
 from tests.fuzz.grammar import network
+from tests.tables import in_turn
 
 
 def made(refusal: Any, code: Any = "OUT-FLOAT", **more: Any) -> Finding:
@@ -44,7 +46,7 @@ def test_sizes_and_what_lies_behind_the_readers_are_left_out() -> None:
     assert key(made(replaced(PLAIN, tensor="u", activation=Step("s", "Relu")))) == first  # which no words name
 
 
-@pytest.mark.parametrize("changes", [
+@in_turn("changes", [
     {"node": "m"}, {"readers": ()},
     {"readers": (replaced(CONV, node="d"),)}, {"readers": (replaced(CONV, scale=0.5),)},
     {"readers": (replaced(CONV, feeds_weighted=False),)},  # left float: nothing behind it is quantized
@@ -70,7 +72,7 @@ def test_a_scale_that_is_no_number_equals_another() -> None:
 def test_a_conversion_that_another_finding_explains() -> None:
     """Who writes its tensor counts where nothing else explains it."""
     for target in ("trt8.5", "trt8.6"):
-        stays = [c.refusal for make in GRAPHS.values() for f in predict(make(), target).findings
+        stays = [c.refusal for place in range(len(GRAPHS)) for f in prediction(place, target).findings
                  if f.code == "CONVERSION" for c in f.causes]
         assert len(stays) > 10
         for r in stays:
@@ -83,11 +85,11 @@ def test_a_conversion_that_another_finding_explains() -> None:
             assert key(one) == key(two) != key(made(r, "CONVERSION", see=(("OUT-FLOAT", "d"),)))
 
 
-@pytest.mark.parametrize("reason", GRAPHS)
-def test_no_two_findings_of_a_network_are_alike(reason: str) -> None:
+@pytest.mark.parametrize(("place", "reason"), list(enumerate(GRAPHS)))
+def test_no_two_findings_of_a_network_are_alike(place: int, reason: str) -> None:
     own = TARGETS.get(reason, "trt8.5")
     for target in (own, "trt11", "rtx1.7"):
-        findings = predict(GRAPHS[reason](), target).findings
+        findings = prediction(place, target).findings
         assert len({key(f) for f in findings}) == len(findings)
         if target == own:
             again = predict(GRAPHS[reason](), target).findings

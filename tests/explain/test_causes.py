@@ -12,6 +12,7 @@ from qdqtool.prediction import advise, predict
 from qdqtool.trt.refusals import ConcatScales, OutputScale, ReaderKind, ReduceNotPooling, ResidualFloat
 from qdqtool.types import Severity
 from tests.explain.graphs import GRAPHS, concat, outcome, split, transposed_3d
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -279,7 +280,7 @@ def attention(of="MatMul", between=None):
     return g.model(g.conv(data, "c", 16, scale=None))
 
 
-@pytest.mark.parametrize(("of", "between", "assumed"), [
+@in_turn(("of", "between", "assumed"), [
     ("MatMul", None, True), ("MatMul", "Reshape", True), ("MatMul", "Neg", False), ("constant", None, False),
     ("Conv", None, False),
 ])  # fmt: skip
@@ -293,7 +294,7 @@ def test_what_becomes_of_the_q_behind_an_attentions_softmax_is_assumed(of, betwe
     assert (str(product.evidence) == "assumed") is assumed
 
 
-@pytest.mark.parametrize(("axes", "activated", "quantized", "int8"), [
+@in_turn(("axes", "activated", "quantized", "int8"), [
     (3, False, False, False), (3, True, False, False), (3, False, True, False), (3, True, True, True),
     (2, False, False, True), (2, True, True, True),
 ])
@@ -337,7 +338,7 @@ def test_a_cast_behind_a_dq_decides_over_the_type(weights, int8):
     assert prediction.convolution("c").is_int8 is int8 and ("FLOAT-MIXED" in codes) is not int8
 
 
-@pytest.mark.parametrize(("data", "weights", "told"), [
+@in_turn(("data", "weights", "told"), [
     (np.float16, np.float32, True), (np.float32, np.float16, True), (np.float16, np.float16, False),
     (np.float32, np.float32, False),
 ])

@@ -155,7 +155,7 @@ def test_lines_of_passes() -> None:
         assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
 
 
-@pytest.mark.parametrize(("line", "case"), [
+@in_turn(("line", "case"), [
     ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear into /m/conv/Conv", "int8-convolution"),
     ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear_1 into /m/Add_2", "sum"),
     ("QuantizeDoubleInputNodes: fusing a into b", "int8-convolution"),
@@ -168,7 +168,7 @@ def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
     assert line_text(answer, 80).count(" - ") == 1
 
 
-@pytest.mark.parametrize(("line", "case"), [
+@in_turn(("line", "case"), [
     ("Generating copy for a to b because of stomping hazard.", "ConcatRemoval/stomping"),
     ("Replacing slice a with copy from b to c", "SliceRemoval/copy"),
     ("Eliminating slice a by retargeting b from b to c", "SliceRemoval/view"),
@@ -181,7 +181,7 @@ def test_the_kind_of_line_and_its_operators_choose_the_case(line: str, case: str
     assert next(iter(answered(line).rules[0].cases)) == case
 
 
-@pytest.mark.parametrize(("line", "owner"), [
+@in_turn(("line", "owner"), [
     ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
     ("Swap the layer type of Add_1 from ELEMENTWISE to POINTWISE", "EltwiseAddToPwn"),
     ("Swap the layer type of Tanh_1 from ACTIVATION to POINTWISE", "ActivationToPointwiseConversion"),
@@ -198,7 +198,7 @@ def test_what_cases_are_about_is_an_operator_or_a_kind_of_line() -> None:
         assert set(case.about) <= known and len(set(case.about)) == len(case.about), name
 
 
-@pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
+@in_turn("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
 def test_other_texts_are_left_to_others(line: str) -> None:
     assert explain_line(line) is None
 

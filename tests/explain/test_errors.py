@@ -16,7 +16,7 @@ def known(text: str) -> KnownError:
     return found
 
 
-@pytest.mark.parametrize("text", ["", "Conv_1", "Parsing node: conv [Conv]", "Engine built in 5 sec.", "x" * 100_000])
+@in_turn("text", ["", "Conv_1", "Parsing node: conv [Conv]", "Engine built in 5 sec.", "x" * 100_000])
 def test_other_texts_are_not_explained(text: str) -> None:
     assert lookup(text) is None
 
@@ -46,7 +46,7 @@ def test_advice_is_for_the_kind_of_node(node: str, kind: str, advice: str) -> No
     assert found.fix == (KINDS[advice].fix if advice else own.fix)
 
 
-@pytest.mark.parametrize(*cases("explain/errors-an-unknown-error-is-told"))
+@in_turn(*cases("explain/errors-an-unknown-error-is-told"))
 def test_an_unknown_error_is_told_by_its_form(
     text: str, part: str, code: int | None, function: str, condition: str
 ) -> None:
@@ -57,14 +57,14 @@ def test_an_unknown_error_is_told_by_its_form(
     assert part in found.title and condition in found.cause
 
 
-@pytest.mark.parametrize(*cases("explain/errors-a-marked-line-is-never"))
+@in_turn(*cases("explain/errors-a-marked-line-is-never"))
 def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str) -> None:
     found = known(text)
     assert found.severity == severity and found.id == f"unknown-{severity}"
     assert "These words are new" in found.unknown
 
 
-@pytest.mark.parametrize("text", [
+@in_turn("text", [
     "[11/21/2026-12:00:00] [I] [TRT] These words are new", "[W] another program", "WARNING: another program",
     "[11/21/2026-12:00:00] [E] [TRT] ",
 ])

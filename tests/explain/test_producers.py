@@ -1,6 +1,7 @@
 """The code of a finding is that of the refusal that it reports, whoever found it: a check of the model or a pass."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -19,6 +20,8 @@ from qdqtool.explain import coded, codes, compiler, messages
 from qdqtool.explain.api import FAULTS
 from qdqtool.explain.lint import operators, quantizers, weights
 from qdqtool.fixing.api import fix
+from qdqtool.model.graph import Model
+from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt import detect, surroundings
 from qdqtool.trt import refusals as trt
@@ -27,7 +30,7 @@ from qdqtool.trt.pipeline import cases
 from qdqtool.trt.rtx import operands
 from qdqtool.trt.rtx import predict as rtx_predict
 from qdqtool.trt.rtx.operands import IntegersLost
-from qdqtool.types import Evidence, FindingCode, Refusal
+from qdqtool.types import Evidence, FindingCode, Prediction, Refusal
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.slow import slow_after
 from tests.sources import walked
@@ -217,19 +220,35 @@ def test_a_conversion_names_the_fault_that_keeps_its_convolution_float(code: str
     assert [told for told, _ in stays.causes[0].see] == [code]
 
 
-def models() -> Iterator[onnx.ModelProto]:
-    yield from (make() for make in OF_REFUSALS.values())
-    yield from map(model_of, OF_CASES)
+@functools.cache
+def models() -> list[onnx.ModelProto]:
+    """The graphs of all refusals and cases; nobody changes them."""
+    return [*(make() for make in OF_REFUSALS.values()), *map(model_of, OF_CASES)]
+
+
+@functools.cache
+def views() -> list[View]:
+    """The same as steps of ``fix`` read them."""
+    return [View(Model(proto)) for proto in models()]
+
+
+@functools.cache
+def prediction(place: int, target: str) -> Prediction:
+    """Of one of them."""
+    return predict(models()[place], target)
+
+
+def predictions(target: str) -> list[Prediction]:
+    return [prediction(place, target) for place in range(len(models()))]
 
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt11", "trt10"]))
 def test_the_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> None:
     seen = set()
-    for model in models():
-        prediction = predict(model, target)
-        for conv in prediction.convolutions:
-            told = {f.code for f in prediction.findings if f.id in conv.findings}
-            for refusal in prediction.refusals:
+    for found in predictions(target):
+        for conv in found.convolutions:
+            told = {f.code for f in found.findings if f.id in conv.findings}
+            for refusal in found.refusals:
                 if refusal.node == conv.name and not conv.is_int8 and type(refusal) in FAULTS:
                     seen.add(type(refusal))
                     codes = (*coded.codes_of(type(refusal)), *FAULTS[type(refusal)])

@@ -21,6 +21,7 @@ from qdqtool.extraction.checks import CommandCheck
 from qdqtool.extraction.select import Shrinker
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.raising import raises
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
@@ -132,7 +133,7 @@ def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
         qdqtool.extract(residual(), check="true", keep_interrupted=True)
 
 
-@pytest.mark.parametrize(("command", "said"), [
+@in_turn(("command", "said"), [
     ("", "is empty"), ("'open", "cannot be split"), ("no-such-program-here", "cannot be run"),
     ("true a\0b", "cannot be run"), ("true \ud800", "cannot be run"),
 ])

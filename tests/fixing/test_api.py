@@ -17,14 +17,13 @@ from qdqtool.fixing.api import _WHOLE, STEPS, fix
 from qdqtool.fixing.compare import NotFinite
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
-from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import ScalesDiffer, Stays
 from qdqtool.trt.targets import target_named
 from tests.explain.graphs import GRAPHS
 from tests.explain.lint.test_api import shared_model
 from tests.explain.test_causes import concat, residual, split
-from tests.explain.test_producers import models
+from tests.explain.test_producers import models, predictions, views
 from tests.fixing.steps import sites
 from tests.growth import FAMILIES
 from tests.insertion import nets
@@ -305,10 +304,8 @@ def test_each_promise_is_tried(target, times):
     promised: Counter[str] = Counter()
     chosen = target_named(target)
     whole = {code for aim, *_ in _WHOLE for code in aim.codes}
-    for proto in models():
-        prediction = predict(proto, chosen)
+    for proto, view, prediction in zip(models(), views(), predictions(target), strict=True):
         marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
-        view = View(Model(proto))
         steps = [s for s in STEPS if any(code in s.codes for code, _ in marked)]
         tried = {a for step in steps for s in step.sites(view, chosen, prediction, step.codes) for a in s.answers}
         assert {(code, node) for code, node in marked if code not in whole} <= tried

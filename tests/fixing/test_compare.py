@@ -17,6 +17,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.live import check_loops, load_of
 from tests.explain.test_causes import residual
 from tests.raising import raises
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -125,7 +126,7 @@ def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
         compare.Runs().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})
 
 
-@pytest.mark.parametrize("ir", [8, 10, 11, 14, 99])
+@in_turn("ir", [8, 10, 11, 14, 99])
 def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -> None:
     model = pair_model()
     model.ir_version = ir
@@ -201,7 +202,7 @@ SCAN = onnx.parser.parse_model("""
     }""")
 
 
-@pytest.mark.parametrize(("model", "nodes"), [
+@in_turn(("model", "nodes"), [
     (loop(n=2**40), 2 * 2**40), (loop("k", n=2**20), 2 * 2**40), (SCAN, 7), (loop(n=0), 2), (loop(n=1), 2),
     (loop(inner=INNER, n=2**20, m=2**20), 2**20 * (2 + 2 * 2**20)),
     (loop(ends="Less (i, n)", n=2**62), 2),  # a run alone tells when that ends

@@ -25,6 +25,7 @@ from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
 from tests.insertion.nets import Net, check, copied, detector, images, run
 from tests.raising import raises
 from tests.slow import slow_after
+from tests.tables import in_turn
 
 SIZE = 64
 
@@ -311,8 +312,8 @@ def head(order: str, product: str = "Conv") -> Model:
     return net.index()
 
 
-@pytest.mark.parametrize("order", ["box first", "class first"])
-@pytest.mark.parametrize("product", ["Conv", "MatMul"])
+@in_turn("order", ["box first", "class first"])
+@in_turn("product", ["Conv", "MatMul"])
 def test_box_channels_are_followed_through_split_and_concat(order: str, product: str) -> None:
     model = head(order, product)
     assert set(names(model, float_nodes(model, "box"))) == {"box", "dfl"}

@@ -142,7 +142,7 @@ def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_whi
     assert not np.isfinite(folded["a.weight_folded_bias"]).any()
 
 
-@pytest.mark.parametrize(("weight", "group", "channels"), [
+@in_turn(("weight", "group", "channels"), [
     ((16, 16), 1, 16),  # no convolution has weights of two dimensions
     ((16, 16, 1, 1), 1, 8),  # a factor for half of the channels
     ((16, 8, 1, 1), 1, 16),
@@ -156,7 +156,7 @@ def test_damaged_convolutions_behind_a_normalization_are_left_to_whoever_runs_th
     assert fold_leading(Model(made.open_model())) == 0
 
 
-@pytest.mark.parametrize(("name", "value"), [
+@in_turn(("name", "value"), [
     ("n.gamma", np.ones(3, np.float32)), ("n.mean", np.ones((2, 8), np.float32)),
     ("n.var", np.ones((), np.float32)), ("n.beta", np.array([b"a"] * 16, object)),
     ("a.bias", np.ones(3, np.float32)), ("a.weight", np.ones((16, 16), np.float32)),
@@ -207,7 +207,7 @@ def test_what_is_no_normalization_to_fold() -> None:
     assert fold_batch_normalization(Model(made.model())) == 0
 
 
-@pytest.mark.parametrize(*cases("insertion/batchnorm-a-normalization-behind-is-folded"))
+@in_turn(*cases("insertion/batchnorm-a-normalization-behind-is-folded"))
 def test_a_normalization_behind_is_folded_along_the_outputs(
     cin: int, weight: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:

@@ -201,7 +201,7 @@ def half_images() -> list[dict[str, np.ndarray]]:
     return [{k: v.astype(np.float16) for k, v in s.items()} for s in images()]
 
 
-@pytest.mark.parametrize("where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"])
+@in_turn("where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"])
 def test_where_half_is_found(where: str) -> None:
     half = onnx.numpy_helper.from_array(np.float16([1.0]), "h")
     wide = onnx.numpy_helper.from_array(np.float32([1.0]), "f")
@@ -248,7 +248,7 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
         np.testing.assert_allclose(new, old, rtol=2e-3)
 
 
-@pytest.mark.parametrize(("attribute", "before", "after"), [
+@in_turn(("attribute", "before", "after"), [
     ("to", 10, 1), ("dtype", 10, 1), ("output_dtype", 10, 1), ("axis", 10, 10), ("to", 11, 11), ("dtype", 6, 6),
 ])  # fmt: skip
 def test_widening_changes_attributes_that_state_half(attribute: str, before: int, after: int) -> None:

@@ -101,7 +101,7 @@ def test_skips_behind_bare_convolutions() -> None:
     assert reasons(result)["add"] == (left.ResultFloat, False)
 
 
-@pytest.mark.parametrize(*cases("insertion/placement-behind-an-activation-the-choice"))
+@in_turn(*cases("insertion/placement-behind-an-activation-the-choice"))
 def test_behind_an_activation_the_choice_decides(residual: str, target_choice: str, expected: set[str]) -> None:
     rules = Rules(residual=residual, residual_after_activation=target_choice)
     result = placed(residual_net("silu"), rules)
@@ -214,7 +214,7 @@ def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
     assert reasons(result) == {"row": (left.SmallConvolution, 8, 8, (3,))}
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("rules", "told"),
     [
         (Rules(exclude=["nothing"]), "_matches `exclude` 'nothing': 'c0'"),
@@ -352,7 +352,7 @@ def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
 
 # Placement round the convolutions: which sums are residuals, and which poolings have quantized neighbours.
 
-@pytest.mark.parametrize(("mine", "other", "residual"), [
+@in_turn(("mine", "other", "residual"), [
     ([1, 16, 8, 8], [1, 16, 8, 8], True),
     (["n", 16, 8, 8], [1, 16, 8, 8], True),  # one may well be n
     (["n", 16, 8, 8], ["n", 16, 8, "w"], True),
@@ -371,7 +371,7 @@ def test_a_sum_of_two_shapes_is_a_residual_where_no_dimension_is_known_to_differ
         assert (("y", "add", "residual") in inputs(placed(net))) is residual
 
 
-@pytest.mark.parametrize(("between", "quantized"), [
+@in_turn(("between", "quantized"), [
     ("MaxPool", True), ("Concat", True), ("Transpose", True), ("Softmax", False), ("Tanh", True), ("Mul", False),
 ])  # fmt: skip
 def test_a_residual_is_quantized_for_whoever_reads_its_values_quantized(between: str, quantized: bool) -> None:

@@ -273,7 +273,7 @@ def test_standardized_weights_become_constants(net: Net) -> None:
     np.testing.assert_allclose(value_of(after, after.graph.node[0].input[1]), expected, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("proto", [
+@in_turn("proto", [
     computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
     computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)),  # there is no third
     computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]),
@@ -406,7 +406,7 @@ def test_functions_are_inlined(net: Net) -> None:
     same(model, after)
 
 
-@pytest.mark.parametrize(("domain", "inputs", "op"), [
+@in_turn(("domain", "inputs", "op"), [
     ("", 2, "Add"), ("ai.onnx", 2, "Add"), ("", 1, "Sum"), ("", 3, "Sum"), ("example", 2, "Sum"),
 ])  # fmt: skip
 def test_only_onnxs_own_sums_of_two_are_adds(domain: str, inputs: int, op: str) -> None:

@@ -29,7 +29,7 @@ from qdqtool.types import QuantizedTensor
 from tests.calibration.nets import refused
 from tests.insertion.nets import Net, images
 from tests.raising import raises
-from tests.tables import cases
+from tests.tables import cases, in_turn
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -95,7 +95,7 @@ def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() 
     assert choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))[0].power is None
 
 
-@pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
+@in_turn("method", ["max", "mse", "percentile", "entropy"])
 def test_an_always_zero_tensor_gets_a_positive_scale_and_a_warning(method: str) -> None:
     found, said = choose_scale(group("a"), statistics(a=np.zeros(100)), MethodChoice(method))
     assert found.scale > 0
@@ -143,7 +143,7 @@ def test_weights_and_overrides() -> None:
     refused(DataError, "choose_scale 'a': 1 3 NaN `exclude`", choose_scale, group("a"), stats, MethodChoice())
 
 
-@pytest.mark.parametrize(("percentile", "right"), [
+@in_turn(("percentile", "right"), [
     (0.9999, False), (49.99, False), (50.0, True), (99.99, True), (100.0, True), (100.01, False),
 ])  # fmt: skip
 def test_percentiles_go_from_50_to_100(percentile: float, right: bool) -> None:

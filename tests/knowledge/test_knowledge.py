@@ -28,6 +28,7 @@ from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, Build
 from qdqtool.types import Evidence, FindingCode
 from tests.raising import raises
+from tests.tables import in_turn
 
 HOME = Path(qdqtool.__file__).parent
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
@@ -108,7 +109,7 @@ def texts(value: object, where: str) -> Iterator[tuple[str, str]]:
         yield from texts(part, f"{where}.{name}")
 
 
-@pytest.mark.parametrize(("given", "wrong"), [
+@in_turn(("given", "wrong"), [
     ({k: v for k, v in HOLDS.items() if k != "source"}, "entry source"), ({**HOLDS, "sauce": "x"}, "entry sauce"),
     ({**HOLDS, "source": 3}, "_value .source: 3 str"), ({**HOLDS, "source": ""}, "_value .source: '' str"),
     ({**HOLDS, "targets": [8]}, "_value .targets: [8] list str"), ({**HOLDS, "evidence": "heard"}, "_value 'heard'"),

@@ -12,6 +12,7 @@ from qdqtool.model.heads import find_dfl, find_head
 from qdqtool.model.view import View
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
@@ -44,7 +45,7 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
     return proto
 
 
-@pytest.mark.parametrize(("op", "form"), [*(("Conv", form) for form in FORMS), ("MatMul", "read"), ("MatMul", "moved")])
+@in_turn(("op", "form"), [*(("Conv", form) for form in FORMS), ("MatMul", "read"), ("MatMul", "moved")])
 def test_all_who_ask_find_the_same(op: str, form: str) -> None:
     model = Model(detector(form, op))
     view, head = View(model), find_head(model)
@@ -68,7 +69,7 @@ def test_nobody_has_a_test_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {n.name for n in view.weighted if n.index not in view.feeds_weighted} == {"score", "dfl"}
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "step"), [((1, 8, 1, 1), 0), ((1, 8, 3, 3), 0), ((2, 8, 1, 1), 0), ((8, 1), 0), ((8, 1), 2), ((3, 1), 1)]
 )
 def test_what_is_none(shape: tuple[int, ...], step: int) -> None:

@@ -388,7 +388,7 @@ def test_onnx_is_asked_once_for_nodes_that_are_alike(monkeypatch):
     assert asked == ["a", "c", "d"]
 
 
-@pytest.mark.parametrize(("kind", "attributes"), [
+@in_turn(("kind", "attributes"), [
     ((0, (2, 3)), {}), ((1, None), {}), ((1, (None, 3)), {}), ((1, (1,) * 65), {}), ((1, (2, 3)), {"axis": 5}),
 ])
 def test_what_is_not_wholly_known_or_damaged_has_no_type_of_its_own(kind, attributes):

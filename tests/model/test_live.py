@@ -15,6 +15,7 @@ from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.model.subgraphs import rename
 from tests.insertion.nets import Net
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 KB = 1024
@@ -33,7 +34,7 @@ def model(nodes: list[tuple[str, list[str], str]], shape: tuple[object, ...] = (
 CHAIN = [("Relu", ["x"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "c"), ("Relu", ["c"], "y")]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("nodes", "tensors"),
     [
         ([("Relu", ["x"], "y")], 2),
@@ -49,7 +50,7 @@ def test_tensors_that_live_at_the_same_time(nodes: list[tuple[str, list[str], st
     assert peak_bytes(model(nodes), {"x": (1, 4, 16, 8)}) == (tensors if nodes[0][0] == "Add" else 2 * tensors) * KB
 
 
-@pytest.mark.parametrize("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
+@in_turn("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
 def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(shape: tuple[object, ...]) -> None:
     made = model(CHAIN, shape)
     made.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 1]))
@@ -295,7 +296,7 @@ def test_inserted_nodes():
     assert new.elem_type(name) == onnx.TensorProto.FLOAT16 and new.constant(name) == 0.5
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("values", "expected"),
     [(range(16), True), (range(1, 17), False), (range(3), False), ([0, 1, 2, 4], False), (range(4), True)],
 )

@@ -23,6 +23,7 @@ from qdqtool.prediction import predict
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
 from tests.raising import raises
+from tests.tables import in_turn
 
 # Attention and layer normalizations, found by structure.
 
@@ -91,8 +92,8 @@ def test_layer_norms_in_pieces(square: str) -> None:
     assert layer_norms(Model(vit())) == []
 
 
-@pytest.mark.parametrize("root", ["variance", "standard deviation", "squares"])
-@pytest.mark.parametrize("inverse", [True, False])
+@in_turn("root", ["variance", "standard deviation", "squares"])
+@in_turn("inverse", [True, False])
 def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(root: str, inverse: bool) -> None:
     """As the Annotated Transformer and BERT-pytorch write it: gain * (x - mean) / (std + epsilon) + bias."""
     net = Tokens(4, 4)
@@ -116,7 +117,7 @@ def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(root: str, in
     assert as_one(model, found[0]) is None and {"root", "out"} <= {n.name for n in found[0].wide}
 
 
-@pytest.mark.parametrize("change", ["cube", "another mean", "other axes", "no epsilon"])
+@in_turn("change", ["cube", "another mean", "other axes", "no epsilon"])
 def test_what_is_no_layer_norm(change: str) -> None:
     proto = vit(pieces=True)
     copy = type(proto)()
@@ -329,7 +330,7 @@ def test_depths_and_dependences() -> None:
     assert leading_to(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]
 
 
-@pytest.mark.parametrize("text", [b"name-1", b"Operat1", b"domai-1", b"reads-1", b"makes-1", b"given-1", b"inner-1"])
+@in_turn("text", [b"name-1", b"Operat1", b"domai-1", b"reads-1", b"makes-1", b"given-1", b"inner-1"])
 def test_texts_of_nodes_are_utf_8(text: bytes) -> None:
     """Those of the main graph are looked at by the index, those of attributes before it."""
     inner = helper.make_graph([helper.make_node("Relu", ["reads-1"], ["inner-1"])], "g", [], [])

@@ -36,9 +36,9 @@ def saved(folder, model, name="model.onnx"):
     return str(folder / name)
 
 
-def timed(proto, gpu=GPU, **options):
+def timed(proto, gpu=GPU, advice=True, **options):
     model = load(proto)
-    prediction = predict(model, TARGET)
+    prediction = predict(model, TARGET, advice=advice)
     return prediction, estimate(model, prediction, gpu, TARGET, **options)
 
 

@@ -126,7 +126,7 @@ def test_small_networks_and_batches():
 
 
 def test_fixes_save_what_there_is():
-    for prediction, time in (on_a100("qat"), published(CASES[1], "A100")):
+    for prediction, time in (on_a100("qat"), timed(evidence.model(CASES[1]), find("A100"), compare=False)):
         assert any(f.saves_ms for f in prediction.findings)
         for finding in prediction.findings:
             assert finding.saves_ms is None or 0 < finding.saves_ms < time.total_ms, finding
@@ -146,7 +146,7 @@ def on_a100(case):
 # Measured milliseconds (GPU compute time without a profiler), published with the builds.
 @pytest.mark.parametrize(*cases("timing/estimate-measured-engines-lie-in-the"))
 def test_measured_engines_lie_in_the_range(case, gpu, measured):
-    _, time = timed(evidence.model(case), find(gpu), graph=True, compare=False)
+    _, time = timed(evidence.graph(case), find(gpu), advice=False, graph=True, compare=False)
     assert time.low_ms <= measured <= time.high_ms
     assert time.total_ms == pytest.approx(measured, rel=0.3)
 
@@ -213,7 +213,7 @@ def test_order_of_whole_networks(gpu, factor):
 
 @functools.cache
 def published(case, gpu):
-    return timed(evidence.model(case), find(gpu), compare=False)
+    return timed(evidence.graph(case), find(gpu), advice=False, compare=False)
 
 
 @settings(max_examples=settings().max_examples // 3)
@@ -221,7 +221,7 @@ def published(case, gpu):
 def test_a_conversion_more_is_never_faster(case, seed, gpu):
     """A Q/DQ pair of another scale behind one that is there: one conversion more, everything else as it was."""
     proto = onnx.ModelProto()
-    proto.CopyFrom(evidence.model(case).proto)
+    proto.CopyFrom(evidence.graph(case).proto)
     graph = proto.graph
     stored = {t.name for t in graph.initializer}
     of_data = {n.output[0] for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] not in stored}
@@ -236,7 +236,7 @@ def test_a_conversion_more_is_never_faster(case, seed, gpu):
     graph.initializer.extend(extra.initializers)
     for node in reversed(extra.nodes):
         graph.node.insert(at, node)
-    prediction, time = timed(proto, find(gpu), compare=False)
+    prediction, time = timed(proto, find(gpu), advice=False, compare=False)
     before, old = published(case, gpu)
     if prediction.summary()["conversions"] > before.summary()["conversions"]:
         assert time.total_ms >= old.total_ms
@@ -252,7 +252,7 @@ def test_what_kernels_read_and_write():
         read[kernel] = next(w for w in works if w.kind == work.CONV and w.rows == 16 * 16).read
     assert read == {1: 64 * 16 * 16, 3: 64 * 32 * 32}
     # The engine of resnet18-a100-qat: convolution and pooling write FP32, one reformat makes FP16 for the rest
-    found = workload(evidence.model("resnet18-a100-qat"))
+    found = workload(evidence.graph("resnet18-a100-qat"))
     stem, pool = (next(w for w in found.layers if w.kind == k) for k in (work.CONV, work.POOL))
     assert (stem.channels, stem.precision, stem.written_as) == (3, Precision.INT8, Precision.FP32)
     assert stem.written == pool.read == 4 * 32 * 64 * 112 * 112
@@ -262,7 +262,7 @@ def test_what_kernels_read_and_write():
     after = [w for w in found.layers if w.kind == work.CONVERSION][1]
     assert (after.precision, after.written_as, after.read) == (Precision.FP16, Precision.INT8, pool.written / 2)
     for other in ("resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510"):  # the pooling is fused, INT8 out
-        stem = next(w for w in workload(evidence.model(other)).layers if w.kind == work.CONV)
+        stem = next(w for w in workload(evidence.graph(other)).layers if w.kind == work.CONV)
         assert stem.written_as == Precision.INT8
 
 

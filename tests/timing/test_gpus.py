@@ -56,7 +56,7 @@ def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
     assert len(gpus.answering(typed)) == boards and all(gpus.find(g.name) is g for g in gpus.answering(typed))
 
 
-@pytest.mark.parametrize(("typed", "taken", "others"), [
+@in_turn(("typed", "taken", "others"), [
     ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}), ("Orin NX", "Jetson Orin NX 16GB",
     {"Jetson Orin NX 8GB", "Jetson Orin NX 16GB Super"}), ("RTX 3060", "RTX 3060", set()), ("T4", "Tesla T4", set()),
     ("RTX 4050", "RTX 4050 Laptop", set()), ("Jetson AGX Orin 64GB", "Jetson AGX Orin 64GB", set()),
@@ -80,7 +80,7 @@ def test_rates_agree_with_published_ones(name, int8, fp16):
         assert math.isclose(2e-12 * gpu.mac_rate(Precision.FP16), fp16, rel_tol=0.1)
 
 
-@pytest.mark.parametrize("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])
+@in_turn("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])
 def test_unknown_names_are_refused_with_a_way_out(typed):
     with pytest.raises(QdqtoolError, match="qdqtool gpus"):
         gpus.find(typed)
@@ -116,7 +116,7 @@ def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.Captu
     assert {text: calibration.measured_time(text) for text in times} == times
 
 
-@pytest.mark.parametrize(*cases("timing/gpus-bad-descriptions"))
+@in_turn(*cases("timing/gpus-bad-descriptions"))
 def test_bad_descriptions(text):
     with pytest.raises(QdqtoolError):
         gpus.chosen(text)
@@ -178,7 +178,7 @@ TI = {"Compute Capability": "8.6", "SMs": "80", "Device Global Memory": "12023 M
       "Application Memory Clock Rate": "9.501 GHz"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "facts", "board", "sms", "clock", "bandwidth"), [
+@in_turn(("name", "facts", "board", "sms", "clock", "bandwidth"), [
     ("Orin", ORIN_NX, "Jetson Orin NX 8GB", 4, 612, 102.4),
     ("Orin", AGX, "Jetson AGX Orin 64GB", 16, 1275, 204.8),
     ("Orin", AGX | {"SMs": "14", "Compute Clock Rate": "930 MHz", "Memory Clock Rate": "0.93 GHz"},

@@ -78,7 +78,7 @@ def test_residuals_and_older_architectures():
     assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
-@pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
+@in_turn("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
 def test_what_has_no_positions_has_no_layout(shape):
     assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
 
@@ -89,7 +89,7 @@ def test_what_has_no_positions_has_no_layout(shape):
     ("bevfusion-camera-rtx3080ti-trt8600", 2),
 ])  # fmt: skip
 def test_published_engines_have_about_as_many(case, built):
-    found = workload(evidence.model(case), "trt8.6")
+    found = workload(evidence.graph(case), "trt8.6")
     assert abs(sum(e.reformat is not None for e in found.extras) - built) <= 2
 
 
@@ -122,7 +122,7 @@ def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout
 def test_attention_and_older_gpus(g):
     assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(block())
     assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
-    model = twin.float_twin(evidence.model("resnet18-a100-qat"))
+    model = twin.float_twin(evidence.graph("resnet18-a100-qat"))
     for name, count in (("A100 80GB PCIe", 1), ("RTX 2060", 0)):  # as built on an A100: one behind the pooling
         found = workload(model, "trt8.6", plain=FULL, gpu=find(name)).extras
         assert sum(e.reformat is not None for e in found) == count
@@ -140,7 +140,7 @@ def test_shapes_and_conversions_are_no_layouts(g):
     cut = g.op("Slice", [x, none, g.op("Unsqueeze", [ends, none], "end"), first], "cut")
     found = workload(g.model(g.conv(g.pair(cut, "q"), "a", 32)), "trt10")
     assert not [e.name for e in found.extras if e.work.kind == work.POINTWISE]
-    model = evidence.model("resnet18-a100-qat")
+    model = evidence.graph("resnet18-a100-qat")
     assert all(e.work.kind == work.REFORMAT and e.work.precision == e.work.written_as
                for e in workload(model, "trt8.6").extras if e.reformat is not None)  # fmt: skip
 

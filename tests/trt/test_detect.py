@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-import pytest
 
 from qdqtool.model.qdq import Numbers
 from qdqtool.trt import detect
+from tests.tables import in_turn
 
 
-@pytest.mark.parametrize(("count", "axis", "shape", "told"), [
+@in_turn(("count", "axis", "shape", "told"), [
     (16, 1, (8, 16), "neither"), (16, -1, (8, 16), "neither"), (8, 1, (8, 16), "both"), (8, 1, (8, None), "neither"),
     (0, 1, (8, 16), "strict"), (0, 0, (0,), "strict"), (16, 2, (8, 16), "strict"), (16, -3, (8, 16), "strict"),
 ])
@@ -20,7 +20,7 @@ def test_no_scale_and_an_axis_that_is_not_there_count_where_it_is_strict(
     assert found == {"neither": [False, False], "strict": [False, True], "both": [True, True]}[told]
 
 
-@pytest.mark.parametrize(("scales", "bad", "infinite"), [
+@in_turn(("scales", "bad", "infinite"), [
     ([0.1, 2.0], [], []), ([0.1, 0.0, -1.0], [1, 2], [1, 2]), ([math.inf, 1.0], [0], []),
     ([math.nan, -math.inf, math.inf], [0, 1, 2], [0, 1]), ([], [], []),
 ])

@@ -177,7 +177,7 @@ def test_weights_that_two_matrix_products_read(g: Graph, target: str) -> None:
         run_checked(g.model(first, g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2")), target)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("op", "attributes", "kind"),
     [("LRN", {"size": 3}, "LRN"), ("GlobalMaxPool", {}, "Pooling"), ("MaxPool", {"kernel_shape": [2, 2]}, "Pooling"),
      ("Softmax", {}, "Softmax")],
@@ -308,7 +308,7 @@ def _small(name: str) -> onnx.ModelProto:
     return g.model(y)
 
 
-@pytest.mark.parametrize(*cases("trt/network-four-small-graphs-as-10"))
+@in_turn(*cases("trt/network-four-small-graphs-as-10"))
 def test_four_small_graphs_as_10_3_built_them(
     name: str, int8: int, computing: list[tuple[str, list[str], str]], conversions: list[str]
 ) -> None:

@@ -14,7 +14,7 @@ from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.refusals import ReaderKind, Size
 from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of, weighted_behind
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 
 
@@ -149,7 +149,7 @@ def test_origins_and_scales(g: Graph) -> None:
     assert (a.scale, differ([a]), differ([a, b]), differ([a, c])) == (None, False, True, True)
 
 
-@pytest.mark.parametrize(*cases("trt/surroundings-where-a-tensor-comes-from"))
+@in_turn(*cases("trt/surroundings-where-a-tensor-comes-from"))
 def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quantizer: str, convolution: str) -> None:
     """Looked for past what a Q passes, up to a Concat; a DQ is told by the Q in front of it."""
     g = Graph()

@@ -55,7 +55,7 @@ def test_every_target_answers(target: str) -> None:
     assert {name: conv.evidence for name, conv in found(stem(), target).items()} == expected
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@in_turn("target", TARGETS)
 def test_what_constants_alone_make_is_computed_while_building(target: str) -> None:
     """Such as the table of positions in Swin V2: TensorRT-RTX lists no layer for it."""
     net = Net(17)
@@ -91,7 +91,7 @@ def test_outcomes_of_rtx_are_proven_as_its_rules_are(evidence: Evidence, monkeyp
     assert {conv.evidence for conv in found(stem(), "rtx9.9").values()} == {evidence}
 
 
-@pytest.mark.parametrize(("name", "before"), [
+@in_turn(("name", "before"), [
     ("trt8.0", None), ("trt8.4", "trt8.0"), ("trt11", "trt10"), ("rtx1.7", None), ("none", None),
 ])
 def test_the_target_before(name: str, before: str | None) -> None:
@@ -172,7 +172,7 @@ def test_target_of_a_version(version: str, target: str | None) -> None:
         target_of_version(version)
 
 
-@pytest.mark.parametrize(("version", "lists_layers", "flags"), [
+@in_turn(("version", "lists_layers", "flags"), [
     ("8.0.3", False, True), ("8.2.1", True, True), ("10.13.3", True, True), ("11.0", True, False), ("11", True, False),
 ])
 def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> None:
@@ -188,7 +188,7 @@ def test_the_printed_command_has_the_flags_of_its_version(target: str, flags: se
     assert said in remark and bool(said) == bool(remark) and command.endswith("> build.log 2>&1")
 
 
-@pytest.mark.parametrize(("given", "named"), [
+@in_turn(("given", "named"), [
     ("10.7", "10.7"), ("10.7-strongly-typed", "10.7-strongly-typed"), ("trt10", "trt10"), ("trt10.3", "10.3"),
     ("trt10-strongly-typed", "trt10-strongly-typed"), ("8.5", "trt8.5"),
 ])
@@ -209,7 +209,7 @@ def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> No
     assert found.strongly_typed is (name.endswith("-strongly-typed") or TARGETS[name].strongly_typed)
 
 
-@pytest.mark.parametrize("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
+@in_turn("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
 def test_what_is_no_version(given: str) -> None:
     with pytest.raises(QdqtoolError):
         target_named(given)

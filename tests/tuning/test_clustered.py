@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from qdqtool.tuning import measure as clustered
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.configuration import Configuration
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, Result, Task, local
+from tests.calibration.cluster.clusters import kill_one, left_behind
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, job_of, planner_of, resnet
 from tests.tuning.test_measure import rows_of
 
-pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
-
-from tests.calibration.cluster.clusters import kill_one, left_behind
+#: Only looked for: reading all tests does not load it.
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
 
 DATA = images(6, 16, 16)
 

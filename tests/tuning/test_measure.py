@@ -26,7 +26,7 @@ from qdqtool.tuning.measurements import Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
 from tests.insertion.nets import Net, images, run
 from tests.raising import raises
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation
 
 DATA = images(5, 16, 16)
@@ -217,7 +217,7 @@ def detections(*boxes: tuple[float, float, float, float, int, float]) -> dict[st
 FIRST, SECOND = (50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8)
 
 
-@pytest.mark.parametrize(("found", "value"), [
+@in_turn(("found", "value"), [
     ([FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)], 1.0),
     # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
     ([FIRST], 51 / 101),
@@ -284,7 +284,7 @@ def test_a_function_that_fails_is_named_with_the_image(module: str, function: st
         UserMetric(f"{module}:{function}", ("o",)).look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
 
 
-@pytest.mark.parametrize(*cases("tuning/measure-a-name-that-is-none"))
+@in_turn(*cases("tuning/measure-a-name-that-is-none"))
 def test_a_name_that_is_none(module: str, name: str, named: str) -> None:
     with raises(QdqtoolError, f"imported {name}: {named}"):
         metric_for(Model(branchy()), name)
@@ -361,7 +361,7 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
     assert sets().fingerprint == one.fingerprint != sets(1).fingerprint
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("data", "evaluation", "message"),
     [(numbered(3), None, "open_sets 3"), (numbered(8), numbered(1), "open_sets 1"),
      (iter(numbered(9)), None, "_open once"), (None, None, "_open images"),

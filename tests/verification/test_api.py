@@ -28,7 +28,7 @@ from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.trt.evidence import model as published
@@ -215,7 +215,7 @@ def model(count: int) -> Model:
     return Model(g.model(*(g.conv(x, f"c{i}", 8, 1) for i in range(count))))
 
 
-@pytest.mark.parametrize(("build", "target", "chosen", "told"), [
+@in_turn(("build", "target", "chosen", "told"), [
     (Build(tensorrt="8.5.2"), None, "trt8.5", None),
     (Build(tensorrt="8.5.2"), "trt10", "trt10", None),  # the user's word comes first
     (Build(tensorrt="10.3.0"), None, "trt10", None),
@@ -236,7 +236,7 @@ def named(count: int) -> list[BuiltLayer]:
     return [layer(f"c{i}") for i in range(count)] + [layer("other", "PointWiseV2")]
 
 
-@pytest.mark.parametrize(("total", "found", "same"), [
+@in_turn(("total", "found", "same"), [
     (5, 1, True), (6, 1, False), (10, 2, True), (11, 2, False), (4, 0, False), (1, 1, True),
 ])  # fmt: skip
 def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, same: bool) -> None:
@@ -245,7 +245,7 @@ def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, sa
         check_same_model(model(total), build)
 
 
-@pytest.mark.parametrize(("build", "allowed"), [
+@in_turn(("build", "allowed"), [
     (Build(layers=[layer("a", "Myelin"), layer("b", "Myelin")]), True),
     (Build(layers=[layer("a", "Myelin"), layer("b")]), False),
     (Build(layers=[layer("b")]), False),
@@ -259,7 +259,7 @@ def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool)
         check_same_model(model(3), build)
 
 
-@pytest.mark.parametrize(("flags", "layers", "told"), [
+@in_turn(("flags", "layers", "told"), [
     ("int8", [layer("a", inputs="FP32", outputs="FP32")], True),
     ("int8", [layer("a", inputs="INT8", outputs="FP32")], True),
     ("int8", [layer("a", inputs="INT8", outputs="INT8")], False),  # no float remainder
@@ -278,7 +278,7 @@ def test_fp32_is_a_matter_of_flags(flags: str, layers: list[BuiltLayer], told: b
     assert remarks(found) == [Remark.NO_FP16_FLAG] * told
 
 
-@pytest.mark.parametrize(("complete", "unknown", "mismatch", "partial", "code"), [
+@in_turn(("complete", "unknown", "mismatch", "partial", "code"), [
     (True, 0, False, False, 0), (True, 0, True, False, 1), (False, 0, False, False, 2), (True, 1, False, False, 2),
     (False, 3, False, True, 0), (False, 3, True, True, 1), (True, 2, False, True, 0),
 ])  # fmt: skip

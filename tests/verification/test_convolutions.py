@@ -16,6 +16,7 @@ from qdqtool.types import ConvOutcome, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
 from qdqtool.verification.convolutions import BuiltNode, Mapper, PassLines, built_nodes, compare_convolutions
 from tests.builders.models import two_convolutions
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
 
@@ -56,7 +57,7 @@ def said_of(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> tuple
     return (found.mismatches[0].differs, *found.mismatches[0].values) if found.mismatches else ()
 
 
-@pytest.mark.parametrize(("outcome", "name", "inputs", "outputs", "said"), [
+@in_turn(("outcome", "name", "inputs", "outputs", "said"), [
     (PLAIN, "b", "INT8", "FP16", ()), (PLAIN, "b", "INT8", "FP32", ()),
     (PLAIN, "b", "FP16", "FP16", (Difference.PRECISION, "INT8", "FP16")),
     (PLAIN, "b", "INT8", "INT8", TO_INT8),
@@ -78,7 +79,7 @@ def test_a_layer(outcome: ConvOutcome, name: str, inputs: str, outputs: str, sai
     assert said_of(outcome, layer(name, inputs=inputs, outputs=outputs)) == said
 
 
-@pytest.mark.parametrize(("place", "outputs", "said"), [
+@in_turn(("place", "outputs", "said"), [
     (0, "FP16 INT8", ()), (1, "INT8 FP16", ()), (0, "INT8 FP16", TO_INT8),
     (1, "FP16 INT8", TO_INT8), (1, "FP16", ()),
 ])  # fmt: skip
@@ -88,7 +89,7 @@ def test_each_of_two_merged_convolutions_has_its_output(place: int, outputs: str
     assert said_of(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == said
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")])
+@in_turn(("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")])
 def test_a_layer_that_tells_no_types_is_unknown(inputs: str, outputs: str) -> None:
     found = compared(PLAIN, Build(layers=[layer("b", inputs=inputs, outputs=outputs.replace("INT8", "FP16"))]))
     assert (found.unknown_names, found.mismatches) == (["b"], [])
@@ -112,7 +113,7 @@ def test_what_tells_nothing() -> None:
 
 # Pass lines -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("events", "ended", "outcome", "agree", "wrong"), [
+@in_turn(("events", "ended", "outcome", "agree", "wrong"), [
     ([line("(d and w)", 7)], True, PLAIN, 1, 0),
     ([line("(d and w)", 7)], True, replace(PLAIN, output=INT8), 0, 1),
     ([line("q", 6), line("(d and w)", 7)], True, replace(PLAIN, output=INT8), 1, 0),
@@ -171,7 +172,7 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
 
 # Both -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("events", "ended", "inputs", "outputs", "contradiction"), [
+@in_turn(("events", "ended", "inputs", "outputs", "contradiction"), [
     ([line("(d)", 7)], True, "INT8", "FP16", None),
     ([line("(d)", 7)], True, "FP16", "FP16", (Difference.LINE_AND_INPUT, (7,))),
     ([line("q", 6), line("(d)", 7)], True, "INT8", "FP16", (Difference.LINE_AND_OUTPUT, (6,))),
@@ -194,7 +195,7 @@ def test_a_log_that_says_two_things(
 
 # Kernels of Myelin ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("kind", "nodes", "inputs", "outputs", "agree"), [
+@in_turn(("kind", "nodes", "inputs", "outputs", "agree"), [
     ("correlation", ["b"], "INT8 INT8", "FP16", 1), ("correlation", ["b"], "FP16 FP16", "FP16", 0),
     ("correlation", ["a", "b"], "FP16 FP16", "FP16", None),  # two products in one kernel
     ("kgen", ["b"], "INT8", "FP16", None),  # nothing in it multiplies
@@ -230,7 +231,7 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
     return built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 
 
-@pytest.mark.parametrize(("kind", "name", "inputs", "constants", "output", "expected"), [
+@in_turn(("kind", "name", "inputs", "constants", "output", "expected"), [
     ("correlation", "first_myl0_1", "Int8", "Int8 Float Float", "Float", "INT8"),
     ("correlation", "first_myl0_1", "Int8 Float", "Int8 Float", "Float", "INT8"),  # a residual is fused
     ("correlation", "first_myl0_1", "Int8 Int8", "Float", "Float", "INT8"),  # computed weights
@@ -289,7 +290,7 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(constants: str
     assert [str(r.precision) for r in nodes_of(one)] == [precision, "UNKNOWN"]
 
 
-@pytest.mark.parametrize(("name", "inputs", "constants", "output", "precision"), [
+@in_turn(("name", "inputs", "constants", "output", "precision"), [
     ("FcCastAddAddSigm", "Float Half", "Float Half", "Float", "FP16"),  # a DETR's last box Linear, as built
     ("FcAddAddSigm", "Half Half", "Half Half", "Half", "FP16"),
     ("SlicSlicSlicSlicMulMulMulMulAddAddAddAddReluMulMinMaxRounCast", "Half Half Half Half", "Half", "Int8", "FP16"),
@@ -303,7 +304,7 @@ def test_products_with_casts_behind_and_products_written_out(
     assert nodes_of(one)[0].precision == precision
 
 
-@pytest.mark.parametrize(("inputs", "precision"), [
+@in_turn(("inputs", "precision"), [
     ("Int8 Int8 Int8", "INT8"), ("Half Half Half", "FP16"), ("Int8 Int8 Half", "UNKNOWN"),
     ("Half Half Int8 Int8 Int8", "INT8"), ("Half Half Bool Bool Half", "FP16"),
 ])  # fmt: skip

@@ -42,6 +42,7 @@ from qdqtool.verification.lines import (
 )
 from tests.buildlog.samples import build_of
 from tests.raising import raises
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -73,8 +74,8 @@ def logged(*events: Event) -> list[LogEvent]:
 
 # Lines ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)])
-@pytest.mark.parametrize("ended", [True, False])
+@in_turn(("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)])
+@in_turn("ended", [True, False])
 def test_lines_of_one_side(events: list[Event], kind: MismatchKind, ended: bool) -> None:
     """One more in the log is always a mismatch; one less only where the log holds the passes to their end."""
     compare = functools.partial(compare_trace, kind=kind)
@@ -120,7 +121,7 @@ def q(name: str, line: int = 0) -> BuiltLayer:
     return layer(name, "Reformat", "FP32", "INT8", line=line)
 
 
-@pytest.mark.parametrize(("build", "ended", "built"), [
+@in_turn(("build", "ended", "built"), [
     (Build(layers=[q("q0_QuantizeLinear"), q("q1_QuantizeLinear")]), False, 2),
     (Build(layers=[q("q0_QuantizeLinear")], trace=logged(*QDQ)), True, 1),  # the listing outranks the lines
     (Build(layers=[q("q0_QuantizeLinear")], names_only=True, trace=logged(*QDQ)), True, 3),
@@ -175,7 +176,7 @@ def layers_of(prediction: Prediction, build: Build, *reported: str):  # type: ig
     return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
 
 
-@pytest.mark.parametrize(("first", "second", "same"), [
+@in_turn(("first", "second", "same"), [
     ("/NonMaxSuppression_246", "/NonMaxSuppression", True), ("/Conv_246", "/Conv", False),
     ("/NonMaxSuppression_a", "/NonMaxSuppression", False), ("Q_1_quantize_scale_node", "Q_1", True), ("a", "b", False),
     ("/NonMaxSuppression_1", "/NonMaxSuppression_2", True), ("Conv_1", "Conv_2", False),
@@ -186,7 +187,7 @@ def test_names_that_mean_one_layer(first: str, second: str, same: bool) -> None:
     assert not _layer_key(first).endswith("_") and _layer_key(first)
 
 
-@pytest.mark.parametrize(("predicted_types", "built_types", "different"), [
+@in_turn(("predicted_types", "built_types", "different"), [
     ([INT8], [INT8], False), ([INT8], [FP16], True), ([FLOAT], [FP16], False), ([FLOAT], [INT8], True),
     ([FP16], [FP32], True), ([INT8, INT8], [INT8], False), ([INT8, INT8], [INT8, FP32], True),
     ([INT8], [Precision.UNKNOWN], False), ([INT32], [INT8], False), ([INT8], [INT32], False), ([], [INT8], False),
@@ -219,7 +220,7 @@ def test_a_tensor_with_two_types() -> None:
     assert inconsistent_tensors(MODEL, Build(layers=[untold, first, untold])) == []
 
 
-@pytest.mark.parametrize(("tensor", "precision", "bindings", "wrong"), [
+@in_turn(("tensor", "precision", "bindings", "wrong"), [
     ("x", FP32, [], False), ("x", FP16, [], False), ("x", INT8, [], True), ("c:0", INT8, [], True),
     ("middle", INT8, [], False), ("renamed", INT8, ["renamed"], True), ("renamed", FP16, ["renamed"], False),
     ("x", INT32, [], False),

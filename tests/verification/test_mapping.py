@@ -22,11 +22,12 @@ from qdqtool.verification.lines import agreement, in_order
 from tests.builders.models import two_convolutions
 from tests.buildlog.samples import build_of
 from tests.fuzz.net import Net
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kind", "rank"),
     [("correlation", 0), ("deconv", 1), ("gemm", 2), ("CaskConvolution", 5), ("CudnnGemm", 5), ("MatMul", 5),
      ("MatrixMultiply", 5), ("PointWise", None), ("kgen", None), ("fusion", None)],
@@ -37,7 +38,7 @@ def test_how_telling_a_layer_is_of_a_product(kind: str, rank: int | None) -> Non
     assert told == {"kgen": 7, "fusion": 6}.get(kind, rank), "generated code tells its steps in its name"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kind", "name", "aside"),
     [("Constant", "c", True), ("Myelin", "{ForeignNode[a...b]}", True), ("Myelin", "a", False),
      ("Convolution", "c", False), ("Myelin", "{ForeignNode[a", True), ("CaskConvolution", "{ForeignNode[a", False)],
@@ -60,7 +61,7 @@ FIRST, SECOND = (n for n in MODEL.nodes if n.op == "Conv")
 RELU = next(n for n in MODEL.nodes if n.op == "Relu")
 
 
-@pytest.mark.parametrize(("name", "node"), [
+@in_turn(("name", "node"), [
     ("/m.0/cv", FIRST), ("/m_1/cv", SECOND), ("node_of_r:0", RELU),
     ("/m_0/cv", FIRST),  # Myelin writes dots as underscores
     ("/m.0/cv_clone_2", FIRST),  # a copy of it
@@ -105,7 +106,7 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
     return BuiltLayer(name, kind, onnx_names=list(nodes))
 
 
-@pytest.mark.parametrize(("layers", "found"), [
+@in_turn(("layers", "found"), [
     ([layer("/m.0/cv")], 0), ([], None), ([layer("/m_1/cv")], None),
     ([layer("k0", "kgen", "/m.0/cv"), layer("k1", "correlation", "/m.0/cv")], 1),  # the more telling one
     ([layer("k1", "correlation", "/m.0/cv"), layer("k0", "kgen", "/m.0/cv")], 0),
@@ -120,7 +121,7 @@ def test_the_layer_of_a_convolution(layers: list[BuiltLayer], found: int | None)
     assert (None if place is None else layers.index(place[0])) == found
 
 
-@pytest.mark.parametrize(("build", "found"), [
+@in_turn(("build", "found"), [
     (Build(), 0), (Build(layers=[layer("/m.0/cv")]), 1), (Build(layers=[layer("w + /m.0/cv || v + /m_1/cv")]), 2),
     (Build(layers=[layer("k", "kgen", "/m.0/cv", "/m_1/cv")]), 2),
     (Build(layers=[layer("/m_0/cv", "kgen")]), 0),  # dots as underscores: only Myelin
@@ -187,7 +188,7 @@ def built(precision: Precision, output: Precision, status: str = "built") -> Bui
     return BuiltModel("tensorrt-rtx", status, nodes=rows)
 
 
-@pytest.mark.parametrize(("precision", "output", "same", "agrees"), [
+@in_turn(("precision", "output", "same", "agrees"), [
     (INT8, ONE.output, True, True), (INT8, UNKNOWN, True, True), (FP32, ONE.output, False, False),
     (INT8, FP32 if ONE.output == INT8 else INT8, True, False), (FP32, UNKNOWN, False, False),
     (UNKNOWN, ONE.output, None, None),

@@ -21,6 +21,7 @@ from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
 from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
 from tests.buildlog.samples import build_of
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
@@ -75,7 +76,7 @@ def test_nothing_to_compare(g: Graph) -> None:
     assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
 
-@pytest.mark.parametrize(("told", "measured"), [
+@in_turn(("told", "measured"), [
     ({"median": 2.0, "mean": 3.0}, 2.0), ({"mean": 3.0}, 3.0), ({"percentile(99%)": 4.0}, None), ({}, None),
 ])  # fmt: skip
 def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: float | None) -> None:
@@ -86,7 +87,7 @@ def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: f
     assert str(found["built_from"]).startswith("sum of the profile less" if measured is None else "GPU compute time")
 
 
-@pytest.mark.parametrize(("measured", "within"), [
+@in_turn(("measured", "within"), [
     (TIME.low_ms, True), (TIME.high_ms, True), (TIME.low_ms * 0.999, False), (TIME.high_ms * 1.001, False),
     (TIME.total_ms, True),
 ])  # fmt: skip
@@ -124,7 +125,7 @@ def test_what_is_compared_layer_by_layer() -> None:
     assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
-@pytest.mark.parametrize(("flags", "plain"), [
+@in_turn(("flags", "plain"), [
     ((), Precision.FP16), (("int8",), Precision.FP32), (("int8", "fp16"), Precision.FP16),
     (("best",), Precision.FP16), (("bf16",), Precision.FP16), (("stronglyTyped",), Precision.FP16),
     (("fp32", "int8"), Precision.FP32),
@@ -160,7 +161,7 @@ def test_notes_and_nothing_to_compare() -> None:
     assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
-@pytest.mark.parametrize(("facts", "contradicts"), [
+@in_turn(("facts", "contradicts"), [
     ({"Compute Capability": "8.7", "SMs": "16"}, True), ({"Compute Capability": "8.6", "SMs": "28"}, False),
     ({"Compute Capability": "8.6", "SMs": "84"}, True), ({}, False),
 ])  # fmt: skip
@@ -222,7 +223,7 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     assert (note.values["name"], note.values["value"]) == ("silu-add", value)
 
 
-@pytest.mark.parametrize(("trace", "layers", "kinds", "wrong"), [
+@in_turn(("trace", "layers", "kinds", "wrong"), [
     (TraceCounts(), LayerCounts(), "", (0, 0)),
     (TraceCounts(9), LayerCounts(), "", (0, 0)),  # no pass lines in the build: nothing of them is wrong
     (TraceCounts(9, 0, 0), LayerCounts(), "", (0, 0)),

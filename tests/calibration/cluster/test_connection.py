@@ -7,6 +7,7 @@ import socket
 import tempfile
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from qdqtool.errors import ClusterError
 from tests.raising import raises
 from tests.tables import in_turn
 
-pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+#: Only looked for: reading all tests does not load it.
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
 
 
 def closed_port() -> int:
@@ -27,7 +29,7 @@ def closed_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"])
+@in_turn("where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"])
 def test_addresses(where: str) -> None:
     check_where(where)
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from onnx.reference import ReferenceEvaluator
 
 from calibration.cluster import worker as facts
 from qdqtool.model import sessions
+from tests.tables import in_turn
 
 
 def test_the_probe() -> None:
@@ -31,7 +31,7 @@ def test_the_probe() -> None:
         np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("name", [*facts.VERSIONS, "source", "probe"])
+@in_turn("name", [*facts.VERSIONS, "source", "probe"])
 def test_each_difference_is_told(name: str) -> None:
     ours = facts.facts()
     theirs = {**ours, name: "other", "processor": "Other 9000"}

@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from calibration.cluster.mapping import AHEAD, Cluster, Job
 from qdqtool.errors import ClusterError
-
-pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
-
 from tests.calibration.cluster.clusters import left_behind
 from tests.raising import raises
+
+#: Only looked for: reading all tests does not load it.
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
 
 HOME = "tests.calibration.cluster.clusters"
 

@@ -409,7 +409,7 @@ def test_fix_writes_layer_normalization(opset: int) -> None:
     assert not old.applied and old.proto.SerializeToString() == model.SerializeToString()
 
 
-@pytest.mark.parametrize("form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"])
+@in_turn("form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"])
 def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     """Compared with numpy by hand."""
     rng = np.random.default_rng(1)

@@ -22,6 +22,7 @@ from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales, W
 from tests.insertion.nets import detector
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 RNG = np.random.default_rng(0)
@@ -92,7 +93,7 @@ def test_shared_scales_and_clipping(g: Graph) -> None:
     assert not any(f.code == "ACT-OUTLIER" for f in inserted.findings)
 
 
-@pytest.mark.parametrize(("used", "factor"), [
+@in_turn(("used", "factor"), [
     ([2.0, 1.9, 2.2, 2.0, 9.0], 2.0), ([0.25, 0.24, 0.26], 0.25),
     ([1.0, 1.1, 0.9, 1.0], 0.0), ([2.0, 0.5, 1.0, 4.0], 0.0), ([2.0, 2.0], 0.0),
 ])

@@ -20,6 +20,7 @@ from qdqtool.render.reporting import page
 from tests.fuzz.grammar import network
 from tests.raising import raises
 from tests.render.reporting.conftest import Made
+from tests.tables import in_turn
 
 HOSTILE = (
     "<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "\"' onclick=alert(1) x=\"", "]]>-->{{7*7}}",
@@ -101,7 +102,7 @@ def test_names_and_numbers(tmp_path: Path) -> None:
     assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
 
-@pytest.mark.parametrize(("name", "op", "told"), [
+@in_turn(("name", "op", "told"), [
     ("/model.2/conv/Conv", "Conv", "model.2/conv"), ("Conv_3", "Conv", "Conv_3"), ("/Conv", "Conv", "Conv"),
     ("a/b", "Conv", "a/b"),
 ])  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
 from qdqtool.types import Evidence, Precision
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -47,7 +48,7 @@ def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
     assert layer.out.name == "Next.Q:0"
 
 
-@pytest.mark.parametrize(("given", "reason"), [
+@in_turn(("given", "reason"), [
     ({"skip_scale": None}, "residual-float"),  # yolo-resnet18-orin-trt8502 and resnet18-a100-qat have no such line
     ({"next_pair": False}, "add-output-not-quantized"),  # last block of resnet18-a100-qat-residual
     ({"straight": 0.06}, "residual-both-quantized"),  # yolov8-orin-trt8412-excerpts: the Add is a layer of its own

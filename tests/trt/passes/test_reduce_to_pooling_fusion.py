@@ -6,6 +6,7 @@ import pytest
 from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
+from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -21,7 +22,7 @@ def test_global_pooling(g: Graph, op: str, pooling: str) -> None:
     assert layer.window is not None and layer.window.type == pooling
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("axes", "keepdims", "opset", "pooled"),
     [([2, 3], 1, 13, True), ([-1, -2], 1, 13, True), ([2, 3], 1, 18, True), ([2, 3], 0, 13, False),
      ([1, 2], 1, 13, False), ([3], 1, 13, False), (None, 1, 13, False)],

@@ -27,6 +27,7 @@ from qdqtool.verification.comparing.result import (
 from qdqtool.verification.comparing.words import why
 from tests.buildlog.evidence import build_file
 from tests.raising import raises
+from tests.tables import in_turn
 from tests.verification.comparing.networks import network, numbered
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
@@ -41,7 +42,7 @@ def side(precision: Precision | None = INT8, output: Precision | None = INT8, **
     return NodeSide("c", "Conv", precision, output=output, **{"data": True, "weights": True, **fields})
 
 
-@pytest.mark.parametrize(("a", "b", "changes", "lost"), [
+@in_turn(("a", "b", "changes", "lost"), [
     (side(), side(), (), None),
     (side(), side(FP16, data=False), (LOST,), Lost.DATA),
     (side(), side(FP16, weights=False), (LOST,), Lost.WEIGHTS),
@@ -76,7 +77,7 @@ def test_changes(a: NodeSide, b: NodeSide, changes: tuple[Change, ...], lost: Lo
     assert unscaled == tuple(c for c in changes if c not in file_alone)
 
 
-@pytest.mark.parametrize(("a", "b", "expected"), [
+@in_turn(("a", "b", "expected"), [
     (scales(0.5), scales(1.0), 2.0), (scales(0.5, 1.0), scales(0.125, 2.0), 0.25),
     (scales(0.5, 1.0), scales(4.0), 4.0), (None, scales(1.0), None),
     (scales(1.0), None, None), (scales(0.0, 1.0), scales(1.0, 1.0), None),
@@ -89,7 +90,7 @@ def test_factor(a: Scales | None, b: Scales | None, expected: float | None) -> N
 NAN, INF = math.nan, math.inf
 
 
-@pytest.mark.parametrize(("a", "b", "expected"), [
+@in_turn(("a", "b", "expected"), [
     (scales(0.1, 0.2), scales(0.1, 0.2), False), (scales(0.1, 0.2), scales(0.2, 0.1), True),  # another channel's
     (scales(0.1, 0.2, 0.3), scales(0.1, 0.3, 0.2), True), (scales(0.1, 0.2, 0.3), scales(0.1, 0.25, 0.3), True),
     *((scales(0.1, 0.2), scales(0.1, bad), True) for bad in (0.0, -0.2, NAN, INF)),
