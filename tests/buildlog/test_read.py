@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import lzma
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -329,3 +330,12 @@ def test_a_decompressor_is_given_small_pieces(monkeypatch: pytest.MonkeyPatch) -
     found = packed.unpack(data[: packed.HEAD], lambda: next(rest, b""), "f", 1 << 20, whole=True)
     assert b"".join(found) == b"a" * 10_000
     assert max(given) <= packed._PIECE + packed.HEAD
+
+
+def test_a_stream_that_does_not_wait_is_waited_for() -> None:
+    """Any process that shares standard input can say so of it; what has not come yet is no end."""
+    with subprocess.Popen(["sh", "-c", "sleep .1; echo '[TRT] x'; sleep .1; echo '[TRT] x'"],
+                          stdout=subprocess.PIPE) as slow:
+        assert slow.stdout is not None
+        os.set_blocking(slow.stdout.fileno(), False)
+        assert read_build(slow.stdout).lines.total == 2
