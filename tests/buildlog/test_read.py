@@ -2,11 +2,13 @@
 
 import functools
 import gzip
+import io
 import json
 import lzma
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -339,3 +341,21 @@ def test_a_stream_that_does_not_wait_is_waited_for() -> None:
         assert slow.stdout is not None
         os.set_blocking(slow.stdout.fileno(), False)
         assert read_build(slow.stdout).lines.total == 2
+
+
+def test_no_line_costs_much() -> None:
+    """A million of the same one is read in seconds: one that begins the next build took a hundred calls."""
+    for line in dict.fromkeys(LOG.splitlines()):
+        calls = [0, 0]
+        for place, times in enumerate((10, 40)):
+            data = io.BytesIO(b"[TRT] x\n" + f"{line}\n".encode() * times)
+
+            def count(_frame: object, event: str, _arg: object, place: int = place) -> None:
+                calls[place] += event == "call"
+
+            sys.setprofile(count)
+            try:
+                read_build(data)
+            finally:
+                sys.setprofile(None)
+        assert calls[1] - calls[0] <= 30 * 60, (line, (calls[1] - calls[0]) / 30)
