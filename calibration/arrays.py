@@ -82,6 +82,8 @@ class StackedArray:
                 # zipfile's reader seeks by reading on, or from the start again when going back.
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
+            except QdqtoolError:
+                raise
             except Exception as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
                 raise DataError(f"{self.what}: damaged at sample {index}: {reason_of(error)}") from error
         if len(data) != self.row_bytes:

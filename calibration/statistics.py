@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.parameters import require, shown, typed
+from qdqtool.base.parameters import shown, typed
 from qdqtool.base.said import said
 from qdqtool.errors import DataError
 
@@ -378,7 +378,13 @@ class TensorStatistics:
 
     @typed
     def coarse(self, bits: int) -> Histogram:
-        """As :attr:`histogram`, with at most ``2**bits`` bins to an octave."""
+        """As :attr:`histogram`, with at most ``2**bits`` bins to an octave.
+
+        Raises:
+            DataError: ``bits`` is below 0.
+        """
+        if bits < 0:
+            raise DataError(said("{`bits`:{bits}}: is below 0", bits=bits))
         return self.counter.histogram(self.absmax, bits)
 
     @typed
@@ -447,6 +453,7 @@ class TensorStatistics:
     @typed
     def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: Scratch | None = None) -> None:
         """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
+        parts = list(parts)  # none is taken in where a later one cannot be had
         if self.focus is None:
             self.focus = TensorStatistics(self.bins)
         self._part_counters()
@@ -537,7 +544,6 @@ def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     """
     result = None
     for part in parts:
-        require("parts", part, TensorStatistics, __name__)
         result = part if result is None else result.merge(part)
     if result is None:
         raise DataError("no statistics to merge")

@@ -10,6 +10,9 @@ Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a f
 (``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``compare``,
 ``verify``). Nothing that was read is overwritten.
 
+What is wrong with an argument is told by a ``QdqtoolError`` that names the parameter, and so is what an iterable, a
+mapping or calibration data of yours raises while it is read; your own exception is its ``__cause__``.
+
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
 Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing. Type checkers and editors
 read ``__init__.pyi``, which ``python -m tests.tools.make_stub`` writes.

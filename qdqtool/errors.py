@@ -15,6 +15,10 @@ class QdqtoolError(Exception):
         super().__init__(f"{path}: {reason}" if path else reason)
         self.path, self.reason = path, reason
 
+    def __str__(self) -> str:
+        """Half a character, of a file name that is not UTF-8, as an escape: nothing prints it."""
+        return super().__str__().encode("utf-8", "backslashreplace").decode()
+
 
 class VersionError(QdqtoolError):
     """A TensorRT version that no target fits."""

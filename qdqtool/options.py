@@ -443,6 +443,6 @@ class Loop:
 
     output: str = option(
         "qdqtool-demo", brief="Folder to write to; it is made when it is missing.", metavar="DIR", kind="path")
-    size: int = option(320, brief="Side of the network's input in pixels.")
+    size: int = option(320, brief="Side of the network's input in pixels, a multiple of 32 up to 960.")
     images: int = option(100, brief="Images to calibrate with.", least=1, most=100_000)
     activation: str = option("silu", choices=("silu", "relu"))

@@ -23,7 +23,7 @@ from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
-from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
+from tests.fuzz_inputs.seeds import COMMANDS, PROGRESS, write_seeds
 from tests.growth import Net
 from tests.raising import raises
 from tests.slow import slow_after
@@ -339,6 +339,29 @@ def test_only_regular_files_are_read_and_written(
         os.dup2(stdin, 0)
         for one in (read, write, stdin):
             os.close(one)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no files of the kernel's here")
+@pytest.mark.parametrize("file", ["/proc/self/mem", "/proc/kmsg"])  # one gives an error, one what comes, maybe never
+def test_what_opens_may_fail_when_it_is_read(
+    tmp_path: Path, seeds: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    read = [(kind, words) for kind, lines in COMMANDS.items() for words in lines if "FILE" in words]
+    tried = {(words[0], words[words.index("FILE") - 1], Path(kind).suffix): (kind, words) for kind, words in read}
+    before = state(seeds)
+    for kind, words in tried.values():
+        name = tmp_path / f"odd{Path(kind).suffix}"
+        name.unlink(missing_ok=True)
+        name.symlink_to(file)
+        args = [str(name) if w == "FILE" else a for w, a in zip(words, _given(list(words), seeds), strict=True)]
+        signal.signal(signal.SIGALRM, _too_late)
+        signal.alarm(20)
+        code = run(args)
+        signal.alarm(0)
+        said = capsys.readouterr().err
+        told = [line for line in said.splitlines() if not line.startswith(PROGRESS)]
+        assert code == 2 and len(told) == 1 and name.name in told[0], f"{' '.join(args)}: {code}: {said}"
+        assert state(seeds) == before
 
 
 def _given(words: list[str], seeds: Path) -> list[str]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from qdqtool.base import budgets
 from qdqtool.base.files import StrPath, open_input
 from qdqtool.base.text import reason_of
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
 
 Array = npt.NDArray[Any]
 
@@ -56,6 +56,8 @@ class Header:
         """
         try:
             shape, fortran, dtype = _parsed(file)
+        except QdqtoolError:
+            raise
         except Exception as error:  # numpy evaluates the header as Python: nearly anything can be raised
             raise DataError(f"{what}: not a numpy array file: {reason_of(error)}") from error
         if dtype.hasobject:
@@ -193,6 +195,8 @@ def read_values(file: IO[bytes], header: Header, what: str) -> Array:
     """
     try:
         data = file.read(header.bytes)
+    except QdqtoolError:
+        raise
     except (*DAMAGED, Exception) as error:  # zlib.error is a class of its own
         raise DataError(f"{what}: damaged: {reason_of(error)}") from error
     if len(data) != header.bytes:

@@ -76,6 +76,9 @@ SESSION_WORK_BYTE = 100  # and for each byte of the model
 SESSION_SECONDS = 60.0  # a net for what cannot be counted, such as loops; the first run that it ends is the last
 EFFORT = 1000.0  # the most by which `--effort` raises these
 
+# The demo.
+DEMO_SIZE = 960  # side of its input: to run the quantized model takes 1 GB then
+
 # Tuning.
 TUNING_REFERENCES = 256 * MB  # what the float model does on samples, kept for the next run
 TUNING_HELD = 256 * MB  # what parts of a network made of a sample, held by each worker for other candidates

@@ -8,14 +8,16 @@ refuses those, and two outputs to one file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import io
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, ParamSpec, Protocol, TypeVar
+from typing import IO, Any, ParamSpec, Protocol, TypeVar
 
 from qdqtool.base import budgets
 from qdqtool.base.records import record
@@ -242,7 +244,7 @@ def open_input(path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note:
 
     Args:
         path: The file.
-        error: Class of the errors.
+        error: Class of the errors, of those of reading it as well.
         note: Whether it becomes one of the files that were read.
 
     Raises:
@@ -252,7 +254,7 @@ def open_input(path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note:
     if reason:
         raise error(f"{path}: {reason}")
     try:
-        file = open_readable(path)
+        file = io.BufferedReader(_Input(path, error))
     except OSError as found:
         raise error(f"{path}: cannot be read: {found.strerror or found}") from found
     try:
@@ -268,13 +270,41 @@ def open_readable(path: StrPath) -> IO[bytes]:
     """Opens for reading what :func:`unreadable` has nothing against, and notes nothing.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened. Reading raises it too.
     """
-    return open(path, "rb", opener=_without_waiting)
+    return io.BufferedReader(_Readable(path))
+
+
+class _Readable(io.FileIO):
+    """A file of which reading never waits: some of the kernel's look like regular ones and give what happens."""
+
+    def __init__(self, path: StrPath) -> None:
+        super().__init__(path, "rb", opener=_without_waiting)
+
+    def readinto(self, buffer: Any) -> int:
+        size: int | None = super().readinto(buffer)
+        if size is None:
+            raise BlockingIOError(errno.EAGAIN, "it gives nothing now, and is no file on a disk")
+        return size
+
+    readall = io.RawIOBase.readall  # FileIO's own asks the system, not `readinto`
+
+
+class _Input(_Readable):
+    """The same for :func:`open_input`: what opens may still fail when it is read."""
+
+    def __init__(self, path: StrPath, error: type[QdqtoolError]) -> None:
+        super().__init__(path)
+        self._error = error
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return super().readinto(buffer)
+        except OSError as found:
+            raise self._error(f"{self.name}: cannot be read: {found.strerror or found}") from found
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Some files of the kernel's look like regular ones and wait for what happens."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -285,12 +315,8 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
         QdqtoolError: As for open_input; also when there are more than ``limit`` bytes.
     """
     with open_input(path, error=error) as file:
-        try:
-            size = os.fstat(file.fileno()).st_size
-            budgets.require(size, limit, f"{path}: the file has", error)
-            data = read_all(file, limit)
-        except OSError as found:
-            raise error(f"{path}: cannot be read: {found.strerror or found}") from found
+        budgets.require(os.fstat(file.fileno()).st_size, limit, f"{path}: the file has", error)
+        data = read_all(file, limit)
     if data is None:
         raise error(f"{path}: holds more than {budgets.amount(limit)}, the limit")
     return data

@@ -13,7 +13,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar
 
 from qdqtool.base.said import Parameter, said
@@ -80,6 +81,9 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     """
     hint = _evaluated(annotation, module) if isinstance(annotation, str) else annotation
     kind = type(value)
+    if not _is_whole(value):
+        raise QdqtoolError(said("{parameter:{value}}: no name and no text can hold half a character",
+                                parameter=Parameter(name), value=shown(value)))
     if kind is hint:
         return value
     array = kind.__module__ == "numpy" and kind.__name__ == "ndarray"
@@ -101,9 +105,23 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
     hints = typing.get_args(hint) if either else (hint,)
     result = _plain(value, hints)
+    if typing.get_origin(hint) is collections.abc.Iterable and kind not in _LISTS:
+        return _told(name, value, typing.get_args(hint)[0], module)
     if key and result is value and not any((typing.get_origin(h) or h) in _CONTAINERS for h in hints):
         _fitting.add(key)
     return result
+
+
+def _told(name: str, given: Iterable[Any], hint: Any, module: str) -> Iterator[Any]:
+    """What an iterable of the user's gives, each looked at when it comes; what it raises names the parameter."""
+    try:
+        for one in given:
+            yield require(name, one, hint, module)
+    except (QdqtoolError, MemoryError):
+        raise
+    except Exception as error:
+        raise QdqtoolError(said("{parameter:{value}}: raises {kind} when it is read", parameter=Parameter(name),
+                                value=shown(given), kind=type(error).__name__)) from error
 
 
 def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
@@ -129,6 +147,20 @@ def shown(value: object) -> str:
     except Exception:  # of a class of the user's
         text = object.__repr__(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a text, a path or the texts in a list or dict can be written; bytes that are not UTF-8, as Python has
+    them in names of files, can."""
+    if type(value) in (*_LISTS, dict, set):
+        return all(type(one) is not str or _is_whole(one) for one in value)
+    text = str(value) if issubclass(type(value), PurePath) else value
+    if type(text) is str and not text.isascii():
+        try:
+            text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def _plain(value: Any, hints: tuple[Any, ...]) -> Any:

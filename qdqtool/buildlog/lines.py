@@ -134,6 +134,7 @@ _HEADER = {
     "Producer version:": "version",
     **dict.fromkeys(("ONNX IR version:", "Domain:", "Model version:", "Doc string:", "IR version:"), ""),
 }
+_HEADINGS = tuple(_HEADER)
 _DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are ONNX's own
 
 
@@ -210,6 +211,8 @@ class ParseReader:
         return True
 
     def _header(self, text: str) -> bool:
+        if not text.startswith(_HEADINGS):  # as nearly all
+            return False
         for key, target in _HEADER.items():
             if text.startswith(key):
                 value = text[len(key) :].strip()[:500]
@@ -279,7 +282,7 @@ def is_chatter(text: str) -> bool:
     if text.startswith(_BEGINNINGS) or text.endswith(" to plan file."):
         return True
     # TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment.
-    return sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
+    return not text.isascii() and sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2
 
 
 def is_unmistakable(text: str) -> bool:

@@ -7,9 +7,10 @@ import contextlib
 import gzip
 import itertools
 import os
+import select
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
 from qdqtool.base import budgets, packed
@@ -97,9 +98,14 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _read_file(stream: BinaryIO, size: int) -> bytes:
+    """The next bytes, none at the end; a stream that does not wait for them (another process may have set that of
+    standard input) is waited for."""
+    read: Callable[[int], bytes | None] = stream.read
     try:
-        return stream.read(size) or b""
-    except (ValueError, gzip.BadGzipFile, EOFError) as error:
+        while (data := read(size)) is None:
+            select.select([stream], [], [])
+        return data
+    except (ValueError, TypeError, gzip.BadGzipFile, EOFError) as error:
         raise BuildLogError(f"{name_of(stream)}: cannot be read: {error}") from error
 
 

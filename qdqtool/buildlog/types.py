@@ -203,8 +203,9 @@ class Tactics:
 
     def clear(self) -> None:
         """Forgets everything: another build begins."""
-        for name, value in dataclasses.asdict(Tactics()).items():
-            setattr(self, name, value)
+        new = Tactics()
+        for known in dataclasses.fields(self):
+            setattr(self, known.name, getattr(new, known.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw, ImageFilter
 
+from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
 from qdqtool.base.outputs import commit
+from qdqtool.base.said import said
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.api import insert
@@ -363,6 +365,9 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
         QdqtoolError: The folder cannot be made or written, or the size is wrong.
     """
     started = time.perf_counter()
+    if size > budgets.DEMO_SIZE:
+        raise DataError(said("{`size`:{size}}: the limit of the demo is {most} pixels", size=size,
+                             most=budgets.DEMO_SIZE))
     proto = yolov8n(size, activation=activation)
     pictures = folder / "images"
     try:

@@ -194,19 +194,16 @@ def _read(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_PROTO_BYTES:
             raise _too_large(path, file.read(files.HEAD))
-        try:
-            head = file.read(packed.HEAD)
-            if packed.kind_of(head) == packed.GZIP:
-                limit = budgets.unpacked(budgets.UNPACKED_MODEL, size)
-                blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
-                                       whole=True, error=ModelError)
-                return b"".join(blocks)
-            if file.seekable():
-                file.seek(0)
-                head = b""  # joining it with the rest would copy the whole model
-            data = read_all(file, MAX_PROTO_BYTES, head)
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+        head = file.read(packed.HEAD)
+        if packed.kind_of(head) == packed.GZIP:
+            limit = budgets.unpacked(budgets.UNPACKED_MODEL, size)
+            blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
+                                   whole=True, error=ModelError)
+            return b"".join(blocks)
+        with contextlib.suppress(OSError):  # some files of the kernel's are read from front to back alone
+            file.seek(0)
+            head = b""  # joining it with the rest would copy the whole model
+        data = read_all(file, MAX_PROTO_BYTES, head)
     if data is None:
         raise _too_large(path, b"")
     return data

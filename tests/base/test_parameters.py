@@ -85,6 +85,7 @@ def _broken() -> Iterator[object]:
 
 BROKEN = tuple(_broken())
 NEVER_RIGHT = (object(), 1j, Deceptive(), [object()], {1: object()})
+HALVES = ("\ud800", Path("\ud800"), ["\ud800"], {"\ud800": 1})  # that nothing can write
 WRONG: tuple[Any, ...] = (
     5, -1, 2.5, True, None, "no such thing", "", b"\x00", [], [1], [None], {}, {"a": 1}, (1, "a"), {3}, int,
     float("nan"),
@@ -191,6 +192,45 @@ def test_what_is_never_right_is_refused_with_the_name() -> None:
                 said = call(name, parameter, value)
                 assert "\n" not in said
                 assert said if anything else said.startswith(f"`{parameter}="), (value.__class__, said)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_half_a_character_is_refused_with_the_name() -> None:
+    for number, (name, parameter) in enumerate(every_case()):
+        value = HALVES[number % len(HALVES)]
+        with at(name, parameter, type(value)):
+            said = call(name, parameter, value)
+            assert said.startswith(f"`{parameter}=") and said.isprintable(), said
+    with raises(QdqtoolError, "unreadable|open_input a\\udcff.onnx:"):  # a name of Linux
+        qdqtool.predict("a\udcff.onnx")
+
+
+def _first_then(found: object) -> Iterator[object]:
+    yield found
+    raise KeyError("no")
+
+
+def test_what_an_iterable_raises_names_the_parameter() -> None:
+    taken = {(name, p.name) for name, function in functions().items()
+             for p in inspect.signature(function).parameters.values() if str(p.annotation).startswith("Iterable[")}
+    assert taken > {("merge_all", "parts"), ("TensorStatistics.add_focus", "parts"), ("Statistics", "notes")}
+    first = {"parts": _STATS, "skipped": ("a", "b")}
+    for name, parameter in sorted(taken):
+        found = _VALUES if name == "TensorStatistics.add_focus" else first.get(parameter, "text")
+        iterables = (_first_then(found), type("Fails", (), {"__iter__": Deceptive._refuse})(),
+                     type("Fails", (), {"__iter__": lambda self: self, "__next__": Deceptive._refuse})())
+        for value in iterables:
+            with at(name, parameter, type(value)):
+                said = call(name, parameter, value)
+                assert said.startswith(f"`{parameter}=") and said.endswith("Error when it is read"), said
+        with at(name, parameter, list):
+            assert call(name, parameter, iter([1j])).startswith(f"`{parameter}=1j`: is complex")
+    with raises(DataError, "TensorStatistics.coarse -1"):
+        _STATS.coarse(-1)
+    taken_in = TensorStatistics()
+    with raises(QdqtoolError, "_told parts"):
+        taken_in.add_focus(_first_then(_VALUES))  # type: ignore[arg-type]
+    assert taken_in.focus is None
 
 
 @pytest.mark.usefixtures("nowhere")

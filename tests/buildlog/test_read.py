@@ -2,10 +2,13 @@
 
 import functools
 import gzip
+import io
 import json
 import lzma
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -330,3 +333,35 @@ def test_a_decompressor_is_given_small_pieces(monkeypatch: pytest.MonkeyPatch) -
     found = packed.unpack(data[: packed.HEAD], lambda: next(rest, b""), "f", 1 << 20, whole=True)
     assert b"".join(found) == b"a" * 10_000
     assert max(given) <= packed._PIECE + packed.HEAD
+
+
+def test_a_stream_that_does_not_wait_is_waited_for() -> None:
+    """Any process that shares standard input can say so of it; what has not come yet is no end."""
+    with subprocess.Popen(["sh", "-c", "sleep .1; echo '[TRT] x'; sleep .1; echo '[TRT] x'"],
+                          stdout=subprocess.PIPE) as slow:
+        assert slow.stdout is not None
+        os.set_blocking(slow.stdout.fileno(), False)
+        assert read_build(slow.stdout).lines.total == 2
+
+
+def calls_of(data: bytes) -> int:
+    """Python's calls while a log is read."""
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        read_build(io.BytesIO(data))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_no_line_costs_much() -> None:
+    """A million of the same one is read in seconds: one that begins the next build took a hundred calls."""
+    for line in dict.fromkeys(LOG.splitlines()):
+        few, more = (calls_of(b"[TRT] x\n" + f"{line}\n".encode() * times) for times in (10, 40))
+        assert more - few <= 30 * 60, (line, (more - few) / 30)

@@ -71,7 +71,7 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
 @pytest.mark.parametrize(
     ("args", "words"), [
         (["--size", "100"], "not a positive multiple of 32"), (["--target", "trt1"], "unknown target"),
-        (["--images", str(2**63)], "100000"),
+        (["--images", str(2**63)], "100000"), (["--size", "992"], "--size 992: the limit of the demo is 960"),
     ],
 )
 def test_errors(tmp_path: Path, cli: Cli, args: list[str], words: str) -> None:
