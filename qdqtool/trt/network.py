@@ -134,8 +134,8 @@ class Network:
             return self.of_kind(kind)
         focus, touched, layers = self.focus, self.touched, self._by_kind[kind]
         if len(layers) < len(focus) + len(touched):  # the less to walk through
-            close = [layer for layer in layers.values()
-                     if any(t in focus or t in touched for t in (*layer.inputs, *layer.outputs))]
+            apart = {*focus, *touched}.isdisjoint
+            close = [layer for layer in layers.values() if not (apart(layer.inputs) and apart(layer.outputs))]
             close.sort(key=_RANK)
             return close
         found: dict[Layer, None] = {}
@@ -154,24 +154,22 @@ class Network:
 
     def in_order(self) -> list[Layer]:
         """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting: dict[Layer, int] = {}  # for how many inputs, where that is more than one
+        waiting = [0] * (next(reversed(self.layers), -1) + 1)  # by id, for how many inputs
         ready = []
         for layer in self.layers.values():
             count = 0
             for tensor in layer.inputs:  # often, and of all layers: without a list for each
                 if tensor.producer is not None:
                     count += 1
-            if count > 1:
-                waiting[layer] = count
-            elif not count:
+            if count:
+                waiting[layer.id] = count
+            else:
                 ready.append(layer)
         for layer in ready:
             for tensor in layer.outputs:
                 for reader, count in tensor.consumers.items():
-                    left = waiting.get(reader, 1) - count
-                    if left:
-                        waiting[reader] = left
-                    else:
+                    waiting[reader.id] -= count
+                    if not waiting[reader.id]:
                         ready.append(reader)
         return ready
 
