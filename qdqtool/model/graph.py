@@ -12,6 +12,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from sys import intern
 from types import MappingProxyType
 from typing import Any
 
@@ -68,10 +69,13 @@ class Node:
     def read(self, proto: onnx.NodeProto) -> None:
         """Takes all but place and name from a message."""
         self.proto = proto
-        self.op = proto.op_type
         self.domain = proto.domain
-        self.inputs = tuple(proto.input)
-        self.outputs = tuple(proto.output)
+        try:  # protobuf makes a text of its own at each place: one for all takes less memory, and is found sooner
+            self.op = intern(proto.op_type)
+            self.inputs = tuple(map(intern, proto.input[:]))
+            self.outputs = tuple(map(intern, proto.output[:]))
+        except TypeError:  # bytes: no UTF-8, which a model refuses
+            self.op, self.inputs, self.outputs = proto.op_type, tuple(proto.input), tuple(proto.output)
         if proto.attribute:
             self.captured = tuple(captured(proto))
             self._attributes = None
@@ -177,7 +181,7 @@ class Model:
                       for i, (name, n) in enumerate(zip(given, protos, strict=True))]
         stated = (names, {n.op for n in self.nodes}, {n.domain for n in self.nodes},
                   *(n.inputs for n in self.nodes), *(n.outputs for n in self.nodes))
-        require_texts(itertools.chain.from_iterable(stated), self.path or "model in memory")
+        require_texts(list(itertools.chain.from_iterable(stated)), self.path or "model in memory")
         kept = {} if self._constants is None else self._constants.initializers
         self.initializers: dict[str, onnx.TensorProto] = {t.name: kept.get(t.name, t) for t in graph.initializer}
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
@@ -508,8 +512,11 @@ class Model:
         # Exporters state the float tensors, and quantizers leave out their own.
         for node in (n for n in self.ordered if not self._is_typed(n)):
             found = self._made(node) or alike.outputs(node.proto, node.op, [self.type_of(t) for t in node.inputs])
-            made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
-            if found is None or any(t in types and types[t][0] not in (0, kind[0]) for t, kind in made.items()):
+            if found is None:
+                break
+            made: dict[str, TensorType] = dict(zip(node.outputs, found, strict=False))
+            if not types.keys().isdisjoint(made) and any(
+                    t in types and types[t][0] not in (0, kind[0]) for t, kind in made.items()):
                 break
             types.update(made)
         else:
@@ -525,8 +532,8 @@ class Model:
         return types
 
     def _is_typed(self, node: Node) -> bool:
-        types = self._types or {}
-        return all(types.get(t, _UNKNOWN)[1] is not None for t in node.outputs if t)
+        known = (self._types or {}).get
+        return None not in [known(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""

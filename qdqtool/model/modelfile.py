@@ -45,8 +45,8 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
         raise ModelError(f"{what}: an output has no name; the file is damaged")
-    for node in with_inner(proto.graph.node):
-        for attribute in node.attribute or ():
+    for node in with_inner([n for n in proto.graph.node if n.attribute]):
+        for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
                                  "from a function, and is in none; the file is damaged")
@@ -152,7 +152,9 @@ def load(source: ModelSource | Model) -> Model:
 
 def _with_short_names(model: Model) -> Model:
     """What is said of a model, and every copy of it, repeats its names."""
-    names = {*model.producers, *model.consumers, *model.initializers, *(n.name for n in model.nodes)}
+    names = [*model.producers, *model.consumers, *model.initializers, *(n.name for n in model.nodes)]
+    if sum(map(len, names)) > budgets.NAMES:  # each of them counts once; to find out which are the same takes time
+        names = list(set(names))
     longest = max(names, key=len, default="")
     what = model.path or "model in memory"
     if len(longest) > budgets.NAME:

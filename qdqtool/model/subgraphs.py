@@ -93,14 +93,14 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
                     yield value.name
 
 
-def require_texts(texts: Iterable[Any], what: str) -> None:
+def require_texts(texts: Collection[Any], what: str) -> None:
     """Looks whether texts of a model called ``what`` are UTF-8: protobuf gives others as bytes.
 
     Raises:
         ModelError: One is not.
     """
-    damaged = next((text for text in texts if type(text) is not str), None)
-    if damaged is not None:
+    if set(map(type, texts)) - {str}:
+        damaged = next(text for text in texts if type(text) is not str)
         shown = bytes(damaged[:80]).decode("utf-8", "backslashreplace")
         raise ModelError(f"{what}: a name is not UTF-8: '{shown}'; export the model again")
 

@@ -75,7 +75,10 @@ class Importer:
     # Layers ---------------------------------------------------------------------------------------------------
 
     def _name(self, node: Node) -> str:
-        name = node.proto.name or (f"node_of_{node.output}" if node.output else node.name)
+        given = node.proto.name
+        if given == node.name:  # that text, not another one like it
+            given = node.name
+        name = given or (f"node_of_{node.output}" if node.output else node.name)
         candidate = name
         while candidate in self._names:
             candidate = f"{name}_{self._suffix}"

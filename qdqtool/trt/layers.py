@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,6 +19,7 @@ WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
 # What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
 _QUANTIZE, _DEQUANTIZE, _CONSTANT = LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.CONSTANT
+_INT8 = Precision.INT8
 _IN_MYELIN = frozenset(name for name, known in OPERATORS.items() if known.myelin)
 
 
@@ -44,7 +43,7 @@ class Tensor:
         self.name = name
         self.source = source or name
         self.producer: Layer | None = None
-        self.consumers: defaultdict[Layer, int] = defaultdict(int)
+        self.consumers: dict[Layer, int] = {}
         self.is_output = False
         self.elem_type = elem_type
         self.shape: Dims | None = None
@@ -80,6 +79,10 @@ class Tensor:
     def maker(self, *kinds: LayerKind) -> Layer | None:
         """The layer that writes the tensor, where it is of one of some kinds."""
         return self.producer if self.producer is not None and self.producer.kind in kinds else None
+
+    def read_by(self, layer: Layer, inputs: int = 1) -> None:
+        """Notes that inputs of a layer, one if not said otherwise, read the tensor from now on."""
+        self.consumers[layer] = self.consumers.get(layer, 0) + inputs
 
     def left_by(self, layer: Layer) -> None:
         """Notes that one input of a layer does not read the tensor any more."""
@@ -248,39 +251,13 @@ class Layer:
         copies: Names and tensors of the copies that an eliminated Concat needs.
     """
 
-    of: str = ""
-    passage: QPassage | None = None
-    activation: str = ""
-    operation: str = ""
-    relu: str = ""
-    per_channel: bool = True
-    shift_only: bool = False
-    strided: bool = False
-    dims: tuple[int, ...] | None = None
-    pooling: str | None = None
-    window: Window | None = None
-    quant: QuantParams | None = None
-    computed_scale: bool = False
-    clone: bool = False
-    pair: str = ""
-    passed: Way = NOWHERE
-    merged: tuple[tuple[str, Way], ...] = ()
-    blocked: Refusal | None = None
-    held: tuple[Case, ...] = ()
-    acts_as: str = ""
-    joined: tuple[str, str] | None = None
-    first_scale: Scale = None
-    dq_passed: bool = False
-    requantizes: bool = False
-    int8: bool = False
-    int8_out: bool = False
-    quantized_as: Precision = Precision.INT8
-    residual: Tensor | None = None
-    in_myelin: bool = False
-    region: MyelinRegion | None = None
-    copied: bool = False
-    eliminated: bool = False
-    copies: tuple[tuple[str, Tensor], ...] = ()
+    __slots__ = (
+        "_fusion", "_shuffling", "activation", "acts_as", "blocked", "cases", "clone", "computed_scale", "copied",
+        "copies", "dims", "dq_passed", "eliminated", "first_scale", "held", "id", "in_myelin", "inputs", "int8",
+        "int8_out", "joined", "kind", "merged", "name", "nodes", "of", "op", "operation", "outputs", "pair", "passage",
+        "passed", "per_channel", "pooling", "quant", "quantized_as", "rank", "region", "relu", "requantizes",
+        "residual", "shift_only", "strided", "weights", "window",
+    )
     weights: Weighted
 
     def __init__(self, kind: LayerKind, name: str, op: str = "") -> None:
@@ -293,19 +270,58 @@ class Layer:
         self.nodes: list[str] = []
         self.rank = UNRANKED
         self.cases: dict[Case, None] = {}
+        self.of = ""
+        self.passage: QPassage | None = None
+        self.activation = ""
+        self.operation = ""
+        self.relu = ""
+        self.per_channel = True
+        self.shift_only = False
+        self.strided = False
+        self.dims: tuple[int, ...] | None = None
+        self.pooling: str | None = None
+        self.window: Window | None = None
+        self.quant: QuantParams | None = None
+        self.computed_scale = False
+        self.clone = False
+        self.pair = ""
+        self.passed: Way = NOWHERE
+        self.merged: tuple[tuple[str, Way], ...] = ()
+        self.blocked: Refusal | None = None
+        self.held: tuple[Case, ...] = ()
+        self.acts_as = ""
+        self.joined: tuple[str, str] | None = None
+        self.first_scale: Scale = None
+        self.dq_passed = False
+        self.requantizes = False
+        self.int8 = False
+        self.int8_out = False
+        self.quantized_as = _INT8
+        self.residual: Tensor | None = None
+        self.in_myelin = False
+        self.region: MyelinRegion | None = None
+        self.copied = False
+        self.eliminated = False
+        self.copies: tuple[tuple[str, Tensor], ...] = ()
+        self._shuffling: Shuffling | None = None
+        self._fusion: Fusion | None = None
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
 
-    @functools.cached_property
+    @property
     def shuffling(self) -> Shuffling:
         """Of a SHUFFLE."""
-        return Shuffling()
+        if self._shuffling is None:
+            self._shuffling = Shuffling()
+        return self._shuffling
 
-    @functools.cached_property
+    @property
     def fusion(self) -> Fusion:
         """What a layer with weights took in."""
-        return Fusion()
+        if self._fusion is None:
+            self._fusion = Fusion()
+        return self._fusion
 
     @property
     def pools(self) -> str:

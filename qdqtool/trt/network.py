@@ -57,7 +57,7 @@ class Network:
         layer.id = next(self._ids)
         layer.inputs, layer.outputs = list(inputs), list(outputs)
         for tensor in layer.inputs:
-            tensor.consumers[layer] += 1
+            tensor.read_by(layer)
         for tensor in layer.outputs:
             tensor.producer = layer
         self.layers[layer.id] = layer
@@ -132,10 +132,14 @@ class Network:
         """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
         if self.focus is None:
             return self.of_kind(kind)
-        if not self.has(kind):
-            return []
+        focus, touched, layers = self.focus, self.touched, self._by_kind[kind]
+        if len(layers) < len(focus) + len(touched):  # the less to walk through
+            apart = {*focus, *touched}.isdisjoint
+            close = [layer for layer in layers.values() if not (apart(layer.inputs) and apart(layer.outputs))]
+            close.sort(key=_RANK)
+            return close
         found: dict[Layer, None] = {}
-        for tensors in (self.focus, self.touched):
+        for tensors in (focus, touched):
             for tensor in tensors:
                 for reader in tensor.consumers:
                     if reader.kind is kind:
@@ -150,24 +154,22 @@ class Network:
 
     def in_order(self) -> list[Layer]:
         """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting: dict[Layer, int] = {}  # for how many inputs, where that is more than one
+        waiting = [0] * (next(reversed(self.layers), -1) + 1)  # by id, for how many inputs
         ready = []
         for layer in self.layers.values():
             count = 0
             for tensor in layer.inputs:  # often, and of all layers: without a list for each
                 if tensor.producer is not None:
                     count += 1
-            if count > 1:
-                waiting[layer] = count
-            elif not count:
+            if count:
+                waiting[layer.id] = count
+            else:
                 ready.append(layer)
         for layer in ready:
             for tensor in layer.outputs:
                 for reader, count in tensor.consumers.items():
-                    left = waiting.get(reader, 1) - count
-                    if left:
-                        waiting[reader] = left
-                    else:
+                    waiting[reader.id] -= count
+                    if not waiting[reader.id]:
                         ready.append(reader)
         return ready
 
@@ -184,12 +186,12 @@ class Network:
         old = layer.inputs[position]
         old.left_by(layer)
         layer.inputs[position] = tensor
-        tensor.consumers[layer] += 1
+        tensor.read_by(layer)
         self.touched[old] = self.touched[tensor] = None
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
         layer.inputs.append(tensor)
-        tensor.consumers[layer] += 1
+        tensor.read_by(layer)
         self.touched[tensor] = None
 
     def drop_input(self, layer: Layer, position: int) -> None:
@@ -213,8 +215,8 @@ class Network:
             reader.inputs = [new if t in gone else t for t in reader.inputs]
         for tensor in gone:
             for reader, count in tensor.consumers.items():
-                new.consumers[reader] += count
-            tensor.consumers = defaultdict(int)
+                new.read_by(reader, count)
+            tensor.consumers = {}
             if tensor.is_output:
                 tensor.is_output = False
                 new.is_output = True

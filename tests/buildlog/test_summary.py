@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from qdqtool.buildlog.summary import SLOWEST, lines_of_pass, passes, signature, summarize, what_was_read
 from qdqtool.buildlog.types import (
     Build,

@@ -19,7 +19,7 @@ from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
 from tests.explain.lint.test_api import shared_model
-from tests.explain.test_producers import predictions, views
+from tests.explain.test_producers import models, predictions, views
 from tests.fixing.steps import sites
 from tests.fuzz.grammar import network
 from tests.slow import slow_after

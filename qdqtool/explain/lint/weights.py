@@ -94,6 +94,7 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
         return
     wanted = (output_axis(conv, len(shape)) or 0) if shape else 0
     transposed = of(conv).kind == LayerKind.DECONVOLUTION
+    proven = not transposed or target_named(report.target).transposed_per_channel
     for node in (weights.q, weights.dq):
         if node is None:
             continue
@@ -101,8 +102,8 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
         count = params.scale.size if params.scale is not None and axis is not None else 0
         if node is weights.first and detect.scale_count(CHECK, node.name, count, axis or 0, shape) is not None:
             return
-        _add(report, detect.weights_axis(CHECK, conv.name, node.name, params, axis, wanted, shape, transposed,
-                                         target_named(report.target).transposed_per_channel), conv)
+        _add(report, detect.weights_axis(CHECK, conv.name, node.name, params, axis, wanted, shape, transposed, proven),
+             conv)
 
 
 def _bias(view: View, report: Report, conv: Node) -> None:
