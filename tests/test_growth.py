@@ -153,8 +153,10 @@ def _beyond(command: str, models, spent, few: int, many: int) -> tuple[bool, boo
         return (size(models[many]) / size(models[few])) ** EXPONENT
 
     def by(kind: int, size, chance: float) -> bool:
-        least = spent[_LEAST][kind]
-        return spent[many][kind] - least > bound(size) * (spent[few][kind] - least) + chance
+        start = spent[_LEAST][kind]
+        if kind == 0 and start > spent[few][0] / 2:
+            start = 0.0  # a part of a handful of nodes is trimmed, one of hundreds is not
+        return spent[many][kind] - start > bound(size) * (spent[few][kind] - start) + chance
 
     small = command.startswith("extract ") and few == SIZES[0]  # a part of a chain of 500 is the whole
     return (by(0, onnx.ModelProto.ByteSize, SHORT),
