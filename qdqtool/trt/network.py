@@ -32,6 +32,7 @@ class Network:
             decided.
         regions: What Myelin takes, on targets where that decides about Q and DQ.
         focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
+        refusing: Whether refusals are reported: in a loop only those of its last round, which looks at all.
         touched: Tensors whose producer or readers were edited in this round.
         q_copies: Quantizers that were copied to the inputs of a layer so far; bounded in SplitQAcrossPrecedingFanIn.
     """
@@ -46,6 +47,7 @@ class Network:
         self.residuals_behind_activation: dict[str, None] = {}
         self.regions: list[MyelinRegion] = []
         self.focus: dict[Tensor, None] | None = None
+        self.refusing = True
         self.touched: dict[Tensor, None] = {}
         self._by_kind: defaultdict[LayerKind, dict[int, Layer]] = defaultdict(dict)
         self._ids = itertools.count()
@@ -122,11 +124,6 @@ class Network:
             reader = layer.out.only_reader()
             if reader is not None and (read_by is None or reader.kind is read_by):
                 yield layer, reader
-
-    @property
-    def refusing(self) -> bool:
-        """Whether refusals can be reported: those of a loop's last round, which looks at all, alone are."""
-        return self.focus is None
 
     def near(self, kind: LayerKind) -> list[Layer]:
         """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""

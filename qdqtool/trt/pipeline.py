@@ -107,7 +107,7 @@ class Run:
     def loop(self, steps: list[Pass]) -> list[Refusal]:
         """Runs passes to a fixpoint; refusals of the last round only: an earlier one may have been overtaken."""
         network = self._network
-        network.focus = None
+        network.focus, network.refusing = None, False
         while True:
             network.touched = {}
             refusals: list[Refusal] = []
@@ -118,11 +118,11 @@ class Run:
                 if len(self.trace) > before and step is not steps[0]:
                     break
             if len(self.trace) > start:
-                network.focus = network.touched
-            elif network.focus is None:
+                network.focus, network.refusing = network.touched, False
+            elif network.refusing:
                 return refusals
             else:
-                network.focus = None  # nothing more to do near the last edits: one look at the whole
+                network.focus, network.refusing = None, True  # nothing more to do near the last edits: a look at all
 
 
 def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run:

@@ -99,6 +99,8 @@ def test_what_stands_alone_and_in_order() -> None:
     network.focus = {t["d"]: None}
     assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
     assert network.near(LayerKind.SLICE) == []
+    network.touched = dict.fromkeys(Tensor(str(i)) for i in range(9))  # more tensors than layers: those are walked
+    assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
 
 
 @in_turn("edit", ["set_input", "drop_input", "add_input", "drop_reader", "retarget", "remove",
