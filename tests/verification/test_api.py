@@ -31,7 +31,7 @@ from tests.slow import slow_after
 from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
-from tests.trt.evidence import model as published
+from tests.trt.evidence import graph as published
 from tests.verification.synthetic import log_of
 
 pytestmark = pytest.mark.usefixtures("published_once")
@@ -160,7 +160,7 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
 ) -> None:
     """Every kind of layer, input and output, in the engine lines and, where printed, in the layer information."""
     model = published(case)
-    predicted = predict(model, TARGETS["trt8.5"])
+    predicted = predict(model, TARGETS["trt8.5"], advice=False)
     monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
     raw = build_file(case).read_bytes().splitlines()
     lines = [line.decode() for line in raw if b"Tactic: 0x" not in line or line.startswith(b"Layer(")]
@@ -179,7 +179,7 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
 @pytest.mark.parametrize("case", slow_after(1, ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"]))
 def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = published(case)
-    predicted = predict(model, TARGETS["trt8.4"])
+    predicted = predict(model, TARGETS["trt8.4"], advice=False)
     monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
     data = json.loads(build_file(case, "graph.json").read_text())
     edges = [t for layer in data["Layers"] for side in ("Inputs", "Outputs") for t in layer[side]]
