@@ -31,8 +31,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 #: Files, or folders, whose tests share what takes long to make: trees of sources and predictions, a cluster, libraries
 #: of training.
 SHARING = (
-    ("tests/test_structure.py", "tests/test_files.py", "tests/explain/test_producers.py", "tests/explain/test_alike.py",
-     "tests/fixing/test_api.py", "tests/fixing/test_places.py"),
+    ("tests/test_structure.py", "tests/test_files.py", "tests/test_options.py", "tests/explain/test_producers.py",
+     "tests/explain/test_alike.py", "tests/fixing/test_api.py", "tests/fixing/test_places.py"),
     ("tests/calibration/test_clustered.py", "tests/calibration/cluster/test_mapping.py",
      "tests/tuning/test_clustered.py"),
     ("tests/qat/",),

@@ -206,9 +206,10 @@ def test_what_is_between_weights_and_their_quantizers_is_listed_in_part(monkeypa
         _grows_with_the_file(measured, WORK["predict"], "Casts of a weight", [(125, 250)])
 
 
-@pytest.mark.parametrize(("family", "sizes"), [("Casts of a weight", (400, 800)), ("one pair of weights", (200, 400))])
-def test_fix_of_what_many_convolutions_read(family, sizes):
+@pytest.mark.parametrize(("family", "sizes"), [("Casts of a weight", (250, 500)), ("one pair of weights", (100, 200))])
+def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
     """The constants on the way are computed once, and one refusal does not name all that read them."""
+    bounded_by_an_eighth(monkeypatch)
     _grows_with_the_file(_calls, WORK["fix"], family, [sizes])
 
 

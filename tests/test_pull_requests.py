@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +31,10 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two commits: the second one adds ``new model.onnx`` (with a skip in float) and removes ``gone.onnx``."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("committed")
     git(folder, "init", "-q")
     for name in ("old.onnx", "gone.onnx"):
         onnx.save(residual("shared"), folder / name)
@@ -45,6 +45,12 @@ def repository(tmp_path: Path) -> Path:
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "second")
     return folder
+
+
+@pytest.fixture
+def repository(committed: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(committed, tmp_path / "repository"))
 
 
 def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, str, dict[str, str]]:

@@ -33,7 +33,7 @@ from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.types import Evidence, FindingCode, Prediction, Refusal
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.slow import slow_after
-from tests.sources import walked
+from tests.sources import nodes_of, walked
 from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.test_cases import GRAPHS as OF_CASES
@@ -74,7 +74,7 @@ def test_what_a_finding_reports_is_looked_for_in_one_place() -> None:
     """Checks, passes, TensorRT-RTX and placements ask the same function: a second one would find other faults."""
     places = defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
-        tree = walked(ast.parse(path.read_text(encoding="utf-8")))
+        tree = nodes_of(path)
         named = {a.asname: a.name for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
         for node in tree:
             if isinstance(node, ast.Call):

@@ -142,7 +142,8 @@ def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFi
     ("yolo-resnet18-orin-trt8502", 43, 1011), ("resnet18-qat-rtx2000-trt8510", 21, 607),
 ])
 def test_the_recorded_logs(case: str, convolutions: int, lines: int) -> None:
-    result = verify(published(case), build_file(case))
+    built = build_file(case)
+    result = verify(published(case), built)
     trace = result.trace
     assert (result.convolutions.agree, trace.predicted, trace.built, trace.agree, exit_code(result)) == (
         convolutions, lines, lines, lines, 0)
@@ -150,7 +151,8 @@ def test_the_recorded_logs(case: str, convolutions: int, lines: int) -> None:
 
 @pytest.mark.parametrize(*cases("verification/api-the-recorded-listings"))
 def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
-    result = verify(published(case), *(build_file(case, f) for f in files))
+    built = [build_file(case, f) for f in files]
+    result = verify(published(case), *built)
     assert (result.convolutions.agree, result.mismatches, exit_code(result)) == (convolutions, [], 0)
 
 
@@ -159,10 +161,10 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every kind of layer, input and output, in the engine lines and, where printed, in the layer information."""
+    raw = build_file(case).read_bytes().splitlines()
     model = published(case)
     predicted = predict(model, TARGETS["trt8.5"])
     monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
-    raw = build_file(case).read_bytes().splitlines()
     lines = [line.decode() for line in raw if b"Tactic: 0x" not in line or line.startswith(b"Layer(")]
     typed = re.compile(r"(?<= \()(?:Int8|Float)(?=\[)|(?<= )(?:Int8|FP32)(?= format| \})")
     places = [(i, match) for i, line in enumerate(lines) if line.startswith(("Layer(", "Name: "))
@@ -178,10 +180,10 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
 
 @pytest.mark.parametrize("case", slow_after(1, ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"]))
 def test_no_change_of_a_layer_json_goes_unnoticed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = json.loads(build_file(case, "graph.json").read_text())
     model = published(case)
     predicted = predict(model, TARGETS["trt8.4"])
     monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
-    data = json.loads(build_file(case, "graph.json").read_text())
     edges = [t for layer in data["Layers"] for side in ("Inputs", "Outputs") for t in layer[side]]
     for edge in [edges[-1], *edges[::4]]:  # the last one is the network's output, which the model names otherwise
         before = edge["Format/Datatype"]
