@@ -58,7 +58,7 @@ FUNCTION_COPIES = 256 * MB  # of what these hold, for all calls of each beyond o
 TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before
 MINIMIZED_NODES = 200_000  # predicted in all tries of `--minimize` without a build, a command or a `--limit`; making a
 # model that is not tried counts an eighth: a minute or two
-MINIMIZED_BYTES = 16 * GB  # of the models predicted then, and of those made with other weights: a minute
+MINIMIZED_BYTES = 16 * GB  # of the models predicted then, and of weights that are changed: a minute
 ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
 
 LOOP_WORK = 10**15  # of one loop in one run of a model that is calibrated, counted as that of `fix` is: a day

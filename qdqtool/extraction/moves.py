@@ -15,12 +15,18 @@ from qdqtool.model import qdq
 from qdqtool.model.external import array_of
 from qdqtool.model.subgraphs import STANDARD, captured, part_of
 
-Move = Callable[[onnx.ModelProto], Iterator[onnx.ModelProto]]
+Move = Callable[..., Iterator[onnx.ModelProto]]
+Whole = Callable[[onnx.TensorProto], onnx.TensorProto]
+"""Gives a constant with its data, where a model has none of it."""
 
 _Message = TypeVar("_Message", onnx.ModelProto, onnx.TensorProto)
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 LARGE = 4096  # bytes of a constant that is put apart from what is tried, unless it may hold sizes
 _PLAIN = 64  # elements; a constant of fewer is small enough as it is
+
+
+def _as_it_is(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return tensor
 
 
 def copied(proto: _Message) -> _Message:
@@ -31,7 +37,7 @@ def copied(proto: _Message) -> _Message:
 
 
 def pruned(
-    proto: onnx.ModelProto, stored: Callable[[onnx.TensorProto], onnx.TensorProto] = lambda tensor: tensor
+    proto: onnx.ModelProto, stored: Callable[[onnx.TensorProto], onnx.TensorProto] = _as_it_is
 ) -> onnx.ModelProto:
     """The nodes, constants, inputs and types that its outputs need; other types shape inference is to find again.
 
@@ -194,7 +200,7 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 # Sizes -----------------------------------------------------------------------------------------------------------
 
 
-def channels(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+def channels(proto: onnx.ModelProto, whole: Whole = _as_it_is) -> Iterator[onnx.ModelProto]:
     """Fewer channels: every number of channels that a factor divides is divided by it, then single ones become 1."""
     found = {d for t in _tensors(proto) if t.data_type not in _INTEGERS for d in t.dims[:2]}
     found |= {v.type.tensor_type.shape.dim[1].dim_value for v in proto.graph.input
@@ -204,10 +210,10 @@ def channels(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         if all(size % factor for size in sizes):
             continue
         for content in (True, False):
-            yield _resized(proto, lambda d, f=factor: d // f if d % f == 0 else d, (0, 1), content)  # type: ignore[misc]
+            yield _resized(proto, lambda d, f=factor: d // f if d % f == 0 else d, whole, content)  # type: ignore[misc]
     for size in sizes:
         for content in (True, False):
-            yield _resized(proto, lambda d, s=size: 1 if d == s else d, (0, 1), content)  # type: ignore[misc]
+            yield _resized(proto, lambda d, s=size: 1 if d == s else d, whole, content)  # type: ignore[misc]
 
 
 def spatial(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
@@ -233,25 +239,24 @@ def spatial(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
             yield _forget_outputs(candidate)
 
 
-def weights(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+def weights(proto: onnx.ModelProto, whole: Whole = _as_it_is) -> Iterator[onnx.ModelProto]:
     """Constants of one value, all at once and one by one: the largest magnitude that they had."""
-    large = [i for i, t in enumerate(proto.graph.initializer) if _can_be_plain(t)]
+    large = [i for i, t in enumerate(proto.graph.initializer) if _can_be_plain(t, whole)]
     for group in ([large] if len(large) > 1 else []) + [[i] for i in large]:
         candidate = copied(proto)
         for index in group:
             tensor = candidate.graph.initializer[index]
-            array = array_of(tensor)
+            array = array_of(whole(tensor))
             flat = array.reshape(-1)
             plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
             tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
         yield candidate
-        del candidate, tensor  # before the next copy is made
 
 
-def _can_be_plain(tensor: onnx.TensorProto) -> bool:
+def _can_be_plain(tensor: onnx.TensorProto, whole: Whole) -> bool:
     if tensor.data_type not in qdq.FLOATS | {onnx.TensorProto.INT8} or np.prod(tensor.dims) <= _PLAIN:
         return False
-    array = array_of(tensor)
+    array = array_of(whole(tensor))
     return bool((array != array.reshape(-1)[0]).any())
 
 
@@ -270,7 +275,7 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _resized(
-    proto: onnx.ModelProto, change: Callable[[int], int], axes: tuple[int, ...], content: bool
+    proto: onnx.ModelProto, change: Callable[[int], int], whole: Whole, content: bool
 ) -> onnx.ModelProto:
     """A copy with other numbers of channels in weights, inputs and groups."""
     structural = {t for n in proto.graph.node if n.op_type in ("Resize", "Upsample") for t in n.input[1:]}
@@ -278,10 +283,10 @@ def _resized(
     def resized(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
         if tensor.data_type in _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING} or name in structural:
             return tensor
-        wanted = [change(d) if axis in axes else d for axis, d in enumerate(tensor.dims)]
+        wanted = [change(d) if axis < 2 else d for axis, d in enumerate(tensor.dims)]
         if wanted == list(tensor.dims):
             return tensor
-        part: npt.NDArray[Any] = array_of(tensor)[tuple(slice(0, w) for w in wanted)]
+        part: npt.NDArray[Any] = array_of(whole(tensor))[tuple(slice(0, w) for w in wanted)]
         return numpy_helper.from_array(np.ascontiguousarray(part), tensor.name)
 
     candidate = pruned(proto, lambda tensor: resized(tensor, tensor.name))
@@ -330,7 +335,7 @@ def _forget_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 OF_DATA: frozenset[Move] = frozenset((channels, weights))
-"""Those that read large constants; the others leave them as they are, and may get them without data."""
+"""Those that read large constants, which they ask for; all may get them without data."""
 
 ALL: tuple[Move, ...] = (ends, starts, constants, skips, channels, spatial, weights)
 # Where each byte of a model costs more than trying what cannot hold: what sheds most of them is tried first.

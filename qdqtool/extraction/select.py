@@ -16,6 +16,7 @@ from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
+from qdqtool.model.external import has_data, stored
 from qdqtool.model.graph import Node
 from qdqtool.model.inference import grows, shorten_names
 from qdqtool.model.slim import tensor_bytes, without_data
@@ -356,13 +357,13 @@ class Shrinker:
                 found = True
                 while found:
                     found = False
-                    whole = move in OF_DATA
-                    candidates = move(self.proto if whole else self._light)
+                    of_data = move in OF_DATA
+                    candidates = move(self._light, self._whole) if of_data else move(self._light)
                     while (candidate := next(candidates, None)) is not None:
                         if self.tried >= self._limit:
                             self.exhausted = True
                             return
-                        answer = self._try(candidate, candidate.ByteSize() if whole else 0)
+                        answer = self._try(candidate, _data(candidate) if of_data else 0)
                         del candidate  # each may be as large as the model: the next is made in its place
                         if self.exhausted:
                             return
@@ -386,6 +387,9 @@ class Shrinker:
             self.exhausted = min(self._left) < 0
         return not self.exhausted
 
+    def _whole(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        return self._apart.get(tensor.doc_string, tensor)
+
     def _try(self, candidate: onnx.ModelProto, made: int = 0) -> bool | None:
         """Whether a candidate holds (it is then the new model); None when it is not tried.
 
@@ -405,7 +409,7 @@ class Shrinker:
             return None
         self._seen.add(digest)
         whole = put_back(typed, apart)
-        if not self._affords(len(whole.graph.node), whole.ByteSize()):
+        if not self._affords(len(whole.graph.node), _data(whole)):
             return None
         self.tried += 1
         try:
@@ -430,6 +434,11 @@ class Shrinker:
     @staticmethod
     def _digest(proto: onnx.ModelProto) -> bytes:
         return hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
+
+
+def _data(proto: onnx.ModelProto) -> int:
+    """Bytes of the initializers that have their data, as their dimensions say it: protobuf would write all of them."""
+    return sum(stored(t) for t in proto.graph.initializer if has_data(t))
 
 
 def put_apart(proto: onnx.ModelProto, apart: dict[str, onnx.TensorProto]) -> onnx.ModelProto:

@@ -150,7 +150,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
 
 def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     """Bytes of the file that a tensor takes."""
-    needed = _stored(tensor)
+    needed = stored(tensor)
     numbers = {"offset": 0, "length": min(size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
@@ -167,7 +167,7 @@ def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     return max(0, min(numbers["length"], size - numbers["offset"]))
 
 
-def _stored(tensor: onnx.TensorProto) -> int:
+def stored(tensor: onnx.TensorProto) -> int:
     """Bytes that a tensor of such dimensions takes; of an unknown type the most that there may be."""
     elements: int = math.prod(tensor.dims)
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
@@ -178,7 +178,7 @@ def stated(tensor: onnx.TensorProto) -> onnx.TensorProto:
     made = onnx.TensorProto()
     made.CopyFrom(tensor)
     if tensor.data_type in _BITS and all(entry.key != "length" for entry in tensor.external_data):
-        made.external_data.add(key="length", value=str(_stored(tensor)))
+        made.external_data.add(key="length", value=str(stored(tensor)))
     return made
 
 
