@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,14 @@ MOST = 3  # words; more of them are a sentence
 _LITERALS = re.compile(r'"((?:[^"\\\n]|\\.)*)"|' + r"'((?:[^'\\\n]|\\.)*)'")
 _NAMED = re.compile(r"""\bmatch=(?![rf]?["'])|\bmatch=r?f["'].*\{""")  # anything but a literal
 _COMPARED = re.compile(r"""[rf]?["'] in str\(caught|str\(caught\.value\) ==|== str\(caught|= str\(caught""")
+_ASKED = r"""\b(?:raises|refused)\(\(?[\w., ]*\)?, """
+_TOLD = re.compile(_ASKED + r"""f?["'][^\s"]+ ((?:[^"\\\n]|\\.)*)""")  # what stands behind the function
+_WORD = re.compile(r"(?<![\w.`'/=])[a-z]{2,}(?![\w.,:'/=])")
 _VALUES = re.compile(r"'[^']*'|`[^`]*`|\{[^}]*\}|\\\w")
 
 
 def sentences(source: str) -> list[int]:
-    """Lines with a ``match=`` of more words than MOST, what stands in quotes or braces apart.
+    """Lines with more words than MOST in a ``match=``, or as values of ``raises``; what is in quotes or braces apart.
 
     Read as text: to parse all tests takes a second. Strings are those of the line, or of the next one.
     """
@@ -31,7 +34,11 @@ def sentences(source: str) -> list[int]:
         texts = _LITERALS.findall(given[1]) or _LITERALS.findall(given[2] or "")
         if is_sentence(" ".join(one or other for one, other in texts)):
             found.append(source.count("\n", 0, given.start()) + 1)
-    found += bound(source) if _NAMED.search(source) else []
+    for given in _TOLD.finditer(source):
+        if has_words(given[1]):
+            found.append(source.count("\n", 0, given.start()) + 1)
+    if _NAMED.search(source) or re.search(_ASKED + r"\w+[,)]", source):
+        found += bound(source)
     return found + compared(source) if _COMPARED.search(source) else found
 
 
@@ -39,18 +46,28 @@ def is_sentence(text: str) -> bool:
     return len(re.findall(r"[A-Za-z]{2,}", _VALUES.sub(" ", text))) > MOST
 
 
+def has_words(told: str) -> bool:
+    return len(_WORD.findall(_VALUES.sub(" ", told))) > MOST
+
+
 def bound(source: str) -> list[int]:
-    """Lines of functions with a name in a ``match=`` that is bound to a sentence: in the rows of a table, by a loop, an
-    assignment or a call."""
+    """Lines of functions with a name in a ``match=``, or in what ``raises`` is given, that is bound to a sentence: in
+    the rows of a table, by a loop, an assignment or a call."""
     tree = ast.parse(source)
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     found = []
     lines = source.splitlines()
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
-        if not any("match=" in line for line in lines[function.lineno : function.end_lineno]):
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+        text = "\n".join(lines[function.lineno : function.end_lineno])
+        if "match=" not in text and not re.search(_ASKED + r"\w+[,)]", text):
             continue
-        matched = [n.value for n in ast.walk(function) if isinstance(n, ast.keyword) and n.arg == "match"]
+        inside = list(ast.walk(function))
+        matched = [n.value for n in inside if isinstance(n, ast.keyword) and n.arg == "match"]
+        wrong = is_sentence if matched else has_words
+        matched += [n.args[1] for n in inside if isinstance(n, ast.Call) and len(n.args) > 1
+                    and getattr(n.func, "id", "") in ("raises", "refused")]  # fmt: skip
         names = {n.id for value in matched for n in ast.walk(value) if isinstance(n, ast.Name)}
-        bindings = list(bindings_of(function, tree)) if names else []
+        bindings = list(bindings_of(function, [*inside, *tree.body], calls)) if names else []
         for _ in range(2):  # a row may name a constant
             for targets, value in bindings:
                 if names.isdisjoint(targets):
@@ -59,14 +76,16 @@ def bound(source: str) -> list[int]:
                 if len(parts) == len(targets) > 1:
                     value = next(part for target, part in zip(targets, parts, strict=True) if target in names)
                 names.update(n.id for n in ast.walk(value) if isinstance(n, ast.Name))
-                if any(isinstance(n, ast.Constant) and is_sentence(str(n.value)) for n in ast.walk(value)):
+                if any(isinstance(n, ast.Constant) and wrong(str(n.value)) for n in ast.walk(value)):
                     found.append(function.lineno)
     return sorted(set(found))
 
 
-def bindings_of(function: ast.FunctionDef, tree: ast.Module) -> Iterator[tuple[list[str], ast.expr]]:
-    """Names that are bound together, and to what."""
-    for node in (*ast.walk(function), *tree.body):
+def bindings_of(
+    function: ast.FunctionDef, nodes: Sequence[ast.AST], calls: Sequence[ast.Call]
+) -> Iterator[tuple[list[str], ast.expr]]:
+    """Names that are bound together by nodes, by the decorators or by calls of a function, and to what."""
+    for node in nodes:
         if isinstance(node, ast.Assign):
             yield [n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)], node.value
         elif isinstance(node, ast.For | ast.comprehension):
@@ -80,7 +99,7 @@ def bindings_of(function: ast.FunctionDef, tree: ast.Module) -> Iterator[tuple[l
             names, *table = tables.rows(f"tables/{ast.literal_eval(made[0].value.args[0])}.tsv")  # type: ignore[attr-defined]
             yield from ((names, ast.parse(f"[{', '.join(row)}]", mode="eval").body) for row in table)
     parameters = [a.arg for a in function.args.args]
-    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function.name):
+    for call in (n for n in calls if getattr(n.func, "id", "") == function.name):
         yield from (([name], value) for name, value in zip(parameters, call.args, strict=False))
         yield from (([k.arg or ""], k.value) for k in call.keywords)
 
@@ -143,6 +162,14 @@ def test_a_sentence_that_an_error_is_compared_with_is_one() -> None:
     for words, wrong in (("f'{path}: is a folder, give a file'", True), ("f'{path}: 3'", False)):
         for asked in ("said == told", f"{words} in str(caught.value)", "other == told"):
             assert bool(sentences(body.format(words, asked))) is (wrong and "other" not in asked), (words, asked)
+
+
+def test_values_are_no_sentence() -> None:
+    for told, wrong in (("read c.npy: 3 'images' jpg, png, bmp, webp", False), ("read no line of it is left", True)):
+        for call in ('with raises(E, f"{}"): pass', 'refused(E, "{}", f)'):
+            assert bool(sentences(call.format(told))) is wrong
+        table = f'@in_turn("told", ["{told}"])\ndef test(told):\n    refused(E, told, f)\n'
+        assert bool(sentences(table)) is wrong
 
 
 def test_what_is_asked_of_an_error() -> None:

@@ -249,7 +249,7 @@ def test_shapes_and_types_of_inputs() -> None:
 
 
 @in_turn(
-    ("given", "named"),
+    ("given", "told"),
     [
         (value("in", TensorProto.STRING, [1]), "object"),
         (value("in", TensorProto.COMPLEX64, [1]), "complex64"),
@@ -258,9 +258,9 @@ def test_shapes_and_types_of_inputs() -> None:
         (helper.make_tensor_sequence_value_info("in", TensorProto.FLOAT, [1]), "tensor"),
     ],
 )
-def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, named: str) -> None:
+def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, told: str) -> None:
     for path in ("", "a/net.onnx"):
-        refused(ModelError, f"input_specs {path or 'model'}: 'in' {named}", input_specs, with_inputs(given, path=path))
+        refused(ModelError, f"input_specs {path or 'model'}: 'in' {told}", input_specs, with_inputs(given, path=path))
 
 
 @in_turn(

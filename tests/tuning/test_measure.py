@@ -285,8 +285,8 @@ def test_a_function_that_fails_is_named_with_the_image(module: str, function: st
 
 
 @in_turn(*cases("tuning/measure-a-name-that-is-none"))
-def test_a_name_that_is_none(module: str, name: str, named: str) -> None:
-    with raises(QdqtoolError, f"imported {name}: {named}"):
+def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
+    with raises(QdqtoolError, f"imported {name}: {message}"):
         metric_for(Model(branchy()), name)
 
 
