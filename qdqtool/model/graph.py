@@ -70,12 +70,11 @@ class Node:
         """Takes all but place and name from a message."""
         self.proto = proto
         self.domain = proto.domain
+        op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
         try:  # protobuf makes a text of its own at each place: one for all takes less memory, and is found sooner
-            self.op = intern(proto.op_type)
-            self.inputs = tuple(map(intern, proto.input[:]))
-            self.outputs = tuple(map(intern, proto.output[:]))
+            self.op, self.inputs, self.outputs = intern(op), tuple(map(intern, inputs)), tuple(map(intern, outputs))
         except TypeError:  # bytes: no UTF-8, which a model refuses
-            self.op, self.inputs, self.outputs = proto.op_type, tuple(proto.input), tuple(proto.output)
+            self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
             self.captured = tuple(captured(proto))
             self._attributes = None
@@ -512,11 +511,8 @@ class Model:
         # Exporters state the float tensors, and quantizers leave out their own.
         for node in (n for n in self.ordered if not self._is_typed(n)):
             found = self._made(node) or alike.outputs(node.proto, node.op, [self.type_of(t) for t in node.inputs])
-            if found is None:
-                break
-            made: dict[str, TensorType] = dict(zip(node.outputs, found, strict=False))
-            if not types.keys().isdisjoint(made) and any(
-                    t in types and types[t][0] not in (0, kind[0]) for t, kind in made.items()):
+            made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
+            if found is None or True in [types.get(t, _UNKNOWN)[0] not in (0, kind[0]) for t, kind in made.items()]:
                 break
             types.update(made)
         else:
@@ -532,8 +528,7 @@ class Model:
         return types
 
     def _is_typed(self, node: Node) -> bool:
-        known = (self._types or {}).get
-        return None not in [known(t, _UNKNOWN)[1] for t in node.outputs if t]
+        return None not in [(self._types or {}).get(t, _UNKNOWN)[1] for t in node.outputs if t]
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
@@ -550,9 +545,7 @@ class Model:
 
 
 def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
-    if node.name and names[node.name] == 1:
-        return node.name
-    return next((o for o in node.output if o), node.name)
+    return node.name if node.name and names[node.name] == 1 else next((o for o in node.output if o), node.name)
 
 
 def _type_of(value: onnx.TypeProto) -> TensorType:
