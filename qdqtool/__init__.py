@@ -11,7 +11,8 @@ Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a f
 ``verify``). Nothing that was read is overwritten.
 
 What is wrong with an argument is told by a ``QdqtoolError`` that names the parameter, and so is what an iterable, a
-mapping or calibration data of yours raises while it is read; your own exception is its ``__cause__``.
+mapping or calibration data of yours raises while it is read; your own exception is its ``__cause__``. What a function
+of yours raises (``say``) comes as it is.
 
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
 Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing. Type checkers and editors

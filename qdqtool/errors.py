@@ -1,5 +1,10 @@
 """Errors that the user can act on: shown as one line on stderr, exit code 2, no traceback."""
 
+import re
+
+# Line breaks and other control characters; halves of characters, as file names that are not UTF-8 have them.
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 class QdqtoolError(Exception):
     """Bad input or an impossible request.
@@ -16,8 +21,8 @@ class QdqtoolError(Exception):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        """Half a character, of a file name that is not UTF-8, as an escape: nothing prints it."""
-        return super().__str__().encode("utf-8", "backslashreplace").decode()
+        """One line that can be printed, whatever is in the names."""
+        return _UNPRINTED.sub(lambda found: found[0].encode("unicode_escape").decode(), super().__str__())
 
 
 class VersionError(QdqtoolError):

@@ -18,6 +18,12 @@ def test_path_and_reason_are_apart_and_the_message_is_both() -> None:
     assert (type(again), str(again), again.path, again.reason) == (ModelError, str(error), error.path, error.reason)
 
 
+def test_whatever_is_in_a_name_the_message_is_one_line_that_can_be_printed() -> None:
+    error = ModelError("tensor '\x1b[31m\u2028\r' is damaged", "a\n\udcff é.onnx")
+    assert str(error) == r"a\n\udcff é.onnx: tensor '\x1b[31m\u2028\r' is damaged"
+    assert error.path == "a\n\udcff é.onnx"
+
+
 def test_why_a_gain_is_not_known_is_said_without_the_path() -> None:
     g = Graph()
     _, time = predict_on(g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", Request(gpu="RTX 3060"))

@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar
 
 from qdqtool.base.said import Parameter, said
+from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 
 P = ParamSpec("P")
@@ -105,23 +106,28 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
     hints = typing.get_args(hint) if either else (hint,)
     result = _plain(value, hints)
-    if typing.get_origin(hint) is collections.abc.Iterable and kind not in _LISTS:
-        return _told(name, value, typing.get_args(hint)[0], module)
+    if typing.get_origin(hint) is collections.abc.Iterable and kind not in _LISTS and Any not in typing.get_args(hint):
+        return read(name, value, typing.get_args(hint)[0], module)
     if key and result is value and not any((typing.get_origin(h) or h) in _CONTAINERS for h in hints):
         _fitting.add(key)
     return result
 
 
-def _told(name: str, given: Iterable[Any], hint: Any, module: str) -> Iterator[Any]:
-    """What an iterable of the user's gives, each looked at when it comes; what it raises names the parameter."""
+def read(name: str, given: Iterable[Any], hint: Any = Any, module: str = __name__) -> Iterator[Any]:
+    """What an iterable of the user's gives, each looked at when it comes; see :func:`require` for the arguments.
+
+    Raises:
+        QdqtoolError: It raised something, or gave something of another type.
+    """
     try:
         for one in given:
             yield require(name, one, hint, module)
     except (QdqtoolError, MemoryError):
         raise
     except Exception as error:
-        raise QdqtoolError(said("{parameter:{value}}: raises {kind} when it is read", parameter=Parameter(name),
-                                value=shown(given), kind=type(error).__name__)) from error
+        raise QdqtoolError(said("{parameter:{value}}: raises {kind} when it is read: {reason}",
+                                parameter=Parameter(name), value=shown(given), kind=type(error).__name__,
+                                reason=reason_of(error))) from error
 
 
 def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:

@@ -71,7 +71,7 @@ def command(
     chosen = on.chosen()
     gpu = request.gpu
     if gpu is None and request != Request(sm=request.sm, no_fp16=request.no_fp16):
-        raise click.UsageError("--clock, --power, --batch and --calibrate need --gpu")
+        raise click.UsageError("--clock, --power, --batch, --calibrate and --save-calibration need --gpu")
     if require_gain is not None and not math.isfinite(require_gain):
         raise click.BadParameter("it is no number", param_hint="--require-gain")
     if gpu is None and require_gain is not None:

@@ -220,8 +220,8 @@ class CommandCheck:
                                     "it more with {`check_timeout`}", command=self._words[0], timeout=timeout))
         if not self._said():
             self.close()
-            raise QdqtoolError(f"the command does not say '{says}' of the whole model (exit code {code}); correct the "
-                               "text to hold, or leave it out")
+            raise QdqtoolError(said("{`says`}: the command does not say '{says}' of the whole model (exit code "
+                                    "{code}); correct the text, or leave it out", says=says, code=code))
         self.loose = code != 0 and not says
         self._code = code
         remark = Remark.CHECKED_COMMAND_SAYING if says else Remark.CHECKED_COMMAND

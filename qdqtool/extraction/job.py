@@ -14,7 +14,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED, Stopped, track
-from qdqtool.base.said import Said, said
+from qdqtool.base.said import Parameter, Said, said
 from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.alike import key
@@ -72,11 +72,12 @@ class Job:
         """Chooses the part."""
         self.between = between = bool(inputs or outputs)
         if between and (findings or node or hops is not None):
-            raise QdqtoolError("give inputs and outputs, or a finding or node; not both")
+            raise QdqtoolError(said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both"))
         if hops is not None and (node is None or findings):
-            raise QdqtoolError("hops are counted from a node: give one, and no finding")
+            raise QdqtoolError(said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}"))
         if not (between or findings or node or free):
-            raise QdqtoolError("say what to extract: a finding, a node, inputs and outputs, or a builder or check")
+            raise QdqtoolError(said("say what to extract: a {`finding`}, a {`node`}, {`inputs`} and {`outputs`}, or a "
+                                    "{`builder`} or {`check`}"))
         if between:
             self._set(self.cutter.between(inputs, outputs))
             self.why = said("everything between the tensors given")
@@ -345,20 +346,23 @@ def extract(
     builder, check, says, limit = shrinking.builder, shrinking.check, shrinking.says, shrinking.limit
     node, hops, minimize = selection.node, selection.hops, shrinking.minimize
     if builder is not None and check is not None:
-        raise QdqtoolError("give a builder or a check, not both")
+        raise QdqtoolError(said("give a {`builder`} or a {`check`}, not both"))
     timeout = budgets.seconds(shrinking.check_timeout, "check_timeout")
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
-        raise QdqtoolError("limit is at least 1, hops at least 0")
+        raise QdqtoolError(said("{`limit`} is at least 1, {`hops`} at least 0"))
     given = selection.finding
     findings = [given] if isinstance(given, str) else list(given or ())
     if not (findings or node or selection.inputs or selection.outputs):
         minimize = True  # whatever the build depends on: that has to be found
-    texts = [*findings, *selection.inputs, *selection.outputs, *(x for x in (node, check, says) if x is not None)]
+    texts = {"finding": findings, "inputs": selection.inputs, "outputs": selection.outputs, "node": [node],
+             "check": [check], "says": [says]}
     if says is not None and check is None:
         raise QdqtoolError(said("{`says`} is what a {`check`} prints; give that as well"))
-    if not all(text.strip() for text in texts):
-        raise QdqtoolError("a name or command is empty; leave the option out, or say what it is")
+    for parameter, told in texts.items():
+        if any(text is not None and not text.strip() for text in told):
+            raise QdqtoolError(said("{parameter}: is empty; leave it out, or say what it is",
+                                    parameter=Parameter(parameter)))
     name = target_named(on.target).name
     with watch() as guard:  # not over the whole: shrinking writes and reads files of its own
         index = load(model)

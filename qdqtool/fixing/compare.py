@@ -152,10 +152,11 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """
     for name in model.inputs:
         if name not in given:
-            raise DataError(f"the inputs have no array for the model's input '{name}'")
+            raise DataError(said("{`inputs`}: have no array for the model's input '{name}'", name=name))
         dims = model.shape(name)
         if dims is not None and len(dims) != np.ndim(given[name]):
-            raise DataError(f"input '{name}' has {np.ndim(given[name])} dimensions, the model wants {len(dims)}")
+            raise DataError(said("{`inputs`}: '{name}' has {given} dimensions, the model wants {wanted}", name=name,
+                                 given=np.ndim(given[name]), wanted=len(dims)))
     return {name: np.asarray(given[name]) for name in model.inputs}
 
 

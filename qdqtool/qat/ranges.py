@@ -16,10 +16,10 @@ from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.base.notes import Note
 from qdqtool.base.options import Ranges
-from qdqtool.base.parameters import typed
+from qdqtool.base.parameters import read, typed
 from qdqtool.base.process import track
 from qdqtool.base.text import reason_of
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.options import Fitted
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
@@ -100,7 +100,7 @@ def calibrate(
     found, batches, images, failed = dict[str, TensorStatistics](), 0, 0, ""
     try:
         found, batches, images = _look(model, plan, data, fn, members, max_batches, total)
-    except DataError as error:
+    except QdqtoolError as error:
         if not together:
             raise
         failed = str(error)  # the other processes are waiting
@@ -150,26 +150,33 @@ def _look(
             statistics[member.name].add(value, max(now, 1))
 
     with evaluating(model), observing(seen), resting(model, plan.counted):
-        for batch in track(given, "Calibrating", count or total):
+        for batch in track(read("data", given), "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break
             call = call_for(batch, plan, model, fn)
             if not all(t.numel() for t in call.tensors):
                 raise DataError(f"batch {batches}: {call} hold no value; leave empty batches out")
             now = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
-            try:
-                call.on(model, device)
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                reason = reason_of(error, first_line=True)
-                raise DataError(
-                    f"batch {batches}: the network cannot be called with it ({reason}); say with fn= what of a batch "
-                    "it is called with"
-                ) from error
+            answer(model, call, device, batches)
             batches += 1
             images += now
     if not batches:
         raise DataError("no calibration data: the iterable gave no batch")
     return {name: s.result for name, s in statistics.items()}, batches, images
+
+
+def answer(model: nn.Module, call: Call, device: torch.device, number: int) -> Any:
+    """What the network makes of a batch.
+
+    Raises:
+        DataError: It cannot be called with it.
+    """
+    try:
+        return call.on(model, device)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = reason_of(error, first_line=True)
+        raise DataError(f"batch {number}: the network cannot be called with it ({reason}); say with fn= what of a "
+                        "batch it is called with") from error
 
 
 def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
@@ -196,7 +203,10 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
         DataError: It is nothing that gives batches.
     """
     if isinstance(data, np.ndarray):
-        data = torch.from_numpy(data)
+        try:
+            data = torch.from_numpy(data)
+        except TypeError as error:
+            raise DataError(f"the data is an array that torch does not take: {reason_of(error)}") from error
     if isinstance(data, Tensor):
         if data.ndim == plan.dimensions:
             return [data]

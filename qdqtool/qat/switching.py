@@ -1,6 +1,7 @@
 """Quantizers switched off and on, for comparisons and to find the layers that cost most."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,14 +9,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqtool.base.parameters import compile_pattern, typed
+from qdqtool.base.parameters import compile_pattern, read, typed
 from qdqtool.base.process import track
+from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
 from qdqtool.qat.networks import changed, unwrapped
 from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.ranges import batches_of, call_for
+from qdqtool.qat.ranges import answer, batches_of, call_for
 from qdqtool.qat.trace import device_of, evaluating
 
 
@@ -119,14 +121,17 @@ def sensitivity(
         max_batches: How many batches are compared without a metric.
 
     Raises:
-        QdqtoolError: The network was not prepared.
-        DataError: There is no data.
+        QdqtoolError: The network was not prepared, or ``max_batches`` is below 1.
+        DataError: There is no data, or the network cannot be called with it.
     """
     model = unwrapped(model)
     plan = plan_of(model)
     layers = plan.convolutions
     owned = {name: module for name, module in model.named_modules() if name in set(layers)}
-    given = () if metric else itertools.islice(batches_of(data, plan), max_batches)
+    if max_batches is not None and max_batches < 1:
+        raise QdqtoolError(said("{`max_batches`:{count}}: is below 1", count=max_batches))
+    most = None if max_batches is None else min(max_batches, sys.maxsize)
+    given = () if metric else itertools.islice(read("data", batches_of(data, plan)), most)
     calls = [call_for(batch, plan, model, fn) for batch in given]
     if not metric and not calls:
         raise DataError("no data: the iterable gave no batch")
@@ -134,7 +139,7 @@ def sensitivity(
 
     def outputs() -> list[Tensor]:
         with evaluating(model):
-            return [t for call in calls for t in tensors_of(call.on(model, device))]
+            return [t for n, call in enumerate(calls) for t in tensors_of(answer(model, call, device, n))]
 
     with disabled(model):
         reference = outputs()

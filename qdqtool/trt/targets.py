@@ -13,6 +13,7 @@ from typing import Any
 
 from qdqtool.base.parameters import require
 from qdqtool.base.records import record, replaced
+from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.knowledge import tables
 from qdqtool.types import Evidence
@@ -213,7 +214,8 @@ def strongly_typed(target: Target) -> Target:
     if target.strongly_typed:
         return target
     if target.version < (10, 0):
-        raise QdqtoolError(f"{target.name} has no strongly typed networks; TensorRT 10 was the first")
+        raise QdqtoolError(said("{`strongly_typed`}: {target} has no such networks; TensorRT 10 was the first",
+                                target=target.name))
     return replaced(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 

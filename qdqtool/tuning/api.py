@@ -211,6 +211,8 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
         if number is not None and not number > 0:
             raise QdqtoolError(said("{parameter} {number:g}: has to be above 0", parameter=Parameter(parameter),
                                     number=number))
+    if effort.time_limit is not None:
+        budgets.seconds(effort.time_limit, "time_limit")
 
 
 def _gpu(machine: Powered) -> gpus.Gpu | None:

@@ -302,7 +302,7 @@ class Search:
         For the whole front it goes on until it costs what the dearest placement does that one would try without a
         search, and measures what it has to set against each of them.
         """
-        dearest = max(p.cost.value for p in self.pool.values()) if self.whole_front else -math.inf
+        dearest = max((p.cost.value for p in self.pool.values() if self.whole_front), default=-math.inf)
         named: list[tuple[str, Configuration]] = []
         waiting: list[int] = []
         good: int | None = None

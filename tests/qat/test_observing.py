@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -172,6 +173,27 @@ def test_bad_data_is_told() -> None:
         qat.calibrate(model, [torch.full((1, 16, 8, 8), torch.nan)])
     with raises(QdqtoolError, "MethodChoice.check best"):
         qat.calibrate(model, BATCHES, "best")
+
+    for function in (qat.calibrate, qat.sensitivity):
+        with raises(DataError, "answer batch 0:"):
+            function(model, [torch.zeros(1)])  # type: ignore[operator]
+        with raises(DataError, "batches_of object"):
+            function(model, np.array([None]))  # type: ignore[operator]
+    with raises(QdqtoolError, "sensitivity max_batches=-1"):
+        qat.sensitivity(model, BATCHES, max_batches=-1)
+
+    class Loader:
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            yield BATCHES[0]
+            raise OSError("b.jpg is cut off")
+
+    for function in (qat.calibrate, qat.sensitivity):
+        with raises(QdqtoolError, "read `data= OSError b.jpg is cut off") as caught:
+            function(model, Loader())  # type: ignore[operator]
+        assert isinstance(caught.value.__cause__, OSError)
     with raises(QdqtoolError, "plan_of"):
         qat.calibrate(nets.conv(), BATCHES)
 

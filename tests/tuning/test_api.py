@@ -562,8 +562,11 @@ def test_networks_without_int8_and_more_convolutions() -> None:
     net = conv_net()
     next(n for n in net.graph.node if n.name == "conv2").name = "other"
     samples = [{"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)]
-    with raises(QdqtoolError, "Search.choose"):
-        qdqtool.tune(net, samples, include=["conv"])
+    for whole_front in (False, True):
+        with raises(QdqtoolError, "Search.choose"):
+            qdqtool.tune(net, samples, include=["conv"], whole_front=whole_front)
+    with raises(QdqtoolError, "seconds time_limit=1e+308"):
+        qdqtool.tune(net, samples, time_limit=1e308)
     # A pattern leaves a convolution out; making another one float may still put a Q on what it reads
     model = conv_net()
     model.graph.node[-1].name = "last"
