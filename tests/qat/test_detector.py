@@ -190,7 +190,7 @@ def test_batches_of_other_kinds() -> None:
     ("data", "said"),
     [
         ([torch.rand(0, 3, 8, 8)], "_look 0x3x8x8"),
-        ([torch.rand(1, 3, 8, 8)], "_look 0"),
+        ([torch.rand(1, 3, 8, 8)], "answer 0"),
         ([{"a": 1, "b": 2}], "_of_dict fn="),
         ([3], "call_for fn="),
         ([("a", "b")], "call_for network"),
