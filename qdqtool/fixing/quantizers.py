@@ -55,7 +55,7 @@ def _family_site(
     params = view.params(head)
     if params.precision not in BYTES or params.scale is None or params.zero_point is None:
         return None
-    if not params.scale.size:
+    if not params.scale.size or not params.zero_point.size:
         return None
     nodes = [n for n in (q, *dqs) if n is not None]
     unsigned = params.precision == Precision.UINT8

@@ -428,6 +428,17 @@ def test_models_that_cannot_run():
     assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in str(why.values["error"])  # as onnxruntime names it
 
 
+@pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
+@pytest.mark.parametrize("zero", [np.zeros(0, np.uint8), None])
+def test_quantizers_without_values_are_left_alone(g, zero, target):
+    """An empty zero point, and a scale without a name."""
+    given = [g.const("s", np.float32(0.1)), g.const("z", zero)] if zero is not None else [""]
+    q = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), *given], "q")
+    proto = g.model(g.conv(g.op("DequantizeLinear", [q, *given], "dq"), "c", scale=None))
+    assert predict(proto, target).convolutions
+    assert fix(proto, target).applied == []
+
+
 @pytest.mark.parametrize(("count", "axis"), [(16, 0), (8, 1), (5, 0), (8, 9), (8, -5)])
 @pytest.mark.parametrize("parameters", ["zero point", "negative scale", "pair"])
 def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, parameters):

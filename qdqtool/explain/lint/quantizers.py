@@ -79,8 +79,8 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal
 
 def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     name = node.name
-    constant = [view.model.is_constant(t) for t in node.inputs[1:] if t]
-    computed = detect.scale_computed(CHECK, name, name, not all(constant), "" if constant[0] else node.input(1))
+    made = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
+    computed = detect.scale_computed(CHECK, name, name, bool(made), node.input(1) if node.input(1) in made else "")
     if computed is not None:
         yield computed
         return
