@@ -163,7 +163,7 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     # Inputs
     trt.InputNotDequantized: (
         Made("NOT-QUANTIZED", lambda r: not r.weights_quantized), Made("IN-BLOCKED", lambda r: r.dq), Made("IN-FLOAT")),
-    trt.InMyelin: (Made("FLOAT-OTHER", lambda r: r.data_quantized and r.weights_quantized), Made("NOT-QUANTIZED")),
+    trt.InMyelin: (Made("NOT-QUANTIZED"),),
     # Outputs
     trt.BatchNormNotConstant: (_fixed("BN-UNFOLDED"),),
     trt.ConvTransposeBatchNorm: (_fixed("CT-BN"),),
