@@ -53,7 +53,7 @@ def predict(
         if chosen.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
-            prediction = predict_rtx(index, chosen.name)
+            prediction = predict_rtx(index, chosen)
         else:
             prediction = simulate(index, target_named(on.target), assumed.assume)
         if advice:
@@ -112,7 +112,7 @@ def outcome(model: Model, target: Target) -> Prediction:
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
-            return predict_rtx(model, target.name)
+            return predict_rtx(model, target)
         return settled(model, target)
 
 

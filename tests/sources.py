@@ -2,7 +2,8 @@
 
 import ast
 import functools
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 
@@ -73,3 +74,94 @@ def _is_of(node: ast.AST, names: Collection[str], lists: tuple[str, ...] = _OF_G
     while isinstance(node, ast.Subscript):
         node = node.value
     return node.attr in lists if isinstance(node, ast.Attribute) else isinstance(node, ast.Name) and node.id in names
+
+
+# What reads a sentence ------------------------------------------------------------------------------------------------
+
+# Fields of results that hold sentences, and what looks into a text.
+SAID = {"checked", "fix", "kept", "message", "note", "notes", "reason", "sentence", "warnings", "why", "why_not"}
+LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
+         "startswith"}  # fmt: skip
+_NAMES = re.compile(rf"\b(?:{'|'.join(sorted(SAID))})\b")
+
+
+def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list[int]:
+    """Lines that look into what results say: a field of SAID, or a name that was given one, beside words.
+
+    Words are texts, constants and compiled patterns of the module, and names that a loop gives those of them.
+    ``nodes`` are those of the source, where somebody has them.
+    """
+    found = []
+    named = [number for number, line in enumerate(source.splitlines(), 1) if _NAMES.search(line)]
+    if nodes is None:
+        nodes = walked(ast.parse(source)) if named else []
+    constants: set[str] = set()
+    for node in (n for module in nodes[:1] for n in getattr(module, "body", ())):
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(node, ast.Assign | ast.AnnAssign) and value is not None and _has_words(value, constants):
+            constants.update(_names(node.targets[0] if isinstance(node, ast.Assign) else node.target))
+    for function in (n for n in nodes if isinstance(n, ast.FunctionDef)):
+        if not any(function.lineno <= number <= (function.end_lineno or 0) for number in named):
+            continue  # where none of these fields is named, none is read
+        inside = walked(function)
+        given, worded = set[str](), set(constants)
+        for _ in range(2):  # a comprehension may stand in front of what it is given
+            for node in inside:
+                target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (
+                    (node.target, node.iter) if isinstance(node, ast.comprehension | ast.For) else (None, None))
+                if target is None or value is None:
+                    continue
+                if _is_said(value, given):
+                    given.update(_names(target))
+                elif not isinstance(node, ast.Assign) and _has_words(value, worded):
+                    worded.update(_names(target))
+        for node in inside:
+            pairs: list[tuple[ast.expr, ast.expr]] = []
+            if isinstance(node, ast.Compare):
+                for one, other in zip([node.left, *node.comparators], node.comparators, strict=False):
+                    both = isinstance(one, ast.Tuple) and isinstance(other, ast.Tuple)
+                    pairs += zip(one.elts, other.elts, strict=False) if both else [(one, other)]  # type: ignore
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOKS:
+                pairs += [(node.func.value, part) for part in node.args]
+                pairs += zip(node.args, node.args[1:], strict=False)
+            pairs += [(other, one) for one, other in pairs]
+            if any(_is_said(one, given) and _has_words(other, worded) for one, other in pairs):
+                found.append(node.lineno)
+    return found
+
+
+def _is_said(node: ast.expr, given: set[str]) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in given
+    if isinstance(node, ast.Attribute):
+        return node.attr in SAID or (hasattr(str, node.attr) and _is_said(node.value, given))
+    if isinstance(node, ast.Subscript):
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "values":
+            return False
+        return (isinstance(node.slice, ast.Constant) and node.slice.value in SAID) or _is_said(node.value, given)
+    if isinstance(node, ast.Call):
+        asked = [node.func] if isinstance(node.func, ast.Attribute) else []
+        asked += node.args if isinstance(node.func, ast.Name) and node.func.id in ("str", "next", "list", "set") else []
+        return any(_is_said(part, given) for part in asked)
+    if isinstance(node, ast.Compare):
+        return False
+    parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
+    return any(_is_said(part, given) for part in parts)
+
+
+def _names(target: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+
+
+def _has_words(node: ast.AST, worded: Collection[str] = ()) -> bool:
+    """Whether a text of words stands there, or a name of one: not what a remark is made with, and no key."""
+    if isinstance(node, ast.Name):
+        return node.id in worded
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and re.search(r"[A-Za-z]{3}", node.value) is not None
+    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Subscript):
+        parts = [node.value]
+    elif isinstance(node, ast.Call):
+        parts = node.args if ast.unparse(node.func) == "re.compile" else [node.func]
+    return any(_has_words(part, worded) for part in parts)

@@ -10,7 +10,7 @@ import ast
 import functools
 import re
 import typing
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -19,7 +19,7 @@ import pytest
 
 from qdqtool.commands.cli import cli
 from qdqtool.types import FindingCode
-from tests.sources import lines_that_edit, nodes_of, walked
+from tests.sources import SAID, lines_that_edit, lines_that_read, nodes_of, walked
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -45,17 +45,20 @@ EDITORS = {"qdqtool.extraction.moves": "*", "qdqtool.insertion.prepare": "raise_
            "qdqtool.qat.trace": "drop_marks", "qdqtool.extraction.cut": "_cut",
            "calibration.session": "partial_model", "qdqtool.commands.demo_run": "finish"}
 
-# Fields of results that hold sentences, and what looks into a text. Only tests of the words themselves read them, or
-# where they are somebody else's.
-SAID = {"checked", "fix", "kept", "message", "note", "notes", "reason", "sentence", "warnings", "why", "why_not"}
-LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
-         "startswith"}  # fmt: skip
-_NAMES = re.compile(rf"\b(?:{'|'.join(sorted(SAID))})\b")
+# Where words of results are read: tests of the words themselves, or where they are somebody else's.
 OF_WORDS = (
     "tests/render/", "tests/explain/test_wording.py", "tests/test_agreement_of_findings.py",
     "tests/builders/test_tensorrt.py",  # messages of a compiler
     "tests/buildlog/test_read.py",  # warnings in a log
 )
+
+# Where a finding's message is shown, and what has another one: builds, and a process that was stopped.
+SHOWN = ("qdqtool.render.", "qdqtool.extraction.result", "qdqtool.testing", "qdqtool.verification.comparing.api")
+OTHER_MESSAGES = {
+    "qdqtool.builders.run": ("result",), "qdqtool.commands.build": ("result",), "qdqtool.verification.api": ("result",),
+    "qdqtool.extraction.checks": ("self", "other", "self.whole", "built"),
+    "qdqtool.commands.cli": ("stop", "process.Stopped(process.INTERRUPTED)"),
+}
 
 # Where backticks are Markdown's, are made for a parameter, or quote a compiler.
 OF_BACKTICKS = ("qdqtool.base.said", "qdqtool.extraction.result", "qdqtool.explain.messages_rtx",
@@ -336,6 +339,19 @@ def sentences_read() -> Broken:
             yield from ((f"words: {name}", str(line)) for line in found)
 
 
+def messages_read() -> Broken:
+    """A finding's message is shown, and read for nothing else."""
+    for module, path in sources().items():
+        if module.startswith(SHOWN):
+            continue
+        for node in nodes_of(path):
+            read = isinstance(node, ast.Attribute) and node.attr == "message" and ast.unparse(node.value)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("getattr", "attrgetter")):
+                read = any(isinstance(arg, ast.Constant) and arg.value == "message" for arg in node.args)
+            if read and read not in OTHER_MESSAGES.get(module, ()):
+                yield f"message: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+
+
 def words_compared() -> Broken:
     """A finding's words are asked for where it is worded; an error's path is no text to cut off (errors.py)."""
     for module, path in sources().items():
@@ -443,75 +459,10 @@ def forms_refused() -> Broken:
                 yield f"form: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
 
 
-def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list[int]:
-    """Lines that look into what results say: a field of SAID, or a name that was given one, beside words.
-
-    ``nodes`` are those of the source, where somebody has them.
-    """
-    found = []
-    named = [number for number, line in enumerate(source.splitlines(), 1) if _NAMES.search(line)]
-    if nodes is None:
-        nodes = walked(ast.parse(source)) if named else []
-    for function in (n for n in nodes if isinstance(n, ast.FunctionDef)):
-        if not any(function.lineno <= number <= (function.end_lineno or 0) for number in named):
-            continue  # where none of these fields is named, none is read
-        inside = walked(function)
-        given: set[str] = set()
-        for _ in range(2):  # a comprehension may stand in front of what it is given
-            for node in inside:
-                target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (
-                    (node.target, node.iter) if isinstance(node, ast.comprehension | ast.For) else (None, None))
-                if target is not None and value is not None and _is_said(value, given):
-                    given.update(n.id for n in ast.walk(target) if isinstance(n, ast.Name))
-        for node in inside:
-            pairs: list[tuple[ast.expr, ast.expr]] = []
-            if isinstance(node, ast.Compare):
-                for one, other in zip([node.left, *node.comparators], node.comparators, strict=False):
-                    both = isinstance(one, ast.Tuple) and isinstance(other, ast.Tuple)
-                    pairs += zip(one.elts, other.elts, strict=False) if both else [(one, other)]  # type: ignore
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOKS:
-                pairs += [(node.func.value, part) for part in node.args]
-                pairs += zip(node.args, node.args[1:], strict=False)
-            if any((_is_said(a, given) and _has_words(b)) or (_is_said(b, given) and _has_words(a)) for a, b in pairs):
-                found.append(node.lineno)
-    return found
-
-
-def _is_said(node: ast.expr, given: set[str]) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id in given
-    if isinstance(node, ast.Attribute):
-        return node.attr in SAID or (hasattr(str, node.attr) and _is_said(node.value, given))
-    if isinstance(node, ast.Subscript):
-        if isinstance(node.value, ast.Attribute) and node.value.attr == "values":
-            return False
-        return (isinstance(node.slice, ast.Constant) and node.slice.value in SAID) or _is_said(node.value, given)
-    if isinstance(node, ast.Call):
-        asked = [node.func] if isinstance(node.func, ast.Attribute) else []
-        asked += node.args if isinstance(node.func, ast.Name) and node.func.id in ("str", "next", "list", "set") else []
-        return any(_is_said(part, given) for part in asked)
-    if isinstance(node, ast.Compare):
-        return False
-    parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
-    return any(_is_said(part, given) for part in parts)
-
-
-def _has_words(node: ast.AST) -> bool:
-    """Whether a text of words stands there: not what a remark is made with, and no key."""
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and re.search(r"[A-Za-z]{3}", node.value) is not None
-    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
-    if isinstance(node, ast.Subscript):
-        parts = [node.value]
-    elif isinstance(node, ast.Call):
-        parts = [node.func]
-    return any(_has_words(part) for part in parts)
-
-
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
         onnx_loaded, words_of_the_command_line,
-        graphs_edited, sentences_read, words_compared, parameters_in_words, codes_named,
+        graphs_edited, sentences_read, messages_read, words_compared, parameters_in_words, codes_named,
         sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 
@@ -604,8 +555,15 @@ def test() -> None:
     assert found.notes == [Remark.MADE(name="cache")] and len(found.notes) == 1
     assert data["notes"][0].split("made ")[1] == "x"
     assert [f.code for f in found.notes] == ["ADD-BOTH"]
+    assert WORD in finding.message and WORD in WORDS
+    assert PATTERN.search(finding.message) and PATTERN.search(finding.node)
+    assert any(word in finding.message for word in WORDS)
+    assert finding.node in finding.message
+WORD = "was made"
+WORDS = (WORD, "is")
+PATTERN = re.compile("was (made)")
 """
-    assert sorted(set(lines_that_read(source))) == [3, 4, 5, 7, 8, 10]
+    assert sorted(set(lines_that_read(source))) == [3, 4, 5, 7, 8, 10, 12, 13, 14]
 
 
 # The reading itself -----------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ class Remark(Enum):
     # Times
     INPUT_TAKEN = "input '{name}' taken as {shape:joined x}"
     BATCH_SCALED = "the model's batch is {own}; work scaled to {batch}"
-    WITHOUT_QDQ = "{gpu} has no INT8 and builds no network with Q/DQ: this is the time without them"
+    WITHOUT_QDQ = "{target} has no INT8 on {gpu}: this is the time without Q/DQ"
     NO_INT8 = "this GPU has no INT8: nothing to gain"
     IN_MYELIN = ("on {architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or copy "
                  "values count as part of them, as in one engine seen")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qdqtool.base.records import contents, nearest, once
-from qdqtool.explain.messages import GpuLacks, floats_of, quantizers_of
+from qdqtool.explain.messages import GpuFact, GpuLacks, floats_of, quantizers_of
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays, Step
-from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, ScalesJoined
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, IntegersLost, ScalesJoined, Why
 from qdqtool.types import Finding, FindingCode, Refusal
 
 # What a refusal says -------------------------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ def _scales(steps: Callable[[Any], Step | None]) -> tuple[Made, ...]:
     )
 
 
-def _because(*names: str) -> Callable[[Any], bool]:
+def _because(*reasons: Why | Fault) -> Callable[[Any], bool]:
     """Whether TensorRT-RTX lost integers, or a build ends, for one of these reasons."""
-    return lambda r: (r.why if hasattr(r, "why") else r.fault).name in names
+    return lambda r: (r.why if isinstance(r, IntegersLost) else r.fault) in reasons
 
 
-def _fact(*names: str) -> Callable[[Any], bool]:
-    return lambda r: r.fact.name in names
+def _fact(*facts: GpuFact) -> Callable[[Any], bool]:
+    return lambda r: r.fact in facts
 
 
 MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
@@ -163,7 +163,7 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     # Inputs
     trt.InputNotDequantized: (
         Made("NOT-QUANTIZED", lambda r: not r.weights_quantized), Made("IN-BLOCKED", lambda r: r.dq), Made("IN-FLOAT")),
-    trt.InMyelin: (Made("FLOAT-OTHER", lambda r: r.data_quantized and r.weights_quantized), Made("NOT-QUANTIZED")),
+    trt.InMyelin: (Made("NOT-QUANTIZED"),),
     # Outputs
     trt.BatchNormNotConstant: (_fixed("BN-UNFOLDED"),),
     trt.ConvTransposeBatchNorm: (_fixed("CT-BN"),),
@@ -214,21 +214,23 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.TakenByMyelin: (Made("MYELIN-REGION"),),
     # TensorRT-RTX
     IntegersLost: (
-        Made("POOL-MIXED", _because("POOL")), _fixed("SCALE-SHAPE1", _because("INPUT_SHAPE1")),
-        Made("QTYPE", _because("TYPES")), Made("FLOAT-SM75", _because("TURING")),
-        Made("W-AXIS", _because("WEIGHTS_AXIS")),
-        Made("W-AXIS", lambda r: r.weights and r.why.name in ("AXIS", "SUM_AXIS")),
-        _fixed("ACT-PER-CHANNEL", _because("INPUT_AXIS", "AXIS", "SUM_AXIS")),
+        Made("POOL-MIXED", _because(Why.POOL)), _fixed("SCALE-SHAPE1", _because(Why.INPUT_SHAPE1)),
+        Made("QTYPE", _because(Why.TYPES)), Made("FLOAT-SM75", _because(Why.TURING)),
+        Made("W-AXIS", _because(Why.WEIGHTS_AXIS)),
+        Made("W-AXIS", lambda r: r.weights and r.why in (Why.AXIS, Why.SUM_AXIS)),
+        _fixed("ACT-PER-CHANNEL", _because(Why.INPUT_AXIS, Why.AXIS, Why.SUM_AXIS)),
         Made("W-NO-DQ", lambda r: r.weights), Made("IN-BLOCKED")),
     ScalesJoined: (_fixed("CONCAT-SCALE"),),
     CompilerFault: (
-        Made("QTYPE", _because("CONSTANT_TYPE", "HARDWARE_TYPE")), Made("BUILD-CRASHES", _because("SCALE")),
-        Made("SCALE-RANK", _because("BLOCKS")), Made("ZP-NONZERO", _because("ZERO_POINT")), Made("BUILD-FAILS")),
+        Made("QTYPE", _because(Fault.CONSTANT_TYPE, Fault.HARDWARE_TYPE)), Made("BUILD-CRASHES", _because(Fault.SCALE)),
+        Made("SCALE-RANK", _because(Fault.BLOCKS)), Made("ZP-NONZERO", _because(Fault.ZERO_POINT)),
+        Made("BUILD-FAILS")),
     # GPUs
     GpuLacks: (
-        Made("GPU-NO-INT8", _fact("NO_INT8")), Made("GPU-DP4A", _fact("DP4A_TENSOR", "DP4A_FP16", "DP4A_FP32")),
-        Made("GPU-FUSION", _fact("FUSION")), Made("GPU-KERNELS", _fact("KERNELS")),
-        Made("GPU-JETSON", _fact("JETSON")), Made("GPU-NO-FP16", _fact("NO_FP16")), Made("GPU-VERSION")),
+        Made("GPU-NO-INT8", _fact(GpuFact.NO_INT8)),
+        Made("GPU-DP4A", _fact(GpuFact.DP4A_TENSOR, GpuFact.DP4A_FP16, GpuFact.DP4A_FP32)),
+        Made("GPU-FUSION", _fact(GpuFact.FUSION)), Made("GPU-KERNELS", _fact(GpuFact.KERNELS)),
+        Made("GPU-JETSON", _fact(GpuFact.JETSON)), Made("GPU-NO-FP16", _fact(GpuFact.NO_FP16)), Made("GPU-VERSION")),
 }
 """By the class of a refusal: the codes, the first that holds."""
 

@@ -115,11 +115,6 @@ def _axis(finding: Finding, cause: Cause, r: trt.WeightsAxis) -> Words | str:
 @words(trt.InMyelin)
 def _myelin(finding: Finding, cause: Cause, r: trt.InMyelin) -> Words | str:
     where = f"goes to Myelin with {step_words(r.trigger)}"
-    if r.data_quantized and r.weights_quantized:
-        return (
-            f"{r.node} {where}; what becomes of its Q/DQ there is not known, and it is counted as float.",
-            "Measure it, or leave it float.",
-        )
     missing = "no Q/DQ" if not (r.data_quantized or r.weights_quantized) else (
         "no Q/DQ on its weights" if r.data_quantized else "no Q/DQ on its input"
     )

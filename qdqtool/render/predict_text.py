@@ -377,7 +377,7 @@ def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> l
     for sentence in decision(time):
         page.fill(sentence)
     if not time.gpu.has_int8:
-        page.fill(f"warning: {time.gpu.name} builds no network with Q/DQ: deploy the float model there")
+        page.fill(f"warning: no INT8 on {time.gpu.name}: deploy the float model there")
     elif gain is None and not page.lines:
         page.line("no gain to say: the shapes of most layers are not known; export the model with fixed shapes")
     elif gain is not None and gain.value < PAYS:

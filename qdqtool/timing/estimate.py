@@ -178,7 +178,7 @@ def estimate(
     if not gpu.has_int8 and twin.has_qdq(shaped):
         shaped = twin.float_twin(shaped)
         listed = settled(shaped, _with_names(target))
-        notes.append(Remark.WITHOUT_QDQ(gpu=gpu.name))
+        notes.append(Remark.WITHOUT_QDQ(target=target.given, gpu=gpu.name))
     else:
         listed = _with_layers(shaped, prediction, notes)
     engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
@@ -439,11 +439,13 @@ def predict_on(
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
         raise QdqtoolError(said("{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two", sm=request.sm,
                                 name=chosen.name, cc=chosen.cc))
-    index = load(model)
-    prediction = predict(index, target, assumed=assumed, how=how)
+    index, gpu = load(model), chosen or of_capability(request.sm or "")
+    on = target_named(target).built_for(gpu.cc)
+    prediction = predict(index, on, assumed=assumed, how=how)
     time = None
     if chosen is not None:
-        settled_on = assumed_target(target_named(target), assumed.assume)
+        chosen = gpus.used_by(on, chosen)
+        settled_on = assumed_target(on, assumed.assume)
         plain = Precision.FP32 if request.no_fp16 else chosen.plain
         time = estimate(index, prediction, chosen, settled_on, plain=plain, batch=request.batch,
                         calibrate=request.calibrate)  # fmt: skip
@@ -452,7 +454,7 @@ def predict_on(
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
             write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")
-    prediction.findings += gpu_findings(prediction, chosen or of_capability(request.sm or ""), index)
+    prediction.findings += gpu_findings(prediction, gpu, index)
     return prediction, time
 
 

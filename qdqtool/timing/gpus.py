@@ -15,12 +15,16 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import rows
 from qdqtool.types import BYTES, Evidence, Json, Precision
+
+if TYPE_CHECKING:
+    from qdqtool.trt.targets import Target
 
 _HERE = Path(__file__).parent
 _SPLIT = re.compile(r"[\s_/()\-]+")
@@ -388,6 +392,11 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
                                     clock=clock, least=MIN_CLOCK, most=MAX_CLOCK))
         gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
     return replace(gpu, notes=tuple(notes))
+
+
+def used_by(target: Target, gpu: Gpu) -> Gpu:
+    """The GPU with what a TensorRT has for it."""
+    return gpu if target.has_int8 else replace(gpu, rates=replace(gpu.rates, int8=0.0))
 
 
 def _watts(power: str) -> float | None:

@@ -12,6 +12,7 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.qdq import Numbers, QuantParams
+from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.trt import faults, refusals
 from qdqtool.trt.refusals import Size
 from qdqtool.types import Precision
@@ -149,7 +150,8 @@ def integer_operator(looked: str, node: Node) -> faults.IntegerOperator | None:
 
 def computes_integers(node: Node) -> bool:
     """Whether an operator is one of onnxruntime's integer formats."""
-    return node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm"
+    return node.domain in DOMAINS and (
+        node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm")
 
 
 def deconvolution_float(looked: str, node: Node) -> faults.DeconvolutionFloat | None:

@@ -16,6 +16,7 @@ from qdqtool.base.records import record, replaced
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.knowledge import tables
+from qdqtool.options import DEFAULT_SM
 from qdqtool.types import Evidence
 
 # What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
@@ -54,6 +55,7 @@ class Target:
         products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         regions: Attention and normalization are regions of few kernels; for times alone.
+        capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6; what they lack together decides.
         layer_normalization: Its parser takes LayerNormalization (INormalizationLayer), whose sums are FP32.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
@@ -87,6 +89,7 @@ class Target:
     products_in_myelin: bool = False
     regions: bool = False
     layer_normalization: bool = False
+    capabilities: tuple[int, ...] = DEFAULT_SM
 
     @property
     def trtexec(self) -> Trtexec:
@@ -107,6 +110,15 @@ class Target:
     @property
     def is_rtx(self) -> bool:
         return self.name.startswith("rtx")
+
+    @property
+    def has_int8(self) -> bool:
+        """Whether it has INT8 on all GPUs that it builds for: TensorRT-RTX has none on 7.5."""
+        return not (self.is_rtx and 75 in self.capabilities)
+
+    def built_for(self, capability: str) -> Target:
+        """The same for GPUs of one compute capability (``8.6``), which TensorRT-RTX alone is told."""
+        return replaced(self, capabilities=(int(capability.replace(".", "")),)) if self.is_rtx else self
 
 
 _TRT10 = Target(

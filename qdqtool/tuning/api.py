@@ -95,7 +95,8 @@ def tune(
     keep, time_limit = aim.keep, effort.time_limit
     keep = KEEP if keep is None and aim.budget_ms is None else keep
     chosen = target_named(on.target)
-    chip = _gpu(machine)
+    chip = _gpu(machine, chosen)
+    chosen = chosen if chip is None else chosen.built_for(chip.cc)
     loaded = load_full(model)
     described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
     work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, remainder.high_precision)
@@ -215,11 +216,12 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
         budgets.seconds(effort.time_limit, "time_limit")
 
 
-def _gpu(machine: Powered) -> gpus.Gpu | None:
+def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
     name = machine.gpu
     if name is None:
         return None
     found = gpus.chosen(name, machine.clock, machine.power)
+    found = gpus.used_by(target.built_for(found.cc), found)
     if not found.has_int8:
         raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8, so that every placement is slower than the "
                                 "float model; deploy that, or name another GPU", name=name, gpu=found.name))

@@ -269,7 +269,8 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
         raise BuilderError(f"{model}: the build did not end in time; {result.message}")
     if here.builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(index, result.build, target=target)
-    prediction = predict(index, target_named(target) if target is not None else RTX)
+    on_target = target_named(target) if target is not None else RTX
+    prediction = predict(index, on_target if digits is None else on_target.built_for(digits))
     described = BuildFacts(BuildSource(result.builder), tensorrt=result.version or None, complete=True,
                            status=result.status, message=result.message)
     pairs = built.compare(prediction, result) if result.status == "built" else []

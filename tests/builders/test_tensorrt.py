@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from qdqtool import builders
+from qdqtool.base.records import replaced
 from qdqtool.builders import child as child_module
 from qdqtool.builders import run as runs
 from qdqtool.builders.child import Child, is_installed, print_once
@@ -19,6 +20,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.model.modelfile import load
 from qdqtool.trt.rtx.predict import predict_rtx
+from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
@@ -167,7 +169,8 @@ def test_targets(tmp_path: Path) -> None:
     path = saved(two_convolutions(), tmp_path)
     turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
-    assert [p.agrees for p in compare(predict_rtx(load(path), sm=(75, 86)), turing)] == [True, True]
+    both = replaced(RTX, capabilities=(75, 86))
+    assert [p.agrees for p in compare(predict_rtx(load(path), both), turing)] == [True, True]
     assert [p.predicted.name for p in compare(predict_rtx(load(path)), turing) if not p.agrees] == ["first"]
 
 

@@ -1,5 +1,6 @@
 """Making a part smaller while it shows the same."""
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -9,10 +10,36 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.base import budgets
-from qdqtool.extraction import moves
+from qdqtool.extraction import job, moves
 from qdqtool.extraction.select import Shrinker, put_back
 from qdqtool.model.external import has_data
+from qdqtool.model.graph import Model
+from tests.explain.graphs import GRAPHS as OF_REFUSALS
+from tests.explain.test_producers import models, prediction
 from tests.extraction.networks import residual
+
+
+def test_a_part_is_grown_from_the_nodes_that_a_finding_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node, its convolutions and those of its refusals: no others, and none of its words."""
+    alone = Counter[int]()
+    for place, proto in enumerate(models()[:len(OF_REFUSALS)]):
+        model, whole = Model(proto), prediction(place, "trt8.5")
+        monkeypatch.setattr(job, "predict", lambda *_, whole=whole: whole)
+        cut, seen = job.Job(model, "trt8.5"), list[str]()
+        monkeypatch.setattr(cut, "_narrow", lambda anchors, seen=seen: seen.extend(n.name for n in anchors))
+        told = Counter[str]()
+        for finding in whole.findings:
+            told[finding.code] += 1
+            seen.clear()
+            cut.select([f"{finding.code}:{told[finding.code]}"], None, None, [], [], free=False)
+            parts = {finding.node}, set(finding.convolutions), set(finding.nodes)
+            named = set[str]().union(*parts)
+            here = {n.name: named.intersection([n.name, *n.outputs]) for n in model.ordered}
+            constant = {n.name for n in model.ordered if n.index in cut.cutter.constant}
+            expected = [n for n, by in here.items() if by and (n not in constant or finding.node in by)]
+            assert sorted(seen) == sorted(expected or [model.ordered[0].name]), finding
+            alone.update(i for i, part in enumerate(parts) if named - set[str]().union(*parts[:i], *parts[i + 1:]))
+    assert min(alone[i] for i in range(3)) > 0, "each names what the others do not"
 
 
 def test_a_vector_of_many_sizes_stays_with_what_is_tried() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -20,6 +21,7 @@ from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.expected import gpu_of_device, of_facts
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
+from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import Evidence, Precision
 from tests.raising import raises
 from tests.tables import cases, in_turn
@@ -155,6 +157,31 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
 @in_turn("act", ["LeakyRelu", "SiLU"])
 def test_gpus(sm: str, told: set[str], act: str) -> None:
     assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
+
+
+@in_turn(("request_", "int8"), [
+    (Request(sm="75"), 0), (Request(sm="7.5"), 0), (Request(gpu="T4"), 0), (Request(gpu="RTX 2060", sm="7.5"), 0),
+    (Request(sm="86"), 2), (Request(gpu="RTX 3060"), 2),
+])
+def test_tensorrt_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> None:
+    """One of its builds computes 163 patterns in float; classic TensorRT has INT8 there."""
+    prediction, time = predict_on(network(), "rtx1.7", request_)
+    told = [f.code for f in prediction.findings if f.convolutions]
+    assert prediction.summary()["int8"] == int8 and told.count("FLOAT-SM75") == 2 - int8
+    if time is not None:  # that of the float network
+        assert (time.gain is None) == (Remark.WITHOUT_QDQ in remarks(time.notes)) == (not int8)
+    assert predict_on(network(), "trt8.5", request_)[0].summary()["int8"] == 2
+
+
+@in_turn(("gpu", "refused"), [("RTX 4090", False), ("RTX 3060", True)])
+def test_a_type_that_a_gpu_lacks_ends_the_build_for_it_alone(gpu: str, refused: bool) -> None:
+    g = Graph(opset=19)
+    scale, zero = g.const("scale", np.float32(0.1)), "zero"
+    g.initializers.append(onnx.helper.make_tensor(zero, onnx.TensorProto.FLOAT8E4M3FN, [], [0.0]))
+    x = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), scale, zero], "q")
+    proto = g.model(g.op("DequantizeLinear", [x, scale, zero], "dq"))
+    prediction, _ = predict_on(proto, "rtx1.7", Request(gpu=gpu))
+    assert (status_of(prediction) == "refused") == refused
 
 
 def test_findings_of_a_gpu(g: Graph) -> None:

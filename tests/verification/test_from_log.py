@@ -187,6 +187,8 @@ def test_compute_capability(model: Path, monkeypatch: pytest.MonkeyPatch, text: 
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused"))
     api.verify_with_builder(written(model, 3), "tensorrt-rtx", sm=text)
     assert SM[-1] == given
+    predicted = api.verify_with_builder(written(model, 0), "tensorrt-rtx", sm="sm75").prediction
+    assert predicted is not None and [c.is_int8 for c in predicted.convolutions] == [False]
     with raises(QdqtoolError, "verify_with_builder ampere"):
         api.verify_with_builder(model, "tensorrt-rtx", sm="ampere")
 

@@ -190,8 +190,6 @@ NOTHING = Float()
 # One layer with weights ----------------------------------------------------------------------------------------------
 
 
-
-
 def judge(model: Model, node: Node, left: State, right: State) -> Precision | Refusal:
     """Decides for one node: the INT8 or FP8 that it multiplies, or why it runs in its float type.
 

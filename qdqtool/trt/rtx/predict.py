@@ -15,7 +15,6 @@ from qdqtool.model.qdq import precision_of
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.subgraphs import STANDARD
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_SM
 from qdqtool.trt import detect
 from qdqtool.trt.rtx.motion import Motion
 from qdqtool.trt.rtx.operands import (
@@ -33,11 +32,11 @@ from qdqtool.trt.rtx.operands import (
     judge,
     lost,
 )
-from qdqtool.trt.targets import RTX, Target, target_named
+from qdqtool.trt.targets import RTX, Target
 from qdqtool.types import ConvOutcome, ModelInfo, MyelinRegion, Precision, Prediction, Refusal
 
 
-def predict_rtx(model: Model, target: str = RTX.name, sm: tuple[int, ...] = DEFAULT_SM) -> Prediction:
+def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     """Which convolutions TensorRT-RTX 1.7 computes in INT8.
 
     What the compiler refuses or crashes on is among the refusals (see :func:`status_of`); the convolutions are listed
@@ -46,21 +45,19 @@ def predict_rtx(model: Model, target: str = RTX.name, sm: tuple[int, ...] = DEFA
 
     Args:
         model: The model, weights may be missing.
-        target: Name to put into the result.
-        sm: Compute capabilities of the build; 75 among them takes INT8 from all.
+        target: TensorRT-RTX, and for which compute capabilities it builds; 75 among them takes INT8 from all.
     """
     walk = _Walk(model)
     walk.run()
     view = View(model)
-    known = target_named(target)
-    prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target,
-                            target_evidence=f"{known.evidence}: {known.proof}")
-    prediction.refusals = list(_refusals(walk, sm))
+    prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target.name,
+                            target_evidence=f"{target.evidence}: {target.proof}")
+    prediction.refusals = list(_refusals(walk, target.capabilities))
     for node in model.nodes:
         if node.op == "Conv":
             prediction.refusals.extend(_half_shape1(walk, node))
         if is_multiplication(model, node):
-            outcome, refusal = _outcome(walk, node, sm, known)
+            outcome, refusal = _outcome(walk, node, target)
             if not (outcome is not None and outcome.is_int8) and node.output not in view.varying:
                 continue  # computed from constants and shapes alone, while building
             if outcome is not None:
@@ -170,9 +167,7 @@ class _Walk:
         return Precision.INT8 if precision in (Precision.UINT8, Precision.INT32, Precision.UNKNOWN) else precision
 
 
-def _outcome(
-    walk: _Walk, node: Node, sm: tuple[int, ...], target: Target
-) -> tuple[ConvOutcome | None, Refusal | None]:
+def _outcome(walk: _Walk, node: Node, target: Target) -> tuple[ConvOutcome | None, Refusal | None]:
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
     weights = walk.constants.with_quantizers
     constant = node.input(1) in weights or (node.op in ("MatMul", "Einsum") and node.input(0) in weights)
@@ -180,7 +175,7 @@ def _outcome(
     if (node.op == "Einsum" or (node.op == "MatMul" and not constant)) and not touched:
         return None, None
     verdict = judge(walk.model, node, left, right)
-    if verdict == Precision.INT8 and 75 in sm:
+    if verdict == Precision.INT8 and not target.has_int8:
         verdict = lost(node, Why.TURING, None, None)
     floating = precision_of(walk.types.get(node.input(0), 0))
     if not floating.is_float:

@@ -188,7 +188,7 @@ class _Reasons:
                 name in self.int8 or self.fallback == Lost.FLOAT_BUILD):
             node.lost = self.fallback
         elif lost and node.b is not None and node.b.is_unsigned:
-            (node.finding,), node.lost = codes_of(UnsignedZeroPoint), Lost.FINDING
+            node.finding, node.lost = codes_of(UnsignedZeroPoint)[-1], Lost.FINDING  # what holds always
         elif (finding := self.findings.get(name)) is not None and (
             (lost and name not in self.int8)
             or (Change.LOST_INT8_OUTPUT in node.changes and name not in self.to_int8)

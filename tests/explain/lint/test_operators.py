@@ -81,6 +81,16 @@ def test_plugins_rtx_and_biases(g, net: Net):
     assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()
 
 
+@in_turn(("target", "plugin"), [("trt8.5", ["PLUGIN-OUTSIDE"]), ("rtx1.7", [])])
+def test_a_plugin_that_is_called_as_an_integer_operator_is_none(target: str, plugin: list[str]) -> None:
+    for domain, codes in (("", ["QOPERATOR"]), ("com.microsoft", ["QOPERATOR"]), ("acme", plugin)):
+        for op in ("QLinearAdd", "DynamicQuantizeMatMul", "RoundToInteger", "QGemm"):
+            g = Graph()
+            y = g.op(op, g.pair(g.input(1, 16, 8, 8), "in"), "plug", domain=domain)
+            found = predict(g.model(g.conv(y, "c", 16)), target).findings
+            assert [f.code for f in found if f.node == "plug"] == codes, (domain, op)
+
+
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
 def test_fp8_is_named_first_and_not_explained_with_int8(target):
     prediction = predict(GRAPHS["outside-rules"](), target)

@@ -1,0 +1,121 @@
+"""Each finding code comes out of a network."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+
+from qdqtool.explain.codes import CODES
+from qdqtool.options import Request
+from qdqtool.prediction import check_activations, predict
+from qdqtool.timing.estimate import predict_on
+from qdqtool.types import Prediction
+from tests.explain.graphs import GRAPHS, ones, split, weighted
+from tests.explain.test_producers import on_a_wrong_axis, predictions
+from tests.insertion.test_transformers import with_pairs
+from tests.insertion.transformers import vit
+from tests.tables import in_turn
+from tests.timing.test_gpus import network as of_two
+from tests.trt.builder import Graph
+from tests.wording import DATA
+
+
+def behind_a_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
+    g = Graph(opset=opset)
+    return g.model(make(g, g.pair(g.input(1, 16, 16, 16), "p")))
+
+
+def behind_a_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
+    """What is made of a quantized convolution's result, then another one."""
+    g = Graph()
+    return g.model(g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05))
+
+
+def large_kernel() -> onnx.ModelProto:
+    g = Graph()
+    x = g.pair(g.input(1, 3, 64, 64), "in")
+    w = g.weights("w", (16, 3, 32, 32), "qdq")
+    return g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32]))
+
+
+def pool_of_two_readers() -> onnx.ModelProto:
+    g = Graph()
+    x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
+    y = g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum")
+    return g.model(g.conv(y, "next", 16, scale=0.05))
+
+
+def scored() -> onnx.ModelProto:
+    """A head of a YOLO: scores, and boxes as an expected value over bins."""
+    g = Graph()
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    bins = g.op("Softmax", g.conv(stem, "box", 16, k=1), "softmax", axis=1)
+    weights = g.const("bins", np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))
+    return g.model(g.conv(stem, "score", 16, k=1), g.op("Conv", [bins, weights], "dfl"))
+
+
+def shown_weights() -> onnx.ModelProto:
+    g = Graph()
+    w = g.pair(ones(g), "wq")
+    return g.model(weighted(g, w), w)
+
+
+def with_data(scale: float, largest: float) -> Prediction:
+    """A pair with a scale, and normal values up to the largest."""
+    g = Graph()
+    model = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=scale))
+    values = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
+    values[0, 0, 0, 0] = largest
+    prediction = predict(model, "trt8.5")
+    check_activations(model, prediction, [{"x": values}])
+    return prediction
+
+
+def on_gpu(sm: str) -> Prediction:
+    """A depthwise convolution in INT8, a SiLU, and a convolution in float."""
+    g = Graph()
+    x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
+    return predict_on(g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", Request(sm=sm))[0]
+
+
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "ACT-INNER-Q": lambda: behind_a_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
+    "CONST-FP16": lambda: behind_a_convolution(lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")),
+    "EINSUM-FLOAT": lambda: behind_a_pair(lambda g, x: g.op(
+        "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv")),
+    "HEAD-SCORE": scored, "KERNEL-LARGE": large_kernel, "POOL-MIXED": pool_of_two_readers,
+    "NORM-PIECES": lambda: with_pairs(vit(pieces=True), "b0.res1"),
+    "RESIDUAL-STREAM": lambda: with_pairs(vit(pieces=True), "b0.res1"),
+    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"), "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
+    "QOPERATOR": lambda: behind_a_pair(lambda g, x: g.op(
+        "DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")),
+    "SILU-NO-Q-AFTER": lambda: behind_a_convolution(lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)),
+    "SPLIT-SCALE": lambda: split(0.02, 0.05), "W-Q-OUTPUT": shown_weights,
+}
+ELSEWHERE: dict[str, Callable[[], Prediction]] = {
+    "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
+    "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", Request(sm="75"))[0],
+    "ACT-SCALE": lambda: with_data(1.0, 3.0), "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
+    "GPU-DP4A": lambda: on_gpu("6.1"), "GPU-FUSION": lambda: on_gpu("6.1"), "GPU-NO-INT8": lambda: on_gpu("6.0"),
+    "GPU-NO-FP16": lambda: on_gpu("6.1"), "GPU-VERSION": lambda: on_gpu("12.0"),
+    "GPU-JETSON": lambda: on_gpu("AGX Orin"), "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
+}
+
+
+@in_turn(("code", "make"), NETWORKS.items())
+def test_a_network_that_brings_it_about(code: str, make: Callable[[], onnx.ModelProto]) -> None:
+    assert code in predict(make(), "trt8.5").findings_by_code()
+
+
+@in_turn(("code", "make"), ELSEWHERE.items())
+def test_a_target_data_or_a_gpu_that_does(code: str, make: Callable[[], Prediction]) -> None:
+    assert code in make().findings_by_code()
+
+
+def test_each_code_comes_out_of_a_network() -> None:
+    """Of those above, the graphs of refusals and cases, and the networks whose words are held (test_wording)."""
+    worded = json.loads(DATA.read_text(encoding="utf-8"))["findings"]
+    found = {text.partition(":")[0] for texts in worded.values() for text in texts}
+    found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
+    assert found | NETWORKS.keys() | ELSEWHERE.keys() == CODES.keys()
