@@ -589,7 +589,8 @@ def test_what_edits_a_graph() -> None:
              "g.node[0].input[1] = x", "x: list = g.node; x[0] = 1", "nodes = g.node; nodes[1:] += x"]
     edits += ["def put(new, to): to.append(new)\n    put(x, g.node)", "def put(to): to[0] = 1\n    put(to=n.input)",
               "def put(self, to): names = to; del names[:]\n    self.put(g.initializer)"]
-    kept = ["found[n.input] = 3", "self.input = 3", "def put(new, to): to.append(new)\n    put(g.node, x)", "n = onnx.NodeProto(); n.CopyFrom(x)", "t.CopyFrom(x)",
+    kept = ["found[n.input] = 3", "self.input = 3", "def put(new, to): to.append(new)\n    put(g.node, x)",
+            "n = onnx.NodeProto(); n.CopyFrom(x)", "t.CopyFrom(x)",
             "found.append(n.output)", "[t.CopyFrom(x) for t in g.initializer]", "n.input(3)"]
     for source in (*edits, *kept):
         made = walked(ast.parse(f"def f():\n    {source}"))
