@@ -349,6 +349,23 @@ def words_compared() -> Broken:
                 yield f"error: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
+# Where words stand: all others of explain make records.
+OF_FINDINGS = ("codes", "errors", "left_float", "lines", "messages", "ways")
+
+
+def words_elsewhere() -> Broken:
+    """What says what a model lacks makes records, of which one room makes words at the end (explain/messages*.py)."""
+    records = re.compile(rf"qdqtool\.(trt\.(detect|faults|refusals)|explain\.(?!{'|'.join(OF_FINDINGS)}).*)")
+    for module, path in sources().items():
+        if records.fullmatch(module):
+            nodes = nodes_of(path)
+            notes = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
+                if isinstance(node, ast.Constant) and id(node) not in notes and re.search(
+                        r"[a-z]{2} [a-z]{2}", str(node.value)):
+                    yield f"words: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def parameters_in_words() -> Broken:
     """A sentence holds a parameter as a value, ``{`clock`}``, which each reader is told its way (base/said.py)."""
     for module, path in sources().items():
@@ -513,7 +530,7 @@ def _has_words(node: ast.AST) -> bool:
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
         onnx_loaded, words_of_the_command_line,
-        graphs_edited, sentences_read, words_compared, parameters_in_words, codes_named,
+        graphs_edited, sentences_read, words_compared, words_elsewhere, parameters_in_words, codes_named,
         sentences_as_values,
         cases_read, forms_refused)  # fmt: skip
 

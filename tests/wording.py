@@ -178,6 +178,12 @@ def of_findings() -> dict[str, list[str]]:
     return {label: texts for label, texts in found.items() if texts}
 
 
+def of_obstacles() -> dict[str, list[str]]:
+    """What the headline says of networks that TensorRT does not take as they are quantized, and of all together."""
+    made = [*(found for _, found in findings()), [f for _, found in findings() for f in found]]
+    return {"headline": [text for text in dict.fromkeys(map(messages.obstacles, made)) if text]}
+
+
 def of_comparisons(folder: Path) -> dict[str, list[str]]:
     """Two sides to the lines that `compare` prints of them; files are made in the folder, which is the current one."""
     models = {
@@ -220,7 +226,8 @@ def of_skipped() -> dict[str, list[str]]:
 
 
 def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
-    return {"findings": of_findings(), "comparisons": of_comparisons(folder), "skipped": of_skipped()}
+    return {"findings": of_findings(), "obstacles": of_obstacles(),
+            "comparisons": of_comparisons(folder), "skipped": of_skipped()}
 
 
 if __name__ == "__main__":

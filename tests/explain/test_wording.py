@@ -14,7 +14,7 @@ from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.extraction.networks import residual
 from tests.tables import in_turn
-from tests.wording import DATA, kinds_worded, of_findings, of_skipped
+from tests.wording import DATA, kinds_worded, of_findings, of_obstacles, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
 
@@ -33,6 +33,10 @@ def test_the_words_of_each_kind_are_held(found: dict[str, list[str]]) -> None:
     """Of scales that differ on one tensor nothing is reported: where they cost something, the conversion is."""
     assert found.keys() == EXPECTED.keys()
     assert kinds_worded() == MADE.keys() - {ScalesDiffer}
+
+
+def test_wording_of_what_keeps_a_model_from_being_built() -> None:
+    assert of_obstacles() == json.loads(DATA.read_text("utf-8"))["obstacles"], "if it is meant so: tests.wording"
 
 
 def test_findings_that_name_the_program() -> None:

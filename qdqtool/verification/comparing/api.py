@@ -18,7 +18,7 @@ from qdqtool.buildlog.summary import listing_hole, made_from_float
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.explain.coded import codes_of
-from qdqtool.explain.report import obstacles
+from qdqtool.explain.messages import obstacles
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
