@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
@@ -43,7 +43,7 @@ from qdqtool.verification.comparing.result import (
 )
 
 _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
-Side = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
 @takes(on=OnBuilds, machine=Gpu)
