@@ -28,7 +28,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from qdqtool.base.said import said
 from qdqtool.errors import DataError
 
 Counts = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 OCTAVES = 20  # below 2**-20 of the largest magnitude a value is far under half a step of any useful int8 scale
 MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal float32

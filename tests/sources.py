@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -38,38 +38,60 @@ _OVERWRITES = ("CopyFrom", "MergeFrom", "ParseFromString")
 _OF_GRAPHS = ("node", "initializer", "input", "output")
 
 
-def lines_that_edit(nodes: Iterable[ast.AST]) -> set[tuple[str, int]]:
-    """Functions and lines that change a list of a graph or node, or overwrite a node, also by a name of these."""
+Functions = Mapping[str, ast.FunctionDef]
+
+
+def functions_of(nodes: Iterable[ast.AST]) -> Functions:
+    return {n.name: n for n in nodes if isinstance(n, ast.FunctionDef)}
+
+
+def lines_that_edit(nodes: Sequence[ast.AST], others: Functions | None = None) -> set[tuple[str, int]]:
+    """Functions and lines that change a list of a graph or node, or overwrite a node, also by a name of these.
+
+    Or give one to a function of the source, or one of the ``others``, that changes what it is given.
+    """
+    known = {**(others or {}), **functions_of(nodes)}
+    functions = (n for n in nodes if isinstance(n, ast.FunctionDef))
+    return {(f.name, line) for f in functions for line in _edited(f, set(), _OF_GRAPHS, known)}
+
+
+def _edited(function: ast.FunctionDef, names: set[str], lists: tuple[str, ...], known: Functions) -> set[int]:
+    """Lines that change such a list or its entries, which go by the names too."""
+    inside = walked(function)
     found = set()
-    for function in (n for n in nodes if isinstance(n, ast.FunctionDef)):
-        inside = walked(function)
-        names: set[str] = set()  # of such lists and of their entries
-        members: set[str] = set()  # of nodes
-        for node in inside:
-            if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                if isinstance(target, ast.Name) and _is_of(node.value, names):
-                    names.add(target.id)
-                    members.update({target.id} if _is_of(node.value, members, ("node",)) else ())
-            elif isinstance(node, ast.For | ast.comprehension):
-                if any(_is_of(part, (), ("node",)) for part in ast.walk(node.iter)):
-                    members.update(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
-        for node in inside:
-            changed: list[ast.expr] = []
-            if isinstance(node, ast.Attribute) and node.attr in _OVERWRITES and _is_of(node.value, members, ("node",)):
-                found.add((function.name, node.lineno))
-            elif isinstance(node, ast.Attribute) and node.attr in _CHANGES:
-                changed = [node.value]
-            elif isinstance(node, ast.Delete | ast.Assign | ast.AugAssign):
-                targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-                each = [e for t in targets for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
-                changed = [e.value for e in each if isinstance(e, ast.Subscript)]
-            if any(_is_of(part, names) for part in changed):
-                found.add((function.name, node.lineno))
+    members: set[str] = set()  # of nodes
+    nodes = lists[:1]
+    for node in inside:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and _is_of(node.value, names, lists):
+                names.add(target.id)
+                members.update({target.id} if _is_of(node.value, members, nodes) else ())
+        elif isinstance(node, ast.For | ast.comprehension):
+            if any(_is_of(part, (), nodes) for part in ast.walk(node.iter)):
+                members.update(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
+    for node in inside:
+        changed: list[ast.expr] = []
+        if isinstance(node, ast.Attribute) and node.attr in _OVERWRITES and _is_of(node.value, members, nodes):
+            found.add(node.lineno)
+        elif isinstance(node, ast.Attribute) and node.attr in _CHANGES:
+            changed = [node.value]
+        elif isinstance(node, ast.Delete | ast.Assign | ast.AugAssign):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            each = [e for t in targets for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
+            changed = [e.value for e in each if isinstance(e, ast.Subscript)]
+        elif isinstance(node, ast.Call) and (node.args or node.keywords):
+            called = known.get(getattr(node.func, "attr", getattr(node.func, "id", "")))
+            if called is not None:
+                takes = [a.arg for a in called.args.args if a.arg != "self"]
+                given = [*zip(takes, node.args, strict=False), *((str(k.arg), k.value) for k in node.keywords)]
+                changed = [v for name, v in given if _is_of(v, names, lists) and _edited(called, {name}, (), {})]
+        if any(_is_of(part, names, lists) for part in changed):
+            found.add(node.lineno)
     return found
 
 
-def _is_of(node: ast.AST, names: Collection[str], lists: tuple[str, ...] = _OF_GRAPHS) -> bool:
+def _is_of(node: ast.AST, names: Collection[str], lists: tuple[str, ...]) -> bool:
     """Whether it is such a list, an entry of one, or goes by one of the names."""
     while isinstance(node, ast.Subscript):
         node = node.value

@@ -196,7 +196,10 @@ def said_by(default: object) -> str:
 
 
 def stated(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, bool, str]]:
-    """Name, default, whether it is an option's, and place of parameters and fields whose defaults are written there."""
+    """Name, default, whether it is an option's, and place of parameters and fields whose defaults are written there.
+
+    And of what a body takes where there is no value: ``x or 3``, ``3 if x is None else x``, ``x = 3``.
+    """
     for node in nodes:
         pairs: list[tuple[str, ast.expr | None]] = []
         if isinstance(node, ast.FunctionDef):
@@ -205,6 +208,12 @@ def stated(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, bo
             pairs += zip([a.arg for a in given.kwonlyargs], given.kw_defaults, strict=True)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             pairs = [(node.target.id, node.value)]
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            pairs = [(node.targets[0].id, node.value)]
+        elif isinstance(node, ast.BoolOp | ast.IfExp):
+            parts = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
+            named = [ast.unparse(p).rpartition(".")[2] for p in parts if isinstance(p, ast.Name | ast.Attribute)]
+            pairs = [(name, parts[i]) for name in named for i in (0, -1)]
         for name, value in pairs:
             of_option = isinstance(value, ast.Call) and ast.unparse(value.func) == "option" and bool(value.args)
             said = said_by(written(module, value.args[0] if of_option else value))  # type: ignore[union-attr]
@@ -237,11 +246,15 @@ def test_no_default_is_stated_twice() -> None:
     assert {key: places for key, places in found.items() if len(places) > 1} == {}
     assert ("head", "'box'") in found and ("max_images", "512") in found and ("max_images", "64") not in found
     source = """
-def f(a=1, b="x", *, size=320, head=Placing.head, other=None): ...
+def f(a=1, b="x", *, size=320, head=Placing.head, other=None):
+    a = a or 1
+    return 320 if size is None else self.size
+    size = 3
 class C:
     size: int = option(320, "a text")
     weights: str = "int8"
 """
-    assert list(stated("a", ast.walk(ast.parse(source)))) == [
-        ("b", "'x'", False, "a:2"), ("a", "1", False, "a:2"), ("size", "320", False, "a:2"),
-        ("size", "320", True, "a:4"), ("weights", "'int8'", False, "a:5")]  # fmt: skip
+    assert sorted(stated("a", ast.walk(ast.parse(source))), key=lambda row: row[3]) == [
+        ("b", "'x'", False, "a:2"), ("a", "1", False, "a:2"), ("size", "320", False, "a:2"), ("a", "1", False, "a:3"),
+        ("size", "320", False, "a:4"), ("size", "3", False, "a:5"), ("size", "320", True, "a:7"),
+        ("weights", "'int8'", False, "a:8")]  # fmt: skip

@@ -1,5 +1,6 @@
 """Type checkers and editors see the parameters that functions get from options."""
 
+import importlib
 import inspect
 import re
 import subprocess
@@ -15,6 +16,16 @@ from tests.tools.make_stub import PACKAGES, path_of, stub
 def test_they_are_current() -> None:
     for package in PACKAGES:
         assert path_of(package).read_text(encoding="utf-8") == stub(package), "run python -m tests.tools.make_stub"
+
+
+def test_names_of_types_say_that_they_are() -> None:
+    """Where a checker cannot see onnx or numpy, it would take them for variables."""
+    for package in PACKAGES:
+        for module, name in re.findall(r"^from (\S+) import (\w+)$", stub(package), re.MULTILINE):
+            found = importlib.import_module(module)
+            if not isinstance(getattr(found, name), type):
+                source = Path(str(found.__file__)).read_text(encoding="utf-8")
+                assert re.search(rf"^{name}: TypeAlias = ", source, re.MULTILINE), f"{module}.{name}"
 
 
 USER = """import calibration, qdqtool

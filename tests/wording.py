@@ -4,6 +4,7 @@ Wording is held here and nowhere else; all other tests look at codes and data.
 """
 
 import contextlib
+import functools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -13,13 +14,23 @@ import numpy as np
 import onnx
 
 import qdqtool
-from qdqtool.explain import left_float
+from qdqtool.explain import left_float, messages
+from qdqtool.explain.coded import code_of
+from qdqtool.explain.messages import GpuFact, GpuLacks
 from qdqtool.prediction import predict
 from qdqtool.render.build_text import render_comparison
-from qdqtool.trt.faults import DepthwiseAdd, LargeKernel
+from qdqtool.trt.faults import (
+    CHECK,
+    ActivationFit,
+    ActivationScales,
+    DepthwiseAdd,
+    LargeKernel,
+    NormInPieces,
+    OutlierScales,
+)
 from qdqtool.trt.refusals import WeightsNotConstant
-from qdqtool.types import Refusal
-from tests.explain.graphs import GRAPHS
+from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
+from tests.explain.graphs import GRAPHS, ones, weighted
 from tests.explain.lint import test_api as lint
 from tests.explain.lint.test_operators import conv3d
 from tests.explain.test_causes import residual
@@ -79,15 +90,98 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "3D", conv3d(), "trt8.0"
 
 
+def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
+    """One small network for each kind that none of the others has."""
+    g = Graph(opset=12)
+    yield "axis by opset", lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1)))), "trt8.5"
+    g = Graph()
+    yield "rank", lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))), "trt10"
+    g = Graph()
+    yield "integers", lint._raw(g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]), "trt8.5"
+    g = Graph()
+    stored = g.op("Cast", [g.const("table", np.ones(16, np.int8))], "reader", to=1)
+    yield "stored elsewhere", g.model(g.add(g.input(1, 16), stored, "sum")), "trt10"
+    g = Graph()
+    w = g.pair(ones(g), "wq")
+    yield "weights as output", g.model(weighted(g, w), w), "trt8.5"
+    g = Graph()
+    data = [g.pair(g.input(1, 4, 8, 8, name=name), name) for name in ("a", "b")]
+    yield "product", g.model(g.op("MatMul", data, "product")), "trt8.5"
+    g = Graph()
+    w = g.weights("w", (16, 16), "qdq", axis=1)
+    yield "Einsum", g.model(g.op("Einsum", [g.pair(g.input(2, 8, 16), "p"), w], "e", equation="bij,jk->bik")), "trt8.5"
+    g = Graph()
+    w = g.weights("w", (16, 3, 32, 32), "qdq")
+    x = g.pair(g.input(1, 3, 64, 64), "in")
+    yield "large kernel", g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32])), "trt8.6"
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
+    yield "FP16", g.model(g.add(x, g.const("k", np.float32(1e-12)), "tiny")), "trt8.5"
+    g = Graph()
+    x = g.op("ReduceSumSquare", g.conv(g.input(1, 16, 8, 8), "c", 16), "squares", axes=[1])
+    yield "squares", g.model(x), "trt10"
+    g = Graph(opset=17)
+    x = g.add(g.input(1, 8, 16), g.pair(g.input(1, 8, 16, name="y"), "p"), "sum")
+    x = g.op("LayerNormalization", [x, g.const("gain", np.ones(16, np.float32))], "norm", axis=-1)
+    x = g.op("MatMul", [g.pair(x, "q"), g.weights("w", (16, 16), "qdq", axis=1)], "fc")
+    yield "stream", g.model(x), "trt10"
+    g = Graph(opset=17)
+    gains = np.where(np.arange(64) < 2, 600.0, 1.0).astype(np.float32)
+    x = g.op("LayerNormalization", [g.input(1, 8, 64), g.const("gain", gains)], "norm", axis=-1)
+    x = g.op("MatMul", [g.pair(x, "q", 20.0), g.weights("w", (64, 16), "qdq", axis=1)], "fc")
+    yield "outliers", g.model(x), "trt10"
+    g = Graph()
+    parts = [g.pair(g.input(1, 16, 8, 8, name=name), name, scale) for name, scale in (("a", 0.1), ("b", 0.2))]
+    joined = g.concat(parts, "join")
+    yield "joined", g.model(g.conv(joined, "c", 16, scale=None)), "rtx1.7"
+    g = Graph()
+    parts = [g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"), g.conv(g.input(1, 16, 8, 8), "c", 16)]
+    yield "joined pairs", g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 0.3), "end")), "trt8.5"
+    g = Graph()
+    x = g.op("GlobalAveragePool", g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "soft"), "in"), "pool")
+    yield "pool", g.model(g.op("Tanh", x, "end")), "trt8.5"
+
+
+def records() -> list[Refusal]:
+    """What data or a GPU show, of which there is one for each of its words; and forms of a normalization."""
+    made: list[Refusal] = [GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact]
+    fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
+    for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
+        made.append(ActivationScales(CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
+    made += [OutlierScales(CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear) for linear in (True, False)]
+    made += [NormInPieces(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)]
+    return made
+
+
+@functools.cache
+def findings() -> tuple[tuple[str, list[Finding]], ...]:
+    """A label, and what is found of it."""
+    found = [(label, predict(proto, target).findings) for label, proto, target in (*networks(), *further())]
+    made = [Finding(code_of(r), Severity.WARNING, r.node, (Cause(r),), Evidence.SEEN, messages.worded, target="trt8.5")
+            for r in records()]
+    return (*found, ("records", made))
+
+
+def kinds_worded() -> set[type[Refusal]]:
+    """The classes of what these findings are of."""
+    return {type(cause.refusal) for _, found in findings() for f in found for cause in f.causes}
+
+
 def of_findings() -> dict[str, list[str]]:
     """Network to the code, the message and the advice of its findings; texts of an earlier one are left out."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
-    for label, proto, target in networks():
-        texts = [f"{f.code}: {f.message} => {f.fix}" for f in predict(proto, target).findings]
+    for label, made in findings():
+        texts = [f"{f.code}: {f.message} => {f.fix}" for f in made]
         found[label] = [t for t in dict.fromkeys(texts) if t not in seen]
         seen.update(texts)
     return {label: texts for label, texts in found.items() if texts}
+
+
+def of_obstacles() -> dict[str, list[str]]:
+    """What the headline says of networks that TensorRT does not take as they are quantized, and of all together."""
+    made = [*(found for _, found in findings()), [f for _, found in findings() for f in found]]
+    return {"headline": [text for text in dict.fromkeys(map(messages.obstacles, made)) if text]}
 
 
 def of_comparisons(folder: Path) -> dict[str, list[str]]:
@@ -132,7 +226,8 @@ def of_skipped() -> dict[str, list[str]]:
 
 
 def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
-    return {"findings": of_findings(), "comparisons": of_comparisons(folder), "skipped": of_skipped()}
+    return {"findings": of_findings(), "obstacles": of_obstacles(),
+            "comparisons": of_comparisons(folder), "skipped": of_skipped()}
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from qdqtool.base.records import once
+from qdqtool.base.text import counted
 from qdqtool.model.operators import SUMS
 from qdqtool.model.qdq import PerChannel
 from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Size, Step
-from qdqtool.types import Cause, Finding, Refusal, Severity
+from qdqtool.types import Cause, Finding, FindingCode, Refusal, Severity
 
 Words = tuple[str, str]
 """The message, and what to change; the second is empty where the code's general advice fits."""
@@ -238,3 +240,34 @@ _TEXTS: dict[GpuFact, str] = {
 
 
 says(GpuLacks, lambda r: _TEXTS[r.fact].format(*r.values, gpu=r.gpu, count=r.count, first=r.first))
+
+
+# What of a model TensorRT does not take at all, in the headline ------------------------------------------------------
+
+_OBSTACLES: dict[FindingCode, str] = {
+    "QOPERATOR": "integer operators instead of Q/DQ ({ops})",
+    "ZP-NONZERO": "zero points other than 0 at {n}",
+    "ZP-UINT8": "{n} to UINT8",
+}
+_SYMMETRIC = ("quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
+              "weight_type=QuantType.QInt8, extra_options={'ActivationSymmetric': True})")
+
+
+def obstacles(findings: Iterable[Finding]) -> str:
+    """In what forms a model is quantized that TensorRT does not take at all; empty for none."""
+    found: dict[FindingCode, list[Refusal]] = defaultdict(list)
+    for finding in findings:
+        if finding.code in _OBSTACLES:
+            found[finding.code] += [cause.refusal for cause in finding.causes]
+    parts = []
+    for code, refusals in found.items():
+        counts = Counter(getattr(r, "op", "") for r in refusals).most_common()
+        ops = ", ".join(f"{count} {op}" for op, count in counts[:3]) + ", ..." * (len(counts) > 3)
+        parts.append(_OBSTACLES[code].format(ops=ops, n=counted(len(refusals), "quantizer")))
+    if not parts:
+        return ""
+    cut = set(found) == {"ZP-UINT8"}
+    built = "and refuses this or loses every code above 127" if cut else "so nothing of it builds as it stands"
+    mend = "" if "QOPERATOR" in found else "'qdqtool fix' changes it, or "
+    return (f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only, {built}; {mend}"
+            f"quantize again, with onnxruntime {_SYMMETRIC}")

@@ -404,9 +404,9 @@ class _Work:
         if self._reference is None or self._noise is None:
             return Remark.NOT_COMPARABLE(error=self._cannot_run), None
         try:
-            proto, _ = compare.runnable(candidate, self._body)
+            proto, cut = compare.runnable(candidate, self._body)
             if aim.costs:
-                part = Model(proto, self.given.path, sha256="part")
+                part = Model(proto, self.given.path, sha256="part") if cut else candidate
                 self._reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
             noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
         except compare.RunError as error:

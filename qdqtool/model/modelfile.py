@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
@@ -132,7 +132,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any], *, main: bool = Fa
             _metadata(node.metadata_props, texts)
 
 
-ModelSource = str | os.PathLike[str] | bytes | onnx.ModelProto
+ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 MAX_PROTO_BYTES = budgets.MODEL_MESSAGE  # larger models keep their weights in external files
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending, layers_counted
-from qdqtool.explain.report import obstacles, title_of
+from qdqtool.explain.messages import obstacles
+from qdqtool.explain.report import title_of
 from qdqtool.render.output import Page, as_options
 from qdqtool.trt.refusals import OutsideRules
 from qdqtool.types import ConvOutcome, EngineLayer, Finding, Json, Precision, Prediction, Severity

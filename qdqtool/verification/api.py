@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -42,7 +43,7 @@ from qdqtool.verification.lines import (
     verify_rtx_build,
 )
 
-Source = str | os.PathLike[str]
+Source: TypeAlias = str | os.PathLike[str]
 FEW_WRONG = 0.1  # names that may stand for another node
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
 

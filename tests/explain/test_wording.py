@@ -7,12 +7,14 @@ import pytest
 import qdqtool
 from qdqtool.base.notes import Remark
 from qdqtool.explain import left_float
+from qdqtool.explain.coded import MADE
 from qdqtool.explain.messages import worded
+from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.extraction.networks import residual
 from tests.tables import in_turn
-from tests.wording import DATA, of_findings, of_skipped
+from tests.wording import DATA, kinds_worded, of_findings, of_obstacles, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
 
@@ -27,10 +29,20 @@ def test_wording(found: dict[str, list[str]], network: str) -> None:
     assert found.get(network) == EXPECTED[network], "if it is meant so: python -m tests.wording"
 
 
-def test_no_finding_names_the_program() -> None:
-    """Its words stand in the Python interface as well; only a model without Q/DQ is sent to another command."""
+def test_the_words_of_each_kind_are_held(found: dict[str, list[str]]) -> None:
+    """Of scales that differ on one tensor nothing is reported: where they cost something, the conversion is."""
+    assert found.keys() == EXPECTED.keys()
+    assert kinds_worded() == MADE.keys() - {ScalesDiffer}
+
+
+def test_wording_of_what_keeps_a_model_from_being_built() -> None:
+    assert of_obstacles() == json.loads(DATA.read_text("utf-8"))["obstacles"], "if it is meant so: tests.wording"
+
+
+def test_findings_that_name_the_program() -> None:
+    """Their words stand in the Python interface as well; these send to another command."""
     named = {text.partition(":")[0] for texts in EXPECTED.values() for text in texts if "qdqtool" in text}
-    assert named == {"NO-QDQ"}
+    assert named == {"NO-QDQ", "ACT-SCALE", "NORM-PIECES"}
 
 
 def test_wording_of_what_a_placement_leaves_float() -> None:

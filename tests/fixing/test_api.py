@@ -26,6 +26,7 @@ from tests.explain.test_causes import concat, residual, split
 from tests.explain.test_producers import models, predictions, views
 from tests.fixing.steps import sites
 from tests.growth import FAMILIES
+from tests.indexing import indexed
 from tests.insertion import nets
 from tests.raising import raises
 from tests.slow import slow_after
@@ -55,9 +56,11 @@ def quantize(x, scale, zero, low, high):
     return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(np.float32) * np.float32(scale)
 
 
-def test_fixes_of_residuals():
+def test_fixes_of_residuals(monkeypatch):
     proto = residual("float")
+    made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
+    assert made == {"_load": 1, "load_of": 3}  # of the runs, given, float and fixed, each of other sizes
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert two["int8_to_int8"] == one["int8_to_int8"] + 2 and two["conversions"] == one["conversions"] - 2
@@ -263,7 +266,7 @@ def test_rtx_and_strongly_typed_targets(g):
     assert types == {onnx.TensorProto.FLOAT16}
 
 
-def test_scales_of_no_value_and_heads(g):
+def test_scales_of_no_value_and_heads(g, monkeypatch):
     stored = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
     none = [g.const("w.s", np.zeros(0, np.float32)), g.const("w.z", np.ones(1, np.int8))]
     dq = g.op("DequantizeLinear", [stored, *none], "w.dq")
@@ -273,7 +276,10 @@ def test_scales_of_no_value_and_heads(g):
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     proto = g.model(g.conv(stem, "box", 16, k=1), g.conv(stem, "score", 16, k=1))
     assert not fix(proto, "trt8.5").applied
+    made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
+    # Two predictions look for the head; a float network is run for each.
+    assert made == {"_load": 1, "_float_network": 2, "load_of": 4}
     assert {c.node for c in fixed.applied} == {"box", "score"}
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import onnx
+import onnx.compose
 import pytest
 
 from qdqtool.base.records import contents, replaced
@@ -11,7 +12,7 @@ from qdqtool.explain.alike import key
 from qdqtool.explain.coded import fixed
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import STEPS
-from qdqtool.fixing.site import named
+from qdqtool.fixing.site import Step, named
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.prediction import advise, predict
@@ -38,28 +39,48 @@ def faults() -> onnx.ModelProto:
     return g.model(g.op("Conv", [g.pair(g.relu(first, "r"), "mid"), zeros], "c1", kernel_shape=[1, 1]))
 
 
+def twice(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Two of it side by side; a name begins with its number."""
+    first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
+    for field in ("node", "initializer", "input", "output", "value_info"):
+        getattr(first.graph, field).extend(getattr(second.graph, field))
+    return first
+
+
+def reported_in(prediction: Prediction, step: Step) -> list[Refusal]:
+    """What that step may take."""
+    causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
+    return list(dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.kinds)))
+
+
 @pytest.mark.parametrize(("target", "steps"), slow_after(1, [
     ("trt8.5", len(STEPS)), ("trt8.4", len(STEPS)), ("trt10", len(STEPS) - 1), ("trt11", len(STEPS) - 1),
     ("rtx1.7", 7)]))
 def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, steps: int) -> None:
-    """Of several refusals at different places each alone gives its own places, and nothing gives none."""
+    """Of several refusals at different places each alone gives its own places, and nothing gives none.
+
+    A network beside its like has the places of both.
+    """
     chosen = target_named(target)
-    acted = set()
+    acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
     others = (shared_model(), faults(), *map(network, range(12)))
     read = zip((*views(), *(View(Model(proto)) for proto in others)),
                (*predictions(target), *(predict(proto, chosen) for proto in others)), strict=True)
     for view, prediction in read:
-        causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
         for number, step in enumerate(STEPS):
-            reported = list(dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.kinds)))
+            reported = reported_in(prediction, step)
             assert step.find(view, chosen, []) == []
             found = step.find(view, chosen, reported)
             assert all(not named(reported).isdisjoint({s.node, *s.names}) for s in found)
             apart = {s.node for r in reported for s in step.find(view, chosen, [r])}
             assert apart == {s.node for s in found}
             if found:
-                acted.add(number)
-    assert len(acted) >= steps, acted
+                acted.setdefault(number, (view.model.proto, apart))
+    assert len(acted) >= steps, acted.keys()
+    for number, (proto, places) in acted.items():
+        model, step = Model(twice(proto)), STEPS[number]
+        found = step.find(View(model), chosen, reported_in(predict(model, chosen), step))
+        assert {s.node for s in found} == {f"{copy}.{place}" for copy in (1, 2) for place in places}
 
 
 @functools.cache

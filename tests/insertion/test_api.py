@@ -22,6 +22,7 @@ from qdqtool.insertion.scales import GroupScale, Member, ScaleGroup
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
+from tests.indexing import indexed
 from tests.insertion.nets import Net, check, copied, detector, images, run
 from tests.raising import raises
 from tests.slow import slow_after
@@ -50,10 +51,16 @@ def one_layer(**attributes: object) -> onnx.ModelProto:
     return net.model()
 
 
-def test_yolov8_end_to_end(folder: Path) -> None:
-    """A whole one; the others are of :func:`detector`, the half of it."""
+def test_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole one; the others are of :func:`detector`, the half of it.
+
+    It is indexed when it is read; no edit indexes it again, nor does a prediction of it. The rest are copies without
+    weights: one for each way to place, and one without quantizers, to find the head.
+    """
     yolo = yolov8n(SIZE, classes=8)
+    made = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
+    assert made == {"_load": 1, "sketch": 2, "_float_network": 1}
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {

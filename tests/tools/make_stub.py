@@ -34,8 +34,10 @@ def defined(module: str) -> dict[str, str]:
                       for a in node.names if a.asname or "." not in a.name}  # fmt: skip
         elif isinstance(node, ast.ClassDef):
             found[node.name] = f"from {module} import {node.name}"
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, f"from {module} import {node.targets[0].id}")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                found.setdefault(target.id, f"from {module} import {target.id}")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
@@ -18,7 +18,7 @@ from qdqtool.buildlog.summary import listing_hole, made_from_float
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.explain.coded import codes_of
-from qdqtool.explain.report import obstacles
+from qdqtool.explain.messages import obstacles
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
@@ -43,7 +43,7 @@ from qdqtool.verification.comparing.result import (
 )
 
 _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
-Side = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
+Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
 @takes(on=OnBuilds, machine=Gpu)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qdqtool.explain.report import obstacles
+from qdqtool.explain.messages import obstacles
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
 from qdqtool.model.operators import RESIZES, LayerKind, of, rearranges
