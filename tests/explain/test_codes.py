@@ -1,7 +1,9 @@
 """The table of codes is complete, and says for every target where it comes from."""
 
+import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -10,16 +12,19 @@ import qdqtool
 from qdqtool.base.notes import Remark
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
+from qdqtool.explain.api import name_regions
 from qdqtool.explain.codes import ALL_TARGETS
 from qdqtool.explain.errors import KNOWN
 from qdqtool.explain.lines import HEADINGS, MEANINGS, LineAnswer, explain_line
+from qdqtool.explain.report import Report
 from qdqtool.explain.ways import WAYS, way_named
 from qdqtool.prediction import predict
 from qdqtool.render.log_text import line_text
 from qdqtool.trt.pipeline import cases as all_cases
 from qdqtool.trt.pipeline import passes
+from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
 from qdqtool.trt.trace import FORMATS
-from qdqtool.types import Evidence, Severity
+from qdqtool.types import Evidence, ModelInfo, MyelinRegion, Prediction, Severity
 from tests.explain.test_causes import residual
 from tests.raising import raises
 from tests.slow import slow_after
@@ -37,6 +42,28 @@ def test_every_entry_is_whole(entry):
     assert len(named) == len(set(named)), "a target has two entries"
     assert set(named) <= set(ALL_TARGETS)
     assert all(h.source for h in entry.holds)
+
+
+def test_what_is_seen_and_is_of_no_pass_names_a_build() -> None:
+    """A code of the passes is proven as well as these are; what is seen on TensorRT-RTX is in its record."""
+    seen = [(code, held) for code, entry in codes.CODES.items() for held in entry.holds if not entry.passes
+            and held.evidence == Evidence.SEEN and not all(TARGETS[t].is_rtx for t in held.targets)]
+    assert {code for code, _ in seen} == {"MYELIN-REGION", "GPU-JETSON"}
+    for code, held in seen:
+        named = [b for name, b in BUILDS.items() if re.search(rf"(?<![\w-]){name}(?![\w-])", held.source)]
+        versions = [version for b in named for version in re.findall(r"\d+(?:\.\d+)*", b.tensorrt)]
+        assert set(held.targets) <= {target_of_version(version).name for version in versions}, code
+
+
+@in_turn(("reach", "target", "evidence"), [
+    ({}, "trt10", Evidence.SEEN), ({"uncertain": 1}, "trt10", Evidence.ASSUMED),
+    ({"possible": ["a.Q"]}, "trt10", Evidence.ASSUMED), ({}, "trt8.6", Evidence.ASSUMED),
+])
+def test_a_region_is_seen_where_its_reach_is_known(reach: dict[str, Any], target: str, evidence: Evidence) -> None:
+    region = MyelinRegion("norm", "LayerNormalization", ["norm", "fc"], norms=1, **reach)
+    report = Report(target)
+    name_regions(Prediction(ModelInfo("", "", 17, 2), target, regions=[region]), report)
+    assert [(f.code, f.node, f.evidence) for f in report.findings] == [("MYELIN-REGION", "norm", evidence)]
 
 
 def test_codes_and_lines():

@@ -16,7 +16,8 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.explain import coded, codes, compiler, messages
+from qdqtool.base.records import nearest
+from qdqtool.explain import coded, codes, compiler, left_float, messages
 from qdqtool.explain.api import FAULTS
 from qdqtool.explain.lint import operators, quantizers, weights
 from qdqtool.fixing.api import fix
@@ -76,12 +77,52 @@ def test_what_a_finding_reports_is_looked_for_in_one_place() -> None:
     for path in PACKAGE.rglob("*.py"):
         tree = nodes_of(path)
         named = {a.asname: a.name for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
-        for node in tree:
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                places[named.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
+        for called in (c for node in tree for c in callables(node)):
+            name = getattr(called, "attr", getattr(called, "id", ""))
+            places[named.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
     several = {kind for kind in coded.MADE if len(places[kind.__name__]) != 1}
     assert several == LOOKED_FOR_APART.keys(), [(k.__name__, sorted(places[k.__name__])) for k in several]
+
+
+def callables(node: ast.AST) -> Iterator[ast.expr]:
+    """What is called, or gets another name by which it may be: a variable, a default, in ``partial`` or ``map``."""
+    given: list[ast.expr | None] = []
+    if isinstance(node, ast.Call):
+        yield node.func
+        handed = getattr(node.func, "attr", getattr(node.func, "id", "")) in ("partial", "map", "starmap")
+        given += node.args[:1] if handed else []
+    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.Return):
+        given.append(node.value)
+    elif isinstance(node, ast.arguments):
+        given += [*node.defaults, *node.kw_defaults]
+    for value in given:
+        yield from (value.body, value.orelse) if isinstance(value, ast.IfExp) else filter(None, [value])
+
+
+def test_what_may_be_called() -> None:
+    made = ["made = trt.Stays", "made = trt.Stays if x else None", "partial(Stays, x)", "map(Stays, x)", "Stays(x)",
+            "def f(made=trt.Stays): ...", "(made := trt.Stays)(x)", "def f(): return Stays"]
+    kept = ["isinstance(x, trt.Stays)", "KINDS = (trt.Stays, trt.ResidualFloat)", "x: trt.Stays", "found[trt.Stays]"]
+    for source in (*made, *kept):
+        called = [c for n in walked(ast.parse(source)) for c in callables(n)]
+        assert ("Stays" in {getattr(c, "attr", getattr(c, "id", "")) for c in called}) is (source in made), source
+
+
+# What no finding reports of itself, and no placement: what it explains, or who reports it.
+NOT_REPORTED = {
+    trt.TypesDiffer: "the fault of a quantizer (FAULTS), which the checks report by its type",
+    trt.OutsideRules: "as well",
+    trt.NotCommuting: "why a Q stays where it is, told with the conversion (Stays) or the float result behind it",
+    trt.ManyConsumers: "as well",
+    trt.ConcatReadElsewhere: "as well",
+}
+
+
+def test_each_refusal_is_reported_or_said_why_not() -> None:
+    kinds = {kind for kind in every(Refusal) if kind.__module__.startswith("qdqtool.")}
+    assert kinds - coded.MADE.keys() - left_float.WORDS.keys() == NOT_REPORTED.keys()
+    assert all(nearest(coded.MADE, kind) is None for kind in NOT_REPORTED)
+    assert {trt.TypesDiffer, trt.OutsideRules} == {kind for kind in FAULTS if not coded.codes_of(kind)}
 
 
 def made_in(module: ModuleType, *names: str) -> set[type[Refusal]]:

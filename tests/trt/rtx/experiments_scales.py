@@ -191,6 +191,8 @@ def refused() -> Iterator[tuple[str, Make]]:
     yield "only Q's scale from a network input", lambda net: conv(net, (lambda z: net.op(
         "DequantizeLinear", net.op("QuantizeLinear", net.input(SHAPE), net.input(()), z), net.const(0.05), z))(
             net.const(np.int8(0))))
+    yield "dynamically quantized", lambda net: conv(net, net.op(
+        "DequantizeLinear", *net.ops("DynamicQuantizeLinear", net.input(SHAPE), outputs=3)))
     yield "uint8 network input", lambda net: conv(
         net, net.dq(net.input(SHAPE, onnx.TensorProto.UINT8), integer=np.uint8))
     yield "normalization of one value", lambda net: net.op(
@@ -206,6 +208,14 @@ def old() -> Iterator[tuple[str, Make]]:
             net, net.qdq(net.input(SHAPE), np.full(8, 0.05), axis))
 
 
+def new() -> Iterator[tuple[str, Make]]:
+    """Types that came with opset 21."""
+    for integer in (np.int16, np.uint16):
+        yield f"pair of {np.dtype(integer)}", lambda net, integer=integer: conv(  # type: ignore[misc]
+            net, net.dq(net.q(net.input(SHAPE), integer=integer), integer=integer))
+
+
 SCALES: dict[str, Make] = dict([*scales(), *weights(), *products(), *refused()])
 HALVES: dict[str, Make] = dict(halves())
 OLD: dict[str, Make] = dict(old())
+NEW: dict[str, Make] = dict(new())

@@ -11,7 +11,7 @@ from qdqtool.types import Precision
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
-from tests.trt.rtx.experiments_scales import HALVES, OLD, SCALES
+from tests.trt.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 
 TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
 SEEDS = range(150)
@@ -24,6 +24,7 @@ def models() -> dict[str, onnx.ModelProto]:
         made[name] = finish(make, 13)
         made[name].opset_import[0].version = 12  # where onnx takes no axis, and files have one all the same
     made.update({name: finish(make, 19) for name, make in FORMS.items()})
+    made.update({name: finish(make, 21) for name, make in NEW.items()})
     made.update({name: finish(make, 19, True) for name, make in HALVES.items()})
     return made
 

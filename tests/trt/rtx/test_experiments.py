@@ -14,7 +14,7 @@ from qdqtool.explain import codes
 from qdqtool.prediction import predict
 from qdqtool.trt.rtx.operands import CompilerFault, Fault
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.types import Prediction, Severity
+from qdqtool.types import Evidence, Prediction, Severity
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.explain.test_producers import of_shape_1
 from tests.fuzz.driver import Lab
@@ -70,6 +70,23 @@ def test_the_record_is_whole_and_says_what_the_compiler_says() -> None:
         if was["status"] != "built":
             errors = [f for f in predicted(question).findings if f.severity == Severity.ERROR]
             assert errors and all(f.node and f.fix for f in errors), question
+
+
+# Seen in builds that are no experiment: for 7.5 and another GPU (tests/builders/test_tensorrt.py builds such).
+SEEN_APART = {"FLOAT-SM75"}
+
+
+def test_what_is_seen_there_kept_a_build_or_a_convolution_from_int8() -> None:
+    """Each code whose entry says ``seen`` is told of an experiment that was refused, crashed or has it in float."""
+    shown: set[str] = set()
+    for question, was in table()["experiments"].items():
+        for found in predicted(question).findings:
+            types = [was.get("types", {}).get(name) for name in found.convolutions]
+            if was["status"] != "built" or any(kind not in (None, "INT8") for kind in types):
+                shown.add(found.code)
+    held = ((code, entry.on("rtx1.7")) for code, entry in codes.CODES.items())
+    seen = {code for code, held_there in held if held_there is not None and held_there.evidence == Evidence.SEEN}
+    assert seen - shown == SEEN_APART
 
 
 @pytest.mark.parametrize("seed", slow_after(40, SEEDS))
