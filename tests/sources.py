@@ -31,6 +31,35 @@ def walked(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
+def circles(edges: dict[str, Iterable[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other (Tarjan's strongly connected components of more than one)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in edges.get(node, ()):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            group = [stack.pop()]
+            while group[-1] != node:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found
+
+
 # What edits a graph ---------------------------------------------------------------------------------------------------
 
 _CHANGES = ("add", "append", "extend", "insert", "pop", "remove")

@@ -19,7 +19,7 @@ import pytest
 
 from qdqtool.commands.cli import cli
 from qdqtool.types import FindingCode
-from tests.sources import SAID, functions_of, lines_that_edit, lines_that_read, nodes_of, walked
+from tests.sources import SAID, circles, functions_of, lines_that_edit, lines_that_read, nodes_of
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -118,35 +118,6 @@ def rooms(edges: dict[str, frozenset[str]]) -> dict[str, set[str]]:
         room = room_of(module)
         found.setdefault(room, set()).update(room_of(t) for t in targets)
     return {room: targets - {room} for room, targets in found.items()}
-
-
-def circles(edges: dict[str, Iterable[str]]) -> list[list[str]]:
-    """Groups of nodes that reach each other (Tarjan's strongly connected components of more than one)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for target in edges.get(node, ()):
-            if target not in index:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], index[target])
-        if low[node] == index[node]:
-            group = [stack.pop()]
-            while group[-1] != node:
-                group.append(stack.pop())
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for node in edges:
-        if node not in index:
-            visit(node)
-    return found
 
 
 # Laws: each gives (what is broken, where) -------------------------------------------------------------------------
@@ -547,22 +518,6 @@ def test_what_makes_a_sentence() -> None:
     kept = ["'use {`exclude`}'", "'``exclude``'", "'run `dot -Tsvg`'", "f'{name}` is'"]
     for source in (*named, *kept):
         assert any(names_a_parameter(node) for node in ast.walk(ast.parse(source))) is (source in named), source
-
-
-def test_what_edits_a_graph() -> None:
-    edits = ["proto.graph.node.append(x)", "nodes = graph.node; nodes.append(x)", "del g.initializer[:]",
-             "n.input[0] = 'x'", "a, n.output[:] = 1, []", "put = g.node.extend; put(x)", "g.input.extend(x)",
-             "(read := n.input)[0] = x; read[1] = x", "n = g.node[3]; n.CopyFrom(x)", "nodes = g.node; del nodes[3]",
-             "[n.CopyFrom(x) for n in g.node]", "[n.CopyFrom(x) for i, n in enumerate(g.node)]",
-             "g.node[0].input[1] = x", "x: list = g.node; x[0] = 1", "nodes = g.node; nodes[1:] += x"]
-    edits += ["def put(new, to): to.append(new)\n    put(x, g.node)", "def put(to): to[0] = 1\n    put(to=n.input)",
-              "def put(self, to): names = to; del names[:]\n    self.put(g.initializer)"]
-    kept = ["found[n.input] = 3", "self.input = 3", "def put(new, to): to.append(new)\n    put(g.node, x)",
-            "n = onnx.NodeProto(); n.CopyFrom(x)", "t.CopyFrom(x)",
-            "found.append(n.output)", "[t.CopyFrom(x) for t in g.initializer]", "n.input(3)"]
-    for source in (*edits, *kept):
-        made = walked(ast.parse(f"def f():\n    {source}"))
-        assert bool(lines_that_edit(made)) is (source in edits), source
 
 
 def test_what_reads_a_sentence() -> None:

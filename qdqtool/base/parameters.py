@@ -121,7 +121,7 @@ def read(name: str, given: Iterable[Any], hint: Any = Any, module: str = __name_
     """
     try:
         for one in given:
-            yield require(name, one, hint, module)
+            yield one if hint is Any else require(name, one, hint, module)
     except (QdqtoolError, MemoryError):
         raise
     except Exception as error:

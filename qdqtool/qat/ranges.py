@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, distributed, nn
 
@@ -18,6 +19,7 @@ from qdqtool.base.notes import Note
 from qdqtool.base.options import Ranges
 from qdqtool.base.parameters import read, typed
 from qdqtool.base.process import track
+from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
@@ -86,7 +88,8 @@ def calibrate(
             wrapping, DistributedDataParallel takes those of the first process.
 
     Raises:
-        QdqtoolError: The network was not prepared, a method is unknown, or a pattern matches nothing.
+        QdqtoolError: The network was not prepared, a method is unknown, a pattern matches nothing, or ``max_batches``
+            is below 1.
         DataError: There is no data, the network cannot be called with it, or a quantizer saw none of it, or NaN.
     """
     if together is None:
@@ -97,13 +100,14 @@ def calibrate(
     members = _members(model, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
     choice.check([q.name for q in members.values()])
-    found, batches, images, failed = dict[str, TensorStatistics](), 0, 0, ""
+    check_limit(max_batches)
+    found, batches, images, failed = dict[str, TensorStatistics](), 0, 0, None
     try:
         found, batches, images = _look(model, plan, data, fn, members, max_batches, total)
-    except QdqtoolError as error:
+    except Exception as error:  # also of the user's
         if not together:
             raise
-        failed = str(error)  # the other processes are waiting
+        failed = error  # the other processes are waiting
     if together:
         found, (batches, images) = gathered(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
@@ -118,10 +122,10 @@ def calibrate(
     device = device_of(model)
     for quantizer, tensors in groups.values():
         group = ScaleGroup(tuple(tensors), tuple(tensors), tuple(tensors))
-        scale, said = choose_scale(group, found, choice)
+        scale, warned = choose_scale(group, found, choice)
         set_amax(quantizer, torch.tensor(scale.scale * LEVELS, dtype=torch.float32, device=device))
         result.scales.append(scale)
-        result.warnings.extend(said)
+        result.warnings.extend(warned)
     if images < FEW:
         warnings.warn(
             f"calibrated with {images} image{'s' * (images != 1)}: ranges of so few say little about others; give a "
@@ -203,10 +207,7 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
         DataError: It is nothing that gives batches.
     """
     if isinstance(data, np.ndarray):
-        try:
-            data = torch.from_numpy(data)
-        except TypeError as error:
-            raise DataError(f"the data is an array that torch does not take: {reason_of(error)}") from error
+        data = _tensor_of(data)
     if isinstance(data, Tensor):
         if data.ndim == plan.dimensions:
             return [data]
@@ -218,11 +219,33 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
     return data
 
 
+def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    """Of an array in any order of bytes and of elements, as ``[::-1]`` makes one.
+
+    Raises:
+        DataError: It holds no numbers.
+    """
+    try:
+        return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
+    except TypeError as error:
+        raise DataError(f"the data is an array that torch does not take: {reason_of(error)}") from error
+
+
+def check_limit(max_batches: int | None) -> None:
+    """Refuses a number of batches that leaves none.
+
+    Raises:
+        QdqtoolError: It is below 1.
+    """
+    if max_batches is not None and max_batches < 1:
+        raise QdqtoolError(said("{`max_batches`:{count}}: is below 1", count=max_batches))
+
+
 def length_of(data: Any) -> int | None:
     """How many batches there are, where that is known."""
     try:
         return len(data) if isinstance(data, Sized) else None
-    except TypeError:  # a loader over an iterable dataset has a length that raises
+    except Exception:  # a loader over an iterable dataset has a length that raises
         return None
 
 
@@ -239,7 +262,7 @@ def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] 
     if fn is not None:
         batch = fn(batch)
     if isinstance(batch, np.ndarray):
-        batch = torch.from_numpy(batch)
+        batch = _tensor_of(batch)
     if isinstance(batch, Tensor):
         call = Call((batch,))
     elif isinstance(batch, list | tuple):
@@ -270,7 +293,7 @@ def _of_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Call:
 
 def _as_floats(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+        value = _tensor_of(value)
     if not isinstance(value, Tensor) or value.dtype is not torch.uint8:
         return value
     warnings.warn(
@@ -386,20 +409,24 @@ def _in_order_of_memory(values: Tensor) -> Tensor:
 
 
 def gathered(
-    statistics: dict[str, TensorStatistics], counts: tuple[int, int], failed: str
+    statistics: dict[str, TensorStatistics], counts: tuple[int, int], failed: Exception | None
 ) -> tuple[dict[str, TensorStatistics], tuple[int, int]]:
     """Everybody's statistics merged and counts added, the same in every process; each of them has to call this.
 
-    It gives its own statistics by name, its counts, and what went wrong there, empty where nothing did.
+    It gives its own statistics by name, its counts, and what went wrong there.
 
     Raises:
-        DataError: Something went wrong in one of the processes.
+        DataError: Something went wrong in one of the processes; what is no error of ours is raised as it is in its own.
     """
+    ours = failed is None or isinstance(failed, QdqtoolError)
+    wrong = "" if failed is None else str(failed) if ours else f"{type(failed).__name__}: {failed}"
     everybody: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everybody, (statistics, counts, failed))
-    for rank, (_, _, said) in enumerate(everybody):
-        if said:
-            raise DataError(f"process {rank}: {said}")
+    distributed.all_gather_object(everybody, (statistics, counts, wrong))
+    if failed is not None and not ours:
+        raise failed
+    for rank, (_, _, wrong) in enumerate(everybody):
+        if wrong:
+            raise DataError(f"process {rank}: {wrong}")
     names = list(dict.fromkeys(name for found, _, _ in everybody for name in found))
     merged = {n: merge_all([found[n] for found, _, _ in everybody if n in found]) for n in names}
     return merged, (sum(c[0] for _, c, _ in everybody), sum(c[1] for _, c, _ in everybody))

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from qdqtool.base.parameters import compile_pattern, read, typed
 from qdqtool.base.process import track
-from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
 from qdqtool.qat.networks import changed, unwrapped
 from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.ranges import answer, batches_of, call_for
+from qdqtool.qat.ranges import answer, batches_of, call_for, check_limit
 from qdqtool.qat.trace import device_of, evaluating
 
 
@@ -128,8 +127,7 @@ def sensitivity(
     plan = plan_of(model)
     layers = plan.convolutions
     owned = {name: module for name, module in model.named_modules() if name in set(layers)}
-    if max_batches is not None and max_batches < 1:
-        raise QdqtoolError(said("{`max_batches`:{count}}: is below 1", count=max_batches))
+    check_limit(max_batches)
     most = None if max_batches is None else min(max_batches, sys.maxsize)
     given = () if metric else itertools.islice(read("data", batches_of(data, plan)), most)
     calls = [call_for(batch, plan, model, fn) for batch in given]

@@ -198,7 +198,7 @@ def target_named(name: str | Target) -> Target:
         raise QdqtoolError(
             f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, or a TensorRT version such as 10.3"
         )
-    return found if base == text else strongly_typed(found)
+    return found if base == text else strongly_typed(found, said("{`target`:{name}}", name=name))
 
 
 def _of_version(text: str) -> Target | None:
@@ -217,8 +217,12 @@ def _of_version(text: str) -> Target | None:
     return replaced(found, asked=match[1], proof=proof)
 
 
-def strongly_typed(target: Target) -> Target:
+def strongly_typed(target: Target, given: str = said("{`strongly_typed`}")) -> Target:
     """The target with a strongly typed network: floats have the types of the file (``--stronglyTyped``).
+
+    Args:
+        target: The target.
+        given: What the user wrote, for the message.
 
     Raises:
         QdqtoolError: The version has no such networks.
@@ -226,8 +230,8 @@ def strongly_typed(target: Target) -> Target:
     if target.strongly_typed:
         return target
     if target.version < (10, 0):
-        raise QdqtoolError(said("{`strongly_typed`}: {target} has no such networks; TensorRT 10 was the first",
-                                target=target.name))
+        raise QdqtoolError(said("{given}: {target} has no such networks; TensorRT 10 was the first",
+                                given=given, target=target.name))
     return replaced(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 

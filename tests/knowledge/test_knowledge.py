@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,7 +148,13 @@ BEHIND = {
     "qdqtool/trt/targets.py": "    for t in sorted((\n",
     "qdqtool/model/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
     "qdqtool/trt/passes/slice_removal.py": "class SliceRemoval",
+    "qdqtool/types.py": "FindingCode = Literal[\n",
+    "qdqtool/explain/coded.py": "MADE: Mapping[type[Refusal], tuple[Made, ...]] = {\n",
+    "qdqtool/explain/lint/operators.py": "    for node in view.model.nodes:\n",
+    "tests/wording.py": '    """One small network for each kind that none of the others has."""\n',
 }
+# Statements, and how far they stand in; the others are entries of a list.
+INDENTED = {"qdqtool/base/notes.py": 4, "qdqtool/explain/lint/operators.py": 8, "tests/wording.py": 4}
 
 RUN = """
 import pytest
@@ -158,7 +165,12 @@ def run(files):
 """
 # Of whose entries the tests hold with one more: all examples but that of a target, and that of a target.
 HELD = {
-    "": ["tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py"],
+    "": ["tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py",
+         "tests/explain/test_wording.py::test_the_words_of_each_kind_are_held",
+         *(f"tests/explain/test_producers.py::{name}" for name in (
+             "test_what_a_finding_reports_is_looked_for_in_one_place",
+             "test_each_room_words_the_classes_it_is_asked_for",
+             "test_each_code_has_a_refusal_and_each_refusal_words"))],
     "qdqtool/trt/targets.py": ["tests/trt/test_targets.py", "tests/explain/test_codes.py", "tests/knowledge"],
 }
 CHECKS = {
@@ -171,6 +183,16 @@ assert known is not None and known.id == "example-lost-tensor" and known.codes =
 from qdqtool.explain.codes import find
 code = find("example_code")
 assert code is not None and code.on("trt8.6").evidence == "documented" and code.on("trt10") is None
+""",
+    "refusal": """
+from qdqtool import predict
+from tests.trt.builder import Graph
+g = Graph()
+model = g.model(g.op("Celu", g.input(1, 8), "n"))
+(found,) = (f for f in predict(model, "trt8.6").findings if f.code == "EXAMPLE-CODE")
+assert (found.node, found.message, found.fix) == ("n", "n is an example of 2.", "What to change."), found
+assert type(found.causes[0].refusal).__name__ == "ExampleFault" and found.causes[0].refusal.size == 2
+assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
     "note": """
 from qdqtool.base.notes import Remark
@@ -247,10 +269,10 @@ def _changed(root: Path, only: str) -> Path:
             if name.endswith("removal.py"):  # in front of the class, and where the page says
                 new = f"{before}{text}\n\n{mark}{after}".replace("COPY)", "COPY, STRIDED)").replace(
                     "LayerKind.SLICE):", "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)")
-            elif name.endswith("notes.py"):
-                new = f"{before}{mark}    {text}{after}"
+            elif name in INDENTED:
+                new = f"{before}{mark}{textwrap.indent(text, ' ' * INDENTED[name])}{after}"
             else:
-                new = f"{before}{mark}{text.rstrip()},\n{after}"
+                new = f"{before}{mark}{text.rstrip().rstrip(',')},\n{after}"
         elif name.endswith("meanings.toml"):
             new = old.replace("[passes]\n", text, 1)
         elif name.endswith("errors.toml"):
@@ -269,9 +291,15 @@ def _changed(root: Path, only: str) -> Path:
 
 
 def test_every_example_has_a_check() -> None:
-    assert len(EXAMPLE.findall(PAGE.read_text("utf-8"))) == len(CHECKS) + 3  # a case has two, a pass three
-    sections = {s.split()[-1] for s in re.findall(r"^## (.*?) \(", PAGE.read_text("utf-8"), re.MULTILINE)}
-    assert {"text", "code", "note", "build", "GPU", "target", "operator", "pass"} <= sections
+    """And each file that a section counts one, but the builds of a case, and the place of a pass."""
+    _, *sections = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    counted = {title[1]: (int(title[2]), len(EXAMPLE.findall(section))) for section in sections
+               if (title := re.match(r"(.*) \((\d+) files?\b", section))}
+    in_words = {"A case of a pass", "A pass"}
+    assert {title: files - shown for title, (files, shown) in counted.items()} == {t: t in in_words for t in counted}
+    assert {title.split()[-1] for title in counted} == {
+        "text", "code", "refusal", "note", "build", "GPU", "target", "operator", "pass"}
+    assert len(counted) == len(CHECKS)
 
 
 def test_examples(tmp_path: Path) -> None:

@@ -161,13 +161,40 @@ def _range(model: nn.Module) -> float:
 @pytest.mark.parametrize("data", [
     [IMAGES], [(IMAGES, LABELS)], [[IMAGES, LABELS]], [{"img": IMAGES, "cls": LABELS}],
     [{"pixel_values": IMAGES, "labels": LABELS}], [IMAGES.numpy()], IMAGES, IMAGES.numpy(), IMAGES.split(4),
-    (b for b in IMAGES.split(8)),
+    (b for b in IMAGES.split(8)), IMAGES.numpy()[:, :, :, ::-1], [IMAGES.numpy().astype(">f4")],
 ])  # fmt: skip
 def test_what_loaders_give(data: object) -> None:
     model = _prepared()
     done = qat.calibrate(model, data, "max")  # type: ignore[arg-type]
     assert done.images == 16
     assert _range(model) == pytest.approx(float(IMAGES.abs().max()))
+
+
+class Unread(dict[str, object]):
+    """A batch that reads a field when it is asked for, and cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("a batch is not shown")
+
+    items = values = __len__ = __iter__ = __repr__  # type: ignore[assignment]
+
+
+def test_of_a_batch_is_read_what_is_asked_for() -> None:
+    model = _prepared()
+    batch = (Unread(image=IMAGES), "half a character \ud83d")
+    assert qat.calibrate(model, iter([batch]), "max", fn=lambda b: b[0]["image"]).images == 16
+    assert qat.sensitivity(model, iter([batch]), fn=lambda b: b[0]["image"])
+
+
+def test_a_loader_whose_length_raises() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter([IMAGES])
+
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    assert qat.calibrate(_prepared(), Endless(), "max").images == 16
 
 
 def test_batches_of_other_kinds() -> None:
@@ -197,6 +224,7 @@ def test_batches_of_other_kinds() -> None:
         (3, "require data=3"),
         ("images", "require data='images'"),
         (torch.rand(3), "batches_of 3"),
+        (np.array([None]), "_tensor_of object_"), ([np.array([None])], "_tensor_of object_"),
         ([], "_look batch"),
     ],
 )

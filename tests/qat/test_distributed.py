@@ -62,6 +62,13 @@ def _process(rank: int, folder: str) -> None:
         qat.calibrate(wrapped, [X[0]] if rank == 0 else [{"nothing": 1}], "max")
     except DataError as error:
         found["failed"] = str(error)
+    def own(batch: torch.Tensor) -> torch.Tensor:
+        return batch if rank == 0 else {}["img"]
+
+    try:
+        qat.calibrate(wrapped, [X[0]], "max", fn=own)
+    except (DataError, KeyError) as error:
+        found["own"] = f"{type(error).__name__}: {error}"
     torch.save(found, place / f"{rank}.pt")
     distributed.destroy_process_group()
 
@@ -89,3 +96,4 @@ def test_two_processes(tmp_path: Path) -> None:
     # What fails in one process is told by all instead of leaving the others waiting.
     assert first["failed"] == second["failed"]
     assert first["failed"].startswith("process 1: a batch is a dict with nothing")
+    assert second["own"] == "KeyError: 'img'" and first["own"] == "DataError: process 1: KeyError: 'img'"

@@ -12,6 +12,7 @@ from qdqtool.trt.targets import (
     RTX,
     TARGETS,
     Trtexec,
+    strongly_typed,
     target_before,
     target_named,
     target_of_version,
@@ -119,6 +120,13 @@ def test_stems_and_default_targets(g: Graph) -> None:
 @in_turn("half", [False, True])
 def test_float_remainder_is_the_builders_choice(target: str, half: bool) -> None:
     assert found(stem(half), target)["b"].output == FLOAT
+
+
+def test_who_asked_for_a_strongly_typed_network_is_named() -> None:
+    with raises(QdqtoolError, "strongly_typed `target=8.5.2-strongly-typed`"):
+        target_named("8.5.2-strongly-typed")
+    with raises(QdqtoolError, "strongly_typed `strongly_typed` trt8.5"):
+        strongly_typed(target_named("trt8.5"))
 
 
 @pytest.mark.parametrize(("half", "precision"), [(False, Precision.FP32), (True, Precision.FP16)])
