@@ -223,8 +223,9 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
     found = gpus.chosen(name, machine.clock, machine.power)
     found = gpus.used_by(target.built_for(found.cc), found)
     if not found.has_int8:
-        raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8, so that every placement is slower than the "
-                                "float model; deploy that, or name another GPU", name=name, gpu=found.name))
+        raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8 on {target}, so that every placement is slower "
+                                "than the float model; deploy that, or name another GPU", name=name, gpu=found.name,
+                                target=target.given))
     return found
 
 

@@ -402,7 +402,10 @@ def look_at(
         assert verification.prediction is not None
         prediction = verification.prediction
     else:
-        prediction = predict(model, target or DEFAULT_TARGET, assumed=assumed)
+        on = target_named(target or DEFAULT_TARGET)
+        on = on if gpu is None else on.built_for(gpu.cc)
+        gpu = gpu if gpu is None else gpus.used_by(on, gpu)
+        prediction = predict(model, on, assumed=assumed)
     chosen = target_named(prediction.target)
     time = None
     if gpu is not None:

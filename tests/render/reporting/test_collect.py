@@ -306,6 +306,15 @@ def test_what_a_report_has_without_layers(made: Made, tmp_path: Path) -> None:
         tuning_of(tmp_path / "none.json")
 
 
+def test_a_report_is_of_what_a_gpu_has_on_its_target() -> None:
+    """TensorRT-RTX has no INT8 on a T4, and classic TensorRT has."""
+    g = Graph()
+    model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
+    for target, gpu, int8 in (("rtx1.7", "T4", 0), ("rtx1.7", "RTX 3060", 2), ("trt10", "T4", 2)):
+        made = qdqtool.report(model, target=target, gpu=gpu)
+        assert [c.precision for c in made.page.model.convs].count("INT8") == int8
+
+
 @pytest.mark.slow
 def test_yolov8x_fits_in_1_5_mb() -> None:
     made = qdqtool.report(yolov8x_qdq(), gpu="T4", before=yolov8x_qdq())
