@@ -54,10 +54,13 @@ class Tensor:
 
     @property
     def memory(self) -> Tensor:
-        """The tensor that the engine names for it: itself, or the one it is a view of."""
-        tensor, steps = self, 0
-        while tensor.view_of is not None and steps < 1000:
-            tensor, steps = tensor.view_of, steps + 1
+        """The tensor that the engine names for it: itself, or the one it is a view of, once all passes have run."""
+        tensor, passed = self, []
+        while tensor.view_of is not None:
+            passed.append(tensor)
+            tensor = tensor.view_of
+        for view in passed:  # of a chain, each link is followed once
+            view.view_of = tensor
         return tensor
 
     def only_reader(self, *kinds: LayerKind) -> Layer | None:

@@ -1,5 +1,6 @@
 """The network stays one graph: after every pass, who writes and who reads a tensor is told the same from both sides."""
 
+import itertools
 import random
 from typing import Any
 
@@ -467,3 +468,12 @@ def test_dead_layers_go_with_all_that_leads_to_them_alone() -> None:
     network.remove_dead()
     assert list(network.layers.values()) == list(layers.values())
     assert inconsistencies(network) == []
+
+
+def test_a_view_of_a_view_lies_in_the_memory_of_the_last_one():
+    """However many there are; each link is followed once."""
+    tensors = [Tensor(str(i)) for i in range(3000)]
+    for view, source in itertools.pairwise(tensors):
+        view.view_of = source
+    assert all(t.memory is tensors[-1] for t in tensors)
+    assert all(t.view_of is tensors[-1] for t in tensors[:-1])
