@@ -219,7 +219,7 @@ class Remark(Enum):
     INPUT_TAKEN = "input '{name}' taken as {shape:joined x}"
     BATCH_SCALED = "the model's batch is {own}; work scaled to {batch}"
     WITHOUT_QDQ = "{target} has no INT8 on {gpu}: this is the time without Q/DQ"
-    NO_INT8 = "this GPU has no INT8: nothing to gain"
+    NO_INT8 = "no INT8 on this GPU: nothing to gain"
     IN_MYELIN = ("on {architecture} TensorRT runs the network in Myelin: conversions beside kernels that map or copy "
                  "values count as part of them, as in one engine seen")
     NO_LAYERS_NAMED = "{target} names no layers: estimated as the engine that {typical} would build"

@@ -66,6 +66,10 @@ def command(
     from qdqtool.render.output import terminal_width, worded
 
     wanted = on.chosen()
+    if machine.gpu is not None:
+        from qdqtool.timing import gpus
+
+        wanted = wanted.built_for(gpus.chosen(machine.gpu).cc)
     result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
                     measuring=measuring, target=wanted, checking=checking, progress=True)
     result.save(path)

@@ -206,9 +206,7 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
     Raises:
         DataError: It is nothing that gives batches.
     """
-    if isinstance(data, np.ndarray):
-        data = _tensor_of(data)
-    if isinstance(data, Tensor):
+    if isinstance(data, Tensor | np.ndarray):
         if data.ndim == plan.dimensions:
             return [data]
         if data.ndim == plan.dimensions + 1:
@@ -220,13 +218,15 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
 
 
 def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
-    """Of an array in any order of bytes and of elements, as ``[::-1]`` makes one.
+    """Of an array in any order of bytes and of elements, copied where torch has no such order, as of ``[::-1]``.
 
     Raises:
         DataError: It holds no numbers.
     """
+    if not array.dtype.isnative or any(step < 0 or step % array.itemsize for step in array.strides if array.itemsize):
+        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     try:
-        return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
+        return torch.from_numpy(array)
     except TypeError as error:
         raise DataError(f"the data is an array that torch does not take: {reason_of(error)}") from error
 

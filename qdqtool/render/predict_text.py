@@ -340,7 +340,7 @@ def decision(time: TimeEstimate) -> list[str]:
     how = "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
     sentences = [f"{'; '.join(parts)} ({how})."]
     if not time.gpu.has_int8:
-        return [*sentences, f"{time.gpu.name} has no INT8 kernels: nothing to gain."]
+        return [*sentences, f"No INT8 on {time.gpu.name}: nothing to gain."]
     if gain is None:
         return [*sentences, "What INT8 could gain is not known."]
     from qdqtool.timing.parts import PAYS

@@ -150,7 +150,8 @@ def integer_operator(looked: str, node: Node) -> faults.IntegerOperator | None:
 
 def computes_integers(node: Node) -> bool:
     """Whether an operator is one of onnxruntime's integer formats."""
-    return node.domain in DOMAINS and (
+    own = node.domain in DOMAINS or node.domain.startswith(("com.microsoft.", "com.ms."))
+    return own and (
         node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm")
 
 

@@ -75,6 +75,10 @@ def verify(
     check_explicit(build, index)
     chosen, notes = choose_target(build, on.target)
     check_same_model(index, build)
+    if machine.gpu is not None:
+        from qdqtool.timing import gpus
+
+        chosen = chosen.built_for(gpus.chosen(machine.gpu).cc)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
         result = verify_rtx_build(index, prediction, build)

@@ -149,7 +149,7 @@ def test_a_gpu_says_whether_the_result_pays(folder: Path, cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--gpu", "Jetson Nano"], "has no INT8 kernels"),
+    (["--gpu", "Jetson Nano"], "No INT8 on"), (["--gpu", "T4", "--target", "rtx1.7"], " 0 INT8"),
     (["--gpu", "T4", "--target", "10", "--strongly-typed"], "FP16: "),
 ])  # fmt: skip
 def test_what_a_gpu_makes_of_a_small_network(

@@ -15,6 +15,7 @@ from torch import nn
 import qdqtool
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.qat import ranges
 from qdqtool.qat.modules import amax_of
 from qdqtool.qat.networks import freeze, untrained
 from tests.qat import nets
@@ -186,6 +187,19 @@ def test_of_a_batch_is_read_what_is_asked_for() -> None:
     assert qat.sensitivity(model, iter([batch]), fn=lambda b: b[0]["image"])
 
 
+def test_an_array_keeps_its_order_in_memory() -> None:
+    """What torch takes as it is, is not copied: a map of a large file stays one, and activations have that order."""
+    values = IMAGES.numpy().transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+    seen: list[torch.Tensor] = []
+
+    def fn(batch: np.ndarray) -> np.ndarray:
+        seen.append(ranges.call_for(batch, None, None, None).tensors[0])  # type: ignore[arg-type]
+        return batch
+
+    qat.calibrate(_prepared(), [values], fn=fn)
+    assert np.shares_memory(seen[0].numpy(), values) and seen[0].stride() == torch.from_numpy(values).stride()
+
+
 def test_a_loader_whose_length_raises() -> None:
     class Endless:
         def __iter__(self) -> Iterator[torch.Tensor]:
@@ -224,7 +238,7 @@ def test_batches_of_other_kinds() -> None:
         (3, "require data=3"),
         ("images", "require data='images'"),
         (torch.rand(3), "batches_of 3"),
-        (np.array([None]), "_tensor_of object_"), ([np.array([None])], "_tensor_of object_"),
+        (np.array([None]), "batches_of 1"), ([np.array([None])], "_tensor_of object_"),
         ([], "_look batch"),
     ],
 )

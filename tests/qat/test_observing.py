@@ -177,7 +177,7 @@ def test_bad_data_is_told() -> None:
     for function in (qat.calibrate, qat.sensitivity):
         with raises(DataError, "answer batch 0:"):
             function(model, [torch.zeros(1)])  # type: ignore[operator]
-        with raises(DataError, "_tensor_of object"):
+        with raises(DataError, "batches_of 1"):
             function(model, np.array([None]))  # type: ignore[operator]
     with raises(QdqtoolError, "check_limit max_batches=0"):
         qat.calibrate(model, BATCHES, max_batches=0)

@@ -356,3 +356,11 @@ def test_pairs_and_what_was_not_built(asked: list[Building], tmp_path: Path) -> 
     result = of_pairs(told, [*rows, Pair(third, None)], BuildFacts(BuildSource.LOG))
     assert result.convolutions == ConvolutionCounts(3, 1, 1, (third.name,))
     assert [m.name for m in result.mismatches] == [second.name]
+
+
+def test_a_build_of_tensorrt_rtx_is_predicted_for_the_gpu_that_was_named() -> None:
+    g = Graph()
+    model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
+    build = Build(tensorrt="1.7.1", layers=[BuiltLayer("a")])
+    for gpu, int8 in ((None, 2), ("T4", 0), ("RTX 3060", 2)):
+        assert verify(model, build, target="rtx1.7", gpu=gpu).prediction.summary()["int8"] == int8

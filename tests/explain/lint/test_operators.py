@@ -83,7 +83,8 @@ def test_plugins_rtx_and_biases(g, net: Net):
 
 @in_turn(("target", "plugin"), [("trt8.5", ["PLUGIN-OUTSIDE"]), ("rtx1.7", [])])
 def test_a_plugin_that_is_called_as_an_integer_operator_is_none(target: str, plugin: list[str]) -> None:
-    for domain, codes in (("", ["QOPERATOR"]), ("com.microsoft", ["QOPERATOR"]), ("acme", plugin)):
+    ours = ("", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
+    for domain, codes in (*((o, ["QOPERATOR"]) for o in ours), ("acme", plugin)):
         for op in ("QLinearAdd", "DynamicQuantizeMatMul", "RoundToInteger", "QGemm"):
             g = Graph()
             y = g.op(op, g.pair(g.input(1, 16, 8, 8), "in"), "plug", domain=domain)
