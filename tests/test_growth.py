@@ -100,10 +100,15 @@ def _grows_with_the_file(measured, work, family: str, sizes, size=onnx.ModelProt
     least = measured(work, make(_LEAST))
     for few, many in sizes:
         small, big = make(few), make(many)
-        bound = (size(big) / size(small)) ** EXPONENT
+        ratio = size(big) / size(small)
         less = measured(work, small)
-        start = least if least < less / 2 else 0  # a part of a handful of nodes is trimmed, one of hundreds is not
-        assert measured(work, big) - start < bound * (less - start), (few, many)
+        assert not _too_much(least, less, measured(work, big), ratio), (few, many)
+
+
+def _too_much(least: float, less: float, more: float, ratio: float, chance: float = 0) -> bool:
+    """Whether cost, that of the least network apart, grew by more than the law allows for a ratio of sizes."""
+    start = least if least < less / 2 else 0  # a part of a handful of nodes is trimmed, one of hundreds is not
+    return more - start >= ratio**EXPONENT * (less - start) + chance
 
 
 def _spent(work, model) -> tuple[float, float]:
@@ -149,18 +154,14 @@ def test_time_and_memory(command, family):
 
 def _beyond(command: str, models, spent, few: int, many: int) -> tuple[bool, bool]:
     """Whether time and memory grew by more than the law allows from few to many nodes."""
-    def bound(size) -> float:
-        return (size(models[many]) / size(models[few])) ** EXPONENT
+    def ratio(size) -> float:
+        return size(models[many]) / size(models[few])
 
-    def by(kind: int, size, chance: float) -> bool:
-        start = spent[_LEAST][kind]
-        if kind == 0 and start > spent[few][0] / 2:
-            start = 0.0  # a part of a handful of nodes is trimmed, one of hundreds is not
-        return spent[many][kind] - start > bound(size) * (spent[few][kind] - start) + chance
-
+    (first, held), (less, taken), (more, most) = (spent[size] for size in (_LEAST, few, many))
     small = command.startswith("extract ") and few == SIZES[0]  # a part of a chain of 500 is the whole
-    return (by(0, onnx.ModelProto.ByteSize, SHORT),
-            not small and by(1, _held if command == "fix" else onnx.ModelProto.ByteSize, LITTLE))
+    memory = _held if command == "fix" else onnx.ModelProto.ByteSize
+    return (_too_much(first, less, more, ratio(onnx.ModelProto.ByteSize), SHORT),
+            not small and _too_much(0, taken - held, most - held, ratio(memory), LITTLE))
 
 
 def _held(model: onnx.ModelProto) -> int:

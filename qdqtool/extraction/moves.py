@@ -37,7 +37,7 @@ def copied(proto: _Message) -> _Message:
 
 
 def pruned(
-    proto: onnx.ModelProto, stored: Callable[[onnx.TensorProto], onnx.TensorProto] = _as_it_is
+    proto: onnx.ModelProto, stored: Whole = _as_it_is
 ) -> onnx.ModelProto:
     """The nodes, constants, inputs and types that its outputs need; other types shape inference is to find again.
 

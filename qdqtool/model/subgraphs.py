@@ -13,6 +13,7 @@ from qdqtool.errors import ModelError
 _Any = TypeVar("_Any")
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 DOMAINS = (*STANDARD, "com.microsoft")  # whose operators of one name mean the same
+INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # how those begin that onnxruntime's optimizer writes
 RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime comes with
 
 

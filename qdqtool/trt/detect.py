@@ -12,7 +12,7 @@ from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import LayerKind, of
 from qdqtool.model.qdq import Numbers, QuantParams
-from qdqtool.model.subgraphs import DOMAINS
+from qdqtool.model.subgraphs import DOMAINS, INNER_DOMAINS
 from qdqtool.trt import faults, refusals
 from qdqtool.trt.refusals import Size
 from qdqtool.types import Precision
@@ -150,8 +150,7 @@ def integer_operator(looked: str, node: Node) -> faults.IntegerOperator | None:
 
 def computes_integers(node: Node) -> bool:
     """Whether an operator is one of onnxruntime's integer formats."""
-    own = node.domain in DOMAINS or node.domain.startswith(("com.microsoft.", "com.ms."))
-    return own and (
+    return (node.domain in DOMAINS or node.domain.startswith(INNER_DOMAINS)) and (
         node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm")
 
 
