@@ -454,8 +454,10 @@ class Prediction:
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
     TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
-    without Q/DQ, and those that an Einsum computes in float, which ``convolutions`` does not list. ``read`` holds the
-    files that were read, none of which :meth:`save` overwrites.
+    without Q/DQ, and those that an Einsum computes in float, which ``convolutions`` does not list.
+    ``compute_capabilities`` are those of the GPUs that it holds for, as ``8.6``: what TensorRT-RTX builds for, or what
+    was named; empty where it holds for every GPU. ``read`` holds the files that were read, none of which :meth:`save`
+    overwrites.
     """
 
     model: ModelInfo
@@ -473,6 +475,7 @@ class Prediction:
     assumptions: list[Assumption] = field(default_factory=list)
     regions: list[MyelinRegion] = field(default_factory=list)
     float_products: list[str] = field(default_factory=list)
+    compute_capabilities: list[str] = field(default_factory=list)
     read: Guard | None = field(default=None, repr=False, compare=False)
 
     @typed
@@ -545,6 +548,7 @@ class Prediction:
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
             "regions": [r.as_json() for r in self.regions], "float_products": list(self.float_products),
+            "compute_capabilities": list(self.compute_capabilities),
             **({"time": self.time} if self.time is not None else {}),
         }
 

@@ -257,6 +257,7 @@ _ROW = re.compile(
     r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
+_TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_LAYERS = 200_000
 _ALL_TENSORS = 500_000  # of all layers: what 20 MB of JSON can hold that say anything of a tensor
 
@@ -281,6 +282,9 @@ def read_json(data: bytes, name: str) -> Build:
             raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
         _layers(build, listed, name)
         build.is_rtx = content.get("builder") == "tensorrt-rtx"  # as ``qdqtool build`` writes it into its layer table
+        told = content.get("targets")
+        targets = [_TARGET.fullmatch(t) for t in told[:16] if isinstance(t, str)] if isinstance(told, list) else []
+        build.targets = tuple(int(match[1]) for match in targets if match)
         version = content.get("version")
         if isinstance(version, str) and _VERSION.fullmatch(version):
             build.tensorrt = version

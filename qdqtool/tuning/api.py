@@ -85,7 +85,8 @@ def tune(
     Raises:
         ModelError: The model cannot be read or run, is quantized already, or has nothing to quantize.
         DataError: The data or the state cannot be used.
-        QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
+        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not build for it, or the metric
+            failed.
     """
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
@@ -221,7 +222,7 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
     if name is None:
         return None
     found = gpus.chosen(name, machine.clock, machine.power)
-    found = gpus.used_by(target.built_for(found.cc), found)
+    found = gpus.used_by(target.built_for(found.cc, found.name), found)
     if not found.has_int8:
         raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8 on {target}, so that every placement is slower "
                                 "than the float model; deploy that, or name another GPU", name=name, gpu=found.name,
