@@ -541,14 +541,13 @@ class Prediction:
     def as_json(self) -> Json:
         return {
             "schema": PREDICTION_SCHEMA, "tool": TOOL_VERSION, "model": self.model.as_json(), "target": self.target,
-            "target_evidence": self.target_evidence,
+            "compute_capabilities": list(self.compute_capabilities), "target_evidence": self.target_evidence,
             "summary": {**self.summary(), "conversions_range": self.conversions_range},
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
             "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
             "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
             "regions": [r.as_json() for r in self.regions], "float_products": list(self.float_products),
-            "compute_capabilities": list(self.compute_capabilities),
             **({"time": self.time} if self.time is not None else {}),
         }
 

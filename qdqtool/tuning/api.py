@@ -40,7 +40,7 @@ from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.expected import expected
-from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local
+from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
@@ -128,6 +128,8 @@ def tune(
         count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
+        elif mapper is not None:
+            mapper = looked_at(mapper)
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
         search = Search(planner, bench, keep, aim.budget_ms, effort.whole_front, say or (lambda line: None),
