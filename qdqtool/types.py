@@ -19,6 +19,7 @@ from qdqtool.base.files import Guard
 from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import names_in, record
+from qdqtool.errors import brief
 
 
 @dataclass(slots=True)
@@ -533,7 +534,7 @@ class Prediction:
         for conv in self.convolutions:
             if conv.name == name:
                 return conv
-        raise KeyError(name)
+        raise KeyError(brief(name))
 
     def findings_by_code(self) -> Counter[str]:
         return Counter(f.code for f in self.findings)
