@@ -15,6 +15,7 @@ import numpy.typing as npt
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
 from qdqtool.base.options import Ranges
 from qdqtool.base.parameters import typed
+from qdqtool.errors import brief
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
 INT8_LEVELS = 127
@@ -75,7 +76,7 @@ def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.pe
         ValueError: Unknown method, or a percentile outside its range.
     """
     if method not in METHODS:
-        raise ValueError(f"method '{method}' is unknown; use one of {', '.join(METHODS)}")
+        raise ValueError(brief(f"method '{method}' is unknown; use one of {', '.join(METHODS)}"))
     if not 0.0 < percentile <= 100.0:
         raise ValueError(f"percentile is {percentile:g}; it must be above 0 and at most 100")
     absmax = stats.absmax

@@ -1,15 +1,28 @@
 """Errors that the user can act on: shown as one line on stderr, exit code 2, no traceback."""
 
 import re
+from collections.abc import Callable
 
 # Line breaks and other control characters; halves of characters, as file names that are not UTF-8 have them.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+LONGEST = 600  # characters of a message; what is longer holds something that nobody reads to its end
+VALUE = 200  # what is left of each of its values then
+
+
+def brief(text: str) -> str:
+    """A message, with the middle of what makes it too long left out: of its values, where it is a sentence."""
+    if len(text) <= LONGEST:
+        return text
+    shorter: Callable[[], str] | None = getattr(text, "brief", None)  # of one that knows its values
+    return f"{text[:VALUE]}...{text[-VALUE:]}" if shorter is None else shorter()
 
 
 class QdqtoolError(Exception):
     """Bad input or an impossible request.
 
-    The message is one line that names the file, node or tensor and says what to do about it.
+    The message is one line that names the file, node or tensor and says what to do about it; of a value that is as long
+    as a page it has the beginning and the end.
 
     Attributes:
         path: The file that it is about, which the message begins with; empty where ``reason`` is all of it.
@@ -17,7 +30,8 @@ class QdqtoolError(Exception):
     """
 
     def __init__(self, reason: str = "", path: str = "") -> None:
-        super().__init__(f"{path}: {reason}" if path else reason)
+        reason = brief(reason)
+        super().__init__(brief(f"{path}: {reason}") if path else reason)
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:

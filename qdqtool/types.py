@@ -19,6 +19,7 @@ from qdqtool.base.files import Guard
 from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import names_in, record
+from qdqtool.errors import brief
 
 
 @dataclass(slots=True)
@@ -454,8 +455,10 @@ class Prediction:
     number of layers behind the stages for which TensorRT logs it (``Original``, ``After Myelin optimization``).
     ``regions`` is what Myelin takes on TensorRT 10 and later, with the Q and DQ in it, which are no conversions; on
     TensorRT 8 attention and normalizations, which it may take. ``float_products`` are products of two computed tensors
-    without Q/DQ, and those that an Einsum computes in float, which ``convolutions`` does not list. ``read`` holds the
-    files that were read, none of which :meth:`save` overwrites.
+    without Q/DQ, and those that an Einsum computes in float, which ``convolutions`` does not list.
+    ``compute_capabilities`` are those of the GPUs that it holds for, as ``8.6``: what TensorRT-RTX builds for, or what
+    was named; empty where it holds for every GPU. ``read`` holds the files that were read, none of which :meth:`save`
+    overwrites.
     """
 
     model: ModelInfo
@@ -473,6 +476,7 @@ class Prediction:
     assumptions: list[Assumption] = field(default_factory=list)
     regions: list[MyelinRegion] = field(default_factory=list)
     float_products: list[str] = field(default_factory=list)
+    compute_capabilities: list[str] = field(default_factory=list)
     read: Guard | None = field(default=None, repr=False, compare=False)
 
     @typed
@@ -530,7 +534,7 @@ class Prediction:
         for conv in self.convolutions:
             if conv.name == name:
                 return conv
-        raise KeyError(name)
+        raise KeyError(brief(name))
 
     def findings_by_code(self) -> Counter[str]:
         return Counter(f.code for f in self.findings)
@@ -538,7 +542,7 @@ class Prediction:
     def as_json(self) -> Json:
         return {
             "schema": PREDICTION_SCHEMA, "tool": TOOL_VERSION, "model": self.model.as_json(), "target": self.target,
-            "target_evidence": self.target_evidence,
+            "compute_capabilities": list(self.compute_capabilities), "target_evidence": self.target_evidence,
             "summary": {**self.summary(), "conversions_range": self.conversions_range},
             "convolutions": [c.as_json() for c in self.convolutions],
             "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Self
 
-from qdqtool.base.text import counted, listed, were
-from qdqtool.errors import QdqtoolError
+from qdqtool.base.text import counted, listed, middle, were
+from qdqtool.errors import LONGEST, VALUE, QdqtoolError
 
 Told = Callable[[str, str], str]
 """How a parameter is called, of its name and of its value as text, which is empty where none is given."""
@@ -51,6 +51,10 @@ class Said(str):
             return type(self)(name(self))
         return self.saying(self.template, {key: _renamed(value, name) for key, value in self.values.items()})
 
+    def brief(self) -> Self:
+        """The same where it is as long as a message may be; else the middle of its long values is left out."""
+        return self if len(self) <= LONGEST else self.renamed(lambda value: middle(value, VALUE))
+
 
 def _renamed(value: Any, name: Callable[[str], str]) -> Any:
     if isinstance(value, Said):
@@ -69,7 +73,7 @@ def of_error(error: Exception) -> Said:
     """What an error says, and of which class it is (``kind``); the error itself would hold what its callers held."""
     if isinstance(error, QdqtoolError):
         template = "{path}: {reason}" if error.path else "{reason}"
-        return said(template, path=error.path, reason=error.reason, kind=type(error))
+        return said(template, path=error.path, reason=error.reason, kind=type(error)).brief()
     first = next(iter(error.args), "")
     return said("{reason}", reason=first if isinstance(first, Said) else str(error), kind=type(error))
 

@@ -15,9 +15,6 @@ from qdqtool.options import BUILDERS, DEFAULT_SM, Building
 if TYPE_CHECKING:
     from qdqtool.builders.run import BuildResult
 
-# What ComputeCapability of TensorRT-RTX 1.7.1 has.
-RTX_TARGETS = (75, 80, 86, 89, 120, 121)
-
 
 @takes(how=Building)
 def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
@@ -41,10 +38,13 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
         raise BuilderError(f"time limit {timeout:g} s is not positive")
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine")
-    for capability in sm or ():
-        if capability not in RTX_TARGETS:
-            raise BuilderError(
-                f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows SM{', SM'.join(map(str, RTX_TARGETS))}")
+    if sm:
+        from qdqtool.trt.targets import RTX
+
+        for capability in sm:
+            if capability not in RTX.buildable:
+                raise BuilderError(f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
+                                   f"SM{', SM'.join(map(str, RTX.buildable))}")
     if how.keep_engine and output is None:
         raise BuilderError("an engine needs a folder to be kept in")
     if builder == "trtexec":

@@ -13,6 +13,7 @@ writes control characters, stray bytes and unescaped names into its JSON; a file
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ _EDGE = re.compile(r"(?:\[([A-Za-z]\w*)\(([-\d,: ]*)\)\]| \(([A-Za-z]\w*)\[([-\d
 _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
 _METADATA = re.compile(r"\[ONNX Layer: ")
+_SIGNS = re.compile(r"([\[{(]+)|([\]})]+)|, ")
+_MAX_PAIRS = 200
+_SHORT = 200  # characters of what is kept of the texts that a log repeats
 _MAX_RANK = 64
 MAX_TENSORS = 4096  # of one layer; real ones have at most some hundreds
 
@@ -57,18 +61,33 @@ def precision_of(text: str) -> Precision:
 
     ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear FP32``, ``Half``, ``INT8``, ...
     """
-    found = map(_TYPES.get, map(str.lower, _WORD.findall(text[:400])))
+    return _precision_of(text[:400])
+
+
+@functools.lru_cache(1024)
+def _precision_of(text: str) -> Precision:
+    found = map(_TYPES.get, map(str.lower, _WORD.findall(text)))
     return next((precision for precision in found if precision is not None), Precision.UNKNOWN)
 
 
 def vector_of(text: str) -> int:
     """Channels per element of the layout that a format description names."""
-    lower = text[:200].lower()
+    return _vector_of(text[:200])
+
+
+@functools.lru_cache(1024)
+def _vector_of(text: str) -> int:
+    lower = text.lower()
     return next((width for words, width in _VECTOR_WORDS.items() if lower.startswith(words)), 1)
 
 
 def parse_dims(text: str) -> tuple[Shape, int]:
     """Reads ``1,64:32,552,968`` into dimensions and vector width; negative (dynamic) dimensions become None."""
+    return _parsed_dims(text) if len(text) <= _SHORT else _parsed_dims.__wrapped__(text)
+
+
+@functools.lru_cache(1024)
+def _parsed_dims(text: str) -> tuple[Shape, int]:
     shape: list[int | None] = []
     vector = 1
     for piece in text.split(",", _MAX_RANK)[:_MAX_RANK]:
@@ -176,15 +195,17 @@ def _pairs(text: str) -> dict[str, Any]:
     depth = start = 0
     pieces: list[str] = []
     body, named, metadata = text.partition(", Metadata: ")
-    for position, sign in enumerate(body):
-        if sign in "[{(":
-            depth += 1
-        elif sign in "]})":
-            depth = max(0, depth - 1)
-        elif sign == "," and depth == 0 and body.startswith(", ", position):
-            pieces.append(body[start:position])
-            start = position + 2
-    for piece in [*pieces, body[start:]][:200]:
+    for sign in _SIGNS.finditer(body):
+        if sign[1]:
+            depth += len(sign[1])
+        elif sign[2]:
+            depth = max(0, depth - len(sign[2]))
+        elif depth == 0:
+            pieces.append(body[start : sign.start()])
+            start = sign.end()
+            if len(pieces) == _MAX_PAIRS:
+                break
+    for piece in [*pieces, body[start:]][:_MAX_PAIRS]:
         key, separator, value = piece.partition(": ")
         if separator and key:
             fields[key] = _value(value)
@@ -192,7 +213,7 @@ def _pairs(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text[:1] in "[{" or text.lstrip("-").isdecimal():
+    if text.startswith(("[", "{")) or text.lstrip("-").isdecimal():
         try:
             return parse_json(text)
         except (ValueError, RecursionError):
@@ -257,6 +278,7 @@ _ROW = re.compile(
     r'(?:, "medianMs" : ([\d.e+-]{1,24}))?, "percentage" : ([\d.e+-]{1,24}) \}'
 )
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
+_TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_LAYERS = 200_000
 _ALL_TENSORS = 500_000  # of all layers: what 20 MB of JSON can hold that say anything of a tensor
 
@@ -281,6 +303,9 @@ def read_json(data: bytes, name: str) -> Build:
             raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
         _layers(build, listed, name)
         build.is_rtx = content.get("builder") == "tensorrt-rtx"  # as ``qdqtool build`` writes it into its layer table
+        told = content.get("targets")
+        targets = [_TARGET.fullmatch(t) for t in told[:16] if isinstance(t, str)] if isinstance(told, list) else []
+        build.targets = tuple(int(match[1]) for match in targets if match)
         version = content.get("version")
         if isinstance(version, str) and _VERSION.fullmatch(version):
             build.tensorrt = version

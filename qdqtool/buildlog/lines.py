@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qdqtool.buildlog.types import (
@@ -24,6 +24,8 @@ _LAYER_MEMORY = re.compile(
     r"Layer: .* Host Persistent: \d{1,15}(?: bytes)? Device Persistent: \d{1,15}(?: bytes)? "
     r"Scratch Memory: \d{1,15}(?: bytes)?"
 )
+_MEMORY_LINES = ("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]")
+_ABOUT_MEMORY = (*_MEMORY_LINES, "Total ", "Max Scratch", "Loaded engine size: ", "Layer: ")
 _TOTALS = ("host_persistent", "device_persistent", "scratch", "activation", "weights")
 _TOTAL = re.compile(r"(?:Total|Max(?= Scratch)) ([A-Z][a-z]+(?: [A-Z][a-z]+)?) Memory: (\d{1,19})(?: bytes)?")
 _PEAK = re.compile(
@@ -32,12 +34,15 @@ _PEAK = re.compile(
 _ENGINE = re.compile(r"Loaded engine size: (\d{1,9}) MiB")
 _METRIC = re.compile(r"(Throughput|Total Host Walltime|Total GPU Compute Time): ([\d.e+-]{1,20}) (qps|s)")
 _LATENCY = re.compile(r"([\w-]{1,20}(?: [\w-]{1,20}){0,4}): (min = .*)")
-_PART = re.compile(r"([\w()%.]{1,30}) = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
+_NAME = re.compile(r"[\w()%.]{1,30}")
+_VALUE = re.compile(r" = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
 _MAX_ROWS = 100_000
 
 
 def read_memory(memory: Memory, text: str) -> bool:
     """Takes a line about memory; False when it is none."""
+    if not text.startswith(_ABOUT_MEMORY):  # as nearly all
+        return False
     if match := _TOTAL.fullmatch(text):
         name = match[1].lower().replace(" ", "_")
         if name in _TOTALS:  # printed before and after block assignment: the last one is the engine's
@@ -46,22 +51,34 @@ def read_memory(memory: Memory, text: str) -> bool:
         memory.peak_cpu_mib, memory.peak_gpu_mib = int(match[1]), int(match[2])
     elif match := _ENGINE.fullmatch(text):
         memory.engine_mib = int(match[1])
-    beginnings = ("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]")
-    return match is not None or text.startswith(beginnings) or _LAYER_MEMORY.fullmatch(text) is not None
+    return match is not None or text.startswith(_MEMORY_LINES) or _LAYER_MEMORY.fullmatch(text) is not None
 
 
 def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
     """Takes a line of the performance summary; False when it is none."""
-    if match := _METRIC.fullmatch(text):
+    if ": " not in text:
+        return False
+    if text.startswith("T") and (match := _METRIC.fullmatch(text)):
         if (value := number(match[2])) is not None:
             performance[match[1]] = {"value": value}
         return value is not None
-    if (match := _LATENCY.match(text)) is None:
+    if ": min = " not in text or (match := _LATENCY.match(text)) is None:
         return False
-    values = {part[1]: number(part[2]) for part in _PART.finditer(match[2])}
+    values = {name: number(value) for name, value in _named_values(match[2])}
     if len(performance) < 50:
         performance[match[1]] = {name: value for name, value in values.items() if value is not None}
     return bool(values)
+
+
+def _named_values(text: str) -> Iterator[tuple[str, str]]:
+    """``min = 1.5 ms, percentile(99%) = 2 ms``; a name is read from its end, so that a long one costs no more."""
+    end, at = 0, text.find(" = ")
+    while at >= 0:
+        name, value = _NAME.match(text[max(end, at - 30) : at][::-1]), _VALUE.match(text, at)
+        if name is not None and value is not None:
+            yield name[0][::-1], value[1]
+            end = value.end()
+        at = text.find(" = ", max(end, at + 1))
 
 
 def is_profile_head(text: str) -> bool:
@@ -130,12 +147,13 @@ _DETAILS = {  # printed on lines of their own, without a prefix, inside one mess
     "Post-padding": "postpadding",
 }
 _HEADER = {
-    "Input filename:": "onnx_file", "Opset version:": "opset", "Producer name:": "producer",
-    "Producer version:": "version",
-    **dict.fromkeys(("ONNX IR version:", "Domain:", "Model version:", "Doc string:", "IR version:"), ""),
+    "Input filename": "onnx_file", "Opset version": "opset", "Producer name": "producer", "Producer version": "version",
+    **dict.fromkeys(("ONNX IR version", "Domain", "Model version", "Doc string", "IR version"), ""),
 }
-_HEADINGS = tuple(_HEADER)
 _DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are ONNX's own
+
+
+_FIRST = frozenset(("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking"))  # words
 
 
 class ParseReader:
@@ -149,6 +167,8 @@ class ParseReader:
         """Takes a line; False when it is not one of the parser's. ``keep`` says whether there is room for a record."""
         section = self.section
         first = text.split(" ", 1)[0]
+        if first not in _FIRST:
+            return self._edges(text, line, keep) or self._detail(text) or self._header(text)
         if first in ("Searching", "Static"):
             return text.startswith(("Searching for input: ", "Static check for parsing node: "))
         if first == "Parsing":
@@ -167,11 +187,9 @@ class ParseReader:
             if (found := _network_input(text)) and keep(text):
                 section.inputs.append(found)
             return found is not None
-        if first == "Marking":
-            if (match := _MARKED.fullmatch(text)) and keep(text):
-                section.outputs.append(match[2])
-            return match is not None
-        return self._edges(text, line, keep) or self._detail(text) or self._header(text)
+        if (match := _MARKED.fullmatch(text)) and keep(text):
+            section.outputs.append(match[2])
+        return match is not None
 
     def _begin(self, node: ParsedNode, kept: bool) -> None:
         self._node = node
@@ -180,8 +198,8 @@ class ParseReader:
 
     def _edges(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
         """``Conv_0 [Conv] inputs: [x -> (1, 3, 8, 8)[FLOAT]], [optional input, not set], ``"""
-        word = next((word for word in ("inputs", "outputs") if f"] {word}:" in text), None)
-        if word is None:
+        word = "inputs" if "] inputs:" in text else "outputs"
+        if word == "outputs" and "] outputs:" not in text:  # as nearly all
             return False
         head, _, body = text.partition(f"] {word}:")
         name, _, op = head.rpartition("[")
@@ -197,33 +215,33 @@ class ParseReader:
 
     def _detail(self, text: str) -> bool:
         details = self._node.details if self._node is not None else {}
-        if text.startswith("Using kernel: "):
-            for match in _KERNEL.finditer(text):
-                details[match[1]] = _integers(match[2]) if match[2].startswith("(") else int(match[2])
-            return True
-        if axis := _AXIS.fullmatch(text):
-            details["axis"] = int(axis[1])
-            return True
-        key, separator, value = text.partition(": ")
-        if not separator or key not in _DETAILS or len(text) > 200:
+        if text.startswith("Using "):
+            if text.startswith("Using kernel: "):
+                for match in _KERNEL.finditer(text):
+                    details[match[1]] = _integers(match[2]) if match[2].startswith("(") else int(match[2])
+                return True
+            if axis := _AXIS.fullmatch(text):
+                details["axis"] = int(axis[1])
+                return True
+        key, _, value = text.partition(": ")
+        if key not in _DETAILS or key == text or len(text) > 200:
             return False
         details[_DETAILS[key]] = _integers(value) if value.startswith("(") else value.strip()
         return True
 
     def _header(self, text: str) -> bool:
-        if not text.startswith(_HEADINGS):  # as nearly all
+        key, _, rest = text.partition(":")
+        target = _HEADER.get(key)
+        if target is None or key == text:  # as nearly all
             return False
-        for key, target in _HEADER.items():
-            if text.startswith(key):
-                value = text[len(key) :].strip()[:500]
-                if target in ("onnx_file", "producer"):
-                    setattr(self.section, target, value)
-                elif target == "opset" and value.isdecimal() and len(value) < 6:
-                    self.section.opset = int(value)
-                elif target == "version" and value:
-                    self.section.producer = f"{self.section.producer} {value}".strip()
-                return True
-        return False
+        value = rest.strip()[:500]
+        if target in ("onnx_file", "producer"):
+            setattr(self.section, target, value)
+        elif target == "opset" and value.isdecimal() and len(value) < 6:
+            self.section.opset = int(value)
+        elif target == "version" and value:
+            self.section.producer = f"{self.section.producer} {value}".strip()
+        return True
 
 
 def _integers(text: str) -> list[int]:
@@ -268,6 +286,9 @@ def _shape(text: str) -> Shape:
 # Lines with nothing to keep, and messages ----------------------------------------------------------------------------
 
 _BEGINNINGS = tuple(row["beginning"] for row in rows(Path(__file__).with_name("chatter.tsv")))
+_SHORTEST = min(map(len, _BEGINNINGS))
+_BY_LETTERS = {letters: tuple(line for line in _BEGINNINGS if line.startswith(letters))
+               for letters in {line[:_SHORTEST] for line in _BEGINNINGS}}
 _UNMISTAKABLE = (
     *(line for line in _BEGINNINGS if len(line.split()) > 2 or line.startswith("[")),
     "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
@@ -279,7 +300,7 @@ _UNMISTAKABLE = (
 
 def is_chatter(text: str) -> bool:
     """Whether a line is one of TensorRT's that holds nothing to keep, or a note that someone wrote into the log."""
-    if text.startswith(_BEGINNINGS) or text.endswith(" to plan file."):
+    if text.startswith(_BY_LETTERS.get(text[:_SHORTEST], ())) or text.endswith(" to plan file."):
         return True
     # TensorRT's own words are ASCII: a line in another script that nothing else knew is a translation or a comment.
     return not text.isascii() and sum(c.isalpha() and ord(c) >= 0x2E80 for c in text[:200]) >= 2

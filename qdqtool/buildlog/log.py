@@ -31,6 +31,7 @@ _BY_TENSORRT = (
     rb"|\[TRT\] {1,20}"
     rb") ?"
 )
+_LETTERS = {b"F": "E", b"INTERNAL_ERROR": "E", b"DEBUG": "V"}  # of levels that are not the word's first
 _PREFIX = re.compile(rb"\s*" + _BY_TENSORRT)
 _SECOND = re.compile(
     _STAMP + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
@@ -56,10 +57,8 @@ def split(line: bytes) -> tuple[str, bytes, bytes]:
         match = _PREFIX.match(line, inner.start()) if inner else None
         if match is None:
             return "", b"", line
-    level = match["level"] or match["python"] or match["bare"] or match["trt"] or match["word"] or match["ort"]
-    level = level or match["stream"] or b"V"
-    letter = "E" if level in (b"F", b"INTERNAL_ERROR") else "V" if level == b"DEBUG" else chr(level[0])
-    return letter, match["stamp"] or b"", line[match.end() :]
+    level = match[match.lastgroup] if match.lastgroup else b"V"
+    return _LETTERS.get(level) or chr(level[0]), match["stamp"] or b"", line[match.end() :]
 
 
 _BEGINS = re.compile(  # of what TensorRT writes: its prefix, or a line that it prints without one
@@ -153,8 +152,9 @@ _TIMING = re.compile(
 _SET_TACTIC = b" Set Tactic Name: "
 _COMPLETED = b" profiling completed in "  # 8.6 and later: NAME (RUNNER[0x8]) profiling completed in ...
 _CACHED = b" got cached result: "  # 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
-_SKIPPING = re.compile(rb"(?:Skipping (?P<new>\w{1,80}): No valid tactics(?: for (?P<layer>.{0,4000}))?"
-                       rb"|(?P<old>\w{1,80}) has no valid tactics)")
+_SKIPPING = re.compile(rb"Skipping (\w{1,80}): No valid tactics(?: for (.{0,4000}))?")
+_WITHOUT = b" has no valid tactics"
+_WORD = re.compile(rb"\w{1,80}")
 _MAX_REFUSED = 300
 _MAX_REASONS = 100
 _MAX_UNEXPLAINED = 100_000
@@ -227,15 +227,15 @@ class LogReader:
         return self.build
 
     def _line(self, line: bytes, number: int) -> None:
-        line = clean(line)
+        asked, line = line, clean(line)
         for _ in range(8):  # a stamped line that another thread printed into this one is read on its own
             level, _stamp, message = split(line)
             if level and is_marked(line):
                 self.build.lines.marked += 1
-            inner = _SECOND.search(message)
+            inner = _SECOND.search(message) if b"[" in message else None
             rest = message[inner.start() :] if inner else b""
             message = message[: inner.start()] if inner else message
-            match = _TIMING.match(message)
+            match = None if message is asked else _TIMING.match(message)
             if match is not None:  # behind a stamp that the expression for whole lines does not know
                 self.build.lines.timing += 1
                 self._timing(match.lastgroup or "", message, match.end())
@@ -310,11 +310,21 @@ class LogReader:
             if reason in reasons or len(reasons) < _MAX_REASONS:
                 reasons[reason] += 1
             return
-        match = _SKIPPING.search(line, 0, _MAX_NAME + 200)
-        if match is None or len(refused) >= _MAX_REFUSED:
+        if len(refused) >= _MAX_REFUSED:
             return
-        layer = _decoded(match["layer"] or b"").strip()
-        refused[_decoded(match["new"] or match["old"]), layer or (self._tuned.name if self._tuned else "")] += 1
+        end = _MAX_NAME + 200
+        new, layer, old, at = _SKIPPING.search(line, 0, end), b"", None, line.find(_WITHOUT, 0, end)
+        while at >= 0 and old is None:  # the word in front of that, which is read from its end
+            old = _WORD.match(line[max(0, at - 80) : at][::-1])
+            at = at if old is not None else line.find(_WITHOUT, at + 1, end)
+        if new is not None and (old is None or new.start() < at):
+            runner, layer = new[1], new[2] or b""
+        elif old is not None:
+            runner = old[0][::-1]
+        else:
+            return
+        told = _decoded(layer).strip()
+        refused[_decoded(runner), told or (self._tuned.name if self._tuned else "")] += 1
 
     def _start_runner(self, line: bytes, end: int) -> None:
         name = _decoded(_before(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))

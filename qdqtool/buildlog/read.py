@@ -154,8 +154,8 @@ def merge(build: Build, other: Build) -> None:
     if (listed and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
-    for key in ("tensorrt", "device", "command", "flags", "gpu", "options", "trace", "headings", "milestones",
-                "placement", "bindings", "reformats", "seconds", "passed", "performance"):
+    for key in ("tensorrt", "targets", "device", "command", "flags", "gpu", "options", "trace", "headings",
+                "milestones", "placement", "bindings", "reformats", "seconds", "passed", "performance"):
         if not getattr(build, key) and getattr(other, key):
             setattr(build, key, getattr(other, key))
     build.is_rtx = build.is_rtx or other.is_rtx

@@ -74,6 +74,8 @@ class Sections:
             "Formats": self._timed,
             "Adding": self._added,
             "Number": self._targets,
+            "Original:": self._milestone,
+            "After": self._milestone,
             "----------": lambda _text, _line: True,
             **{start.split(" ", 1)[0]: functools.partial(self._open, block, start) for start, block in _OPENS.items()},
         }
@@ -128,14 +130,7 @@ class Sections:
     def _by_form(self, text: str, line: int) -> bool:
         """Lines that are known by more than their first word."""
         build = self.build
-        if match := _MILESTONE.fullmatch(text):
-            self.trace.reset()
-            if match[1] == "Original" and any(m.what == "Original" for m in build.milestones):
-                self._begin_again()
-            if self._keep(match[1]):
-                build.milestones.append(Milestone(match[1], int(match[2]), line))
-            return True
-        if match := _PLACED.match(text):
+        if text.startswith("[") and (match := _PLACED.match(text)):
             if self._keep(text):
                 build.placement.append(("GPU" if match[1] == "Gpu" else "DLA", match[2] or "", match[3]))
             return True
@@ -222,6 +217,17 @@ class Sections:
                 build.flags[flag[1]] = (flag[2] or "").strip("\"'")
         return True
 
+    def _milestone(self, text: str, line: int) -> bool:
+        match = _MILESTONE.fullmatch(text)
+        if match is None:
+            return False
+        self.trace.reset()
+        if match[1] == "Original" and any(m.what == "Original" for m in self.build.milestones):
+            self._begin_again()
+        if self._keep(match[1]):
+            self.build.milestones.append(Milestone(match[1], int(match[2]), line))
+        return True
+
     def _targets(self, text: str, _line: int) -> bool:
         """Only TensorRT for RTX builds for a list of GPU generations."""
         known = text.startswith("Number of target compute capabilities")
@@ -291,7 +297,7 @@ class Sections:
         return layer is not None
 
     def _timed(self, text: str, _line: int) -> bool:
-        match = _SECONDS.match(text) if len(self.build.seconds) < 100 else None
+        match = _SECONDS.match(text) if " sec" in text and len(self.build.seconds) < 100 else None
         value = lines.number(match[2]) if match else None
         if match is not None and value is not None:
             self.build.seconds[match[1]] = value

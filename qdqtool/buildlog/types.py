@@ -203,9 +203,9 @@ class Tactics:
 
     def clear(self) -> None:
         """Forgets everything: another build begins."""
-        new = Tactics()
-        for known in dataclasses.fields(self):
-            setattr(self, known.name, getattr(new, known.name))
+        self.timed = self.combinations = self.reformat_timings = self.skipped = self.cached = 0
+        for kept in (self.costed, self.reasons, self.refused, self.chosen, self.layers, self.reformats):
+            kept.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +408,7 @@ class Build:
         tensorrt: Version (``8.5.2``), None where no line states it.
         version_hint: Where no line states the version: the earliest one that spells its lines this way (``8.5``).
         is_rtx: Whether it is TensorRT for RTX.
+        targets: The compute capabilities that it was built for, 86 for 8.6, where a table of ``qdqtool build`` says so.
         device: GPU name.
         gpu: The lines of ``Device Information``: key to value.
         flags: Of the trtexec command line: name without dashes to value (an empty string for a switch).
@@ -438,6 +439,7 @@ class Build:
     tensorrt: str | None = None
     version_hint: str | None = None
     is_rtx: bool = False
+    targets: tuple[int, ...] = ()
     device: str | None = None
     gpu: dict[str, str] = field(default_factory=dict)
     command: str = ""

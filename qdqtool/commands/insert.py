@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,11 +52,12 @@ def command(
     inputs.check_workers(where)
     if where.cluster is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
-    path = to.beside(model)
+    path, wanted = to.beside(model), on.chosen()
     if machine.gpu is not None:
         from qdqtool.timing import gpus
 
-        gpus.chosen(machine.gpu)  # an unknown one is refused before the work
+        named = gpus.chosen(machine.gpu)
+        wanted = wanted.built_for(named.cc, named.name)  # before the work: an unknown GPU is refused, and one of others
     from qdqtool.base.files import claim
 
     for written, option in ((path, "-o"), (write_table, "--write-table"), (kept.calib_cache, "--calib-cache")):
@@ -65,30 +67,27 @@ def command(
     from qdqtool.render.insertion_text import render
     from qdqtool.render.output import terminal_width, worded
 
-    wanted = on.chosen()
-    if machine.gpu is not None:
-        from qdqtool.timing import gpus
-
-        wanted = wanted.built_for(gpus.chosen(machine.gpu).cc)
     result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
                     measuring=measuring, target=wanted, checking=checking, progress=True)
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    paying, time = _paying(result.model, machine, result.target, terminal_width()) if machine.gpu else ([], None)
+    paying, time = _paying(result.model, machine, wanted, terminal_width()) if machine.gpu else ([], None)
     answer.give(lambda: worded(result.as_json()) | ({"time": time} if time else {}), lambda width: "\n".join([
-        render(result, width, everything=shown.everything), *paying, f"wrote {path}", *_next(wanted, path, width)]))
+        render(result, width, everything=shown.everything), *paying, f"wrote {path}",
+        *_next(wanted, path, machine, width)]))
     return 0
 
 
-def _next(target: Target, path: str, width: int) -> list[str]:
+def _next(target: Target, path: str, machine: Gpu, width: int) -> list[str]:
     from qdqtool.render.predict_text import to_build
 
-    again = f"next: qdqtool predict {path} --target {target.given}"
+    gpu = "" if machine.gpu is None else f" --gpu {shlex.quote(machine.gpu)}"
+    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.given}{gpu}"
     return [again] if target.is_rtx else [again, to_build(target, path, width)]
 
 
-def _paying(model: onnx.ModelProto, machine: Gpu, target: str, width: int) -> tuple[list[str], dict[str, Any]]:
+def _paying(model: onnx.ModelProto, machine: Gpu, target: Target, width: int) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.render.predict_text import whether_it_pays
     from qdqtool.timing.estimate import predict_on

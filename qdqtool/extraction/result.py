@@ -77,6 +77,7 @@ class Extraction:
     def as_json(self) -> Json:
         return {
             "schema": SCHEMA, "tool": TOOL_VERSION, "target": self.whole.target,
+            "compute_capabilities": list(self.whole.compute_capabilities),
             "nodes": self.nodes[0], "nodes_of_whole": self.nodes[1],
             "inputs": [v.name for v in self.proto.graph.input], "outputs": [v.name for v in self.proto.graph.output],
             "findings": [f.as_json() for f in self.shown.findings],

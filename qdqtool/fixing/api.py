@@ -154,6 +154,7 @@ class Fixed:
             "tool": TOOL_VERSION,
             "model": self.before.model.as_json(),
             "target": self.before.target,
+            "compute_capabilities": list(self.before.compute_capabilities),
             "applied": [c.as_json() for c in self.applied],
             "refused": [c.as_json() for c in self.refused],
             "before": {"summary": self.before.summary(), "findings": dict(self.before.findings_by_code())},

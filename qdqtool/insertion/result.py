@@ -103,6 +103,7 @@ class Insertion:
             "model": self.source,
             "output": self.output,
             "target": self.target,
+            "compute_capabilities": list(self.prediction.compute_capabilities) if self.prediction else [],
             "quantized": [q.as_json() for q in self.quantized],
             "skipped": [s.as_json() for s in self.skipped],
             "calibration": self.calibration,

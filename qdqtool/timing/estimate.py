@@ -430,7 +430,7 @@ def predict_on(
     ``also`` is called with the estimate before it is written into the prediction: what a room above knows of it.
 
     Raises:
-        QdqtoolError: The GPU is not known, or the calibration cannot be used.
+        QdqtoolError: The GPU is not known or none that the target builds for, or the calibration cannot be used.
         ModelError: The model cannot be read.
     """
     chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
@@ -440,8 +440,9 @@ def predict_on(
         raise QdqtoolError(said("{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two", sm=request.sm,
                                 name=chosen.name, cc=chosen.cc))
     index, gpu = load(model), chosen or of_capability(request.sm or "")
-    on = target_named(target).built_for(gpu.cc)
+    on = target_named(target).built_for(gpu.cc, chosen.name if chosen is not None else "")
     prediction = predict(index, on, assumed=assumed, how=how)
+    prediction.compute_capabilities = [gpu.cc]
     time = None
     if chosen is not None:
         chosen = gpus.used_by(on, chosen)

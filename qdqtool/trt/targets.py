@@ -56,6 +56,7 @@ class Target:
         copies_dq: A DQ with several readers is copied for each operator that it can pass.
         regions: Attention and normalization are regions of few kernels; for times alone.
         capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6; what they lack together decides.
+        buildable: All that it can build for; empty where the builder says that itself, on the GPU that it runs on.
         layer_normalization: Its parser takes LayerNormalization (INormalizationLayer), whose sums are FP32.
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
         transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
@@ -90,6 +91,7 @@ class Target:
     regions: bool = False
     layer_normalization: bool = False
     capabilities: tuple[int, ...] = DEFAULT_SM
+    buildable: tuple[int, ...] = ()
 
     @property
     def trtexec(self) -> Trtexec:
@@ -116,9 +118,28 @@ class Target:
         """Whether it has INT8 on all GPUs that it builds for: TensorRT-RTX has none on 7.5."""
         return not (self.is_rtx and 75 in self.capabilities)
 
-    def built_for(self, capability: str) -> Target:
-        """The same for GPUs of one compute capability (``8.6``), which TensorRT-RTX alone is told."""
-        return replaced(self, capabilities=(int(capability.replace(".", "")),)) if self.is_rtx else self
+    @property
+    def told(self) -> list[str]:
+        """The compute capabilities that a prediction for it is of, as NVIDIA writes them; none but for TensorRT-RTX."""
+        return [dotted(c) for c in self.capabilities] if self.is_rtx else []
+
+    def built_for(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
+        """The same for GPUs of one compute capability (``8.6``), which TensorRT-RTX alone is told.
+
+        ``gpu`` is the name of such a GPU, for the message; ``seen`` says that there is a build for it.
+
+        Raises:
+            QdqtoolError: TensorRT-RTX cannot build for it.
+        """
+        number = int(capability.replace(".", ""))
+        if not self.is_rtx or self.capabilities == (number,):
+            return self
+        if self.buildable and number not in self.buildable and not seen:
+            raise QdqtoolError(said(
+                "{target} cannot build for compute capability {cc}{name}, only for {known:joined , }; name such a GPU, "
+                "or a TensorRT that builds for yours: {`target`:trt10}", target=self.name, cc=dotted(number),
+                name=said(" ({gpu})", gpu=gpu) if gpu else "", known=[dotted(c) for c in self.buildable]))
+        return replaced(self, capabilities=(number,))
 
 
 _TRT10 = Target(
@@ -162,12 +183,20 @@ TARGETS: dict[str, Target] = {
             "rtx1.7", (1, 7), Evidence.SEEN, "rules found by experiment with TensorRT-RTX 1.7.1 itself",
             strongly_typed=True, float16_scales=True, blocked_scales=True, needs_zero_point=False,
             layer_normalization=True, int8_weights=True,
+            # What ComputeCapability of 1.7.1 has. NVIDIA's support matrix (docs.nvidia.com/deeplearning/tensorrt-rtx,
+            # 1.5) lists 7.5, 8.6, 8.9, 12.0 and 12.1; for 8.0 the library builds as well.
+            buildable=(75, 80, 86, 89, 120, 121),
         ),
     ), key=lambda t: (t.is_rtx, t.version))
 }
 
 RTX = max((t for t in TARGETS.values() if t.is_rtx), key=lambda t: t.version)
 """The newest TensorRT-RTX that is known."""
+
+
+def dotted(capability: int) -> str:
+    """``8.6`` for 86."""
+    return f"{capability // 10}.{capability % 10}"
 
 
 def target_before(name: str) -> Target | None:

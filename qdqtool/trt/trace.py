@@ -114,7 +114,7 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
         match = _RUNNING.fullmatch(line)
         return Event(match[1], RUNNING, match[2] or "") if match else None
     if not line.startswith(_BEGINNINGS):
-        match = _PASS.match(line)
+        match = _PASS.match(line) if "using " in line else None
         if match is None:
             return None
         kind = match[2]

@@ -40,7 +40,7 @@ from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.expected import expected
-from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local
+from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
@@ -85,7 +85,8 @@ def tune(
     Raises:
         ModelError: The model cannot be read or run, is quantized already, or has nothing to quantize.
         DataError: The data or the state cannot be used.
-        QdqtoolError: An option is wrong, the GPU has no INT8, or the metric failed.
+        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not build for it, or the metric
+            failed.
     """
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
@@ -127,6 +128,8 @@ def tune(
         count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
+        elif mapper is not None:
+            mapper = looked_at(mapper)
         bench = Measurements(job, sets, mapper or local(count), store, count,
                              None if time_limit is None else began + time_limit, progress)
         search = Search(planner, bench, keep, aim.budget_ms, effort.whole_front, say or (lambda line: None),
@@ -221,7 +224,7 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
     if name is None:
         return None
     found = gpus.chosen(name, machine.clock, machine.power)
-    found = gpus.used_by(target.built_for(found.cc), found)
+    found = gpus.used_by(target.built_for(found.cc, found.name), found)
     if not found.has_int8:
         raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8 on {target}, so that every placement is slower "
                                 "than the float model; deploy that, or name another GPU", name=name, gpu=found.name,

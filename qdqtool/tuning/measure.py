@@ -30,8 +30,11 @@ from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
-from qdqtool.base import budgets
+from qdqtool.base import budgets, parameters
 from qdqtool.base.process import Crew
+from qdqtool.base.said import said
+from qdqtool.base.text import reason_of
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
 from qdqtool.model.external import array_of, has_data
@@ -499,6 +502,47 @@ def local(workers: int | None = None) -> Mapper:
                         return
 
         return crew.results([work] * min(count, len(tasks)))
+
+    return run
+
+
+def looked_at(mapper: Mapper) -> Mapper:
+    """A mapper of the user's whose results are looked at when they come: those that were asked for, each once.
+
+    Calling it raises QdqtoolError where they are not.
+    """
+
+    def wrong(what: str, **values: Any) -> QdqtoolError:
+        return QdqtoolError(said("{`mapper`}: " + what + "; it has to give a Result with each candidate and sample of "
+                                 "its tasks once", **values))
+
+    def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        left = {(c.key, n) for t in tasks for c in t.candidates for n in t.images}
+        asked = len(left)
+        try:
+            results = mapper(job, tasks)
+            iter(results)
+        except (QdqtoolError, MemoryError):
+            raise
+        except Exception as error:
+            raise wrong("raises {kind} when it is called: {reason}", kind=type(error).__name__,
+                        reason=reason_of(error)) from error
+        try:
+            for result in parameters.read("mapper", results):
+                if not isinstance(result, Result) or not parameters.fits(result.rows, dict[str, dict[int, Row | None]]):
+                    raise wrong("gives {found}", found=parameters.shown(result))
+                given = [(key, n) for key, rows in result.rows.items() for n in rows]
+                if not (left and left.issuperset(given)):
+                    raise wrong("gives what was not asked for, or was given before, as the result of {task}",
+                                task=parameters.shown(result.key))
+                left.difference_update(given)
+                yield result
+            if left:
+                raise wrong("ends with {done} of {asked} measured", done=asked - len(left), asked=asked)
+        finally:
+            close = getattr(results, "close", None)
+            if close is not None:
+                close()
 
     return run
 

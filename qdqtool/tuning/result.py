@@ -200,7 +200,8 @@ class Tuning:
         index = next((i for i, p in enumerate(self.front) if p is self.chosen), None)
         return {
             "schema": SCHEMA, "tool": TOOL_VERSION, "model": self.info, "output": self.output, "target": self.target,
-            "gpu": self.gpu, "goal": {"keep": self.keep, "budget_ms": self.budget_ms, "reached": self.reached},
+            "compute_capabilities": list(self.prediction.compute_capabilities), "gpu": self.gpu,
+            "goal": {"keep": self.keep, "budget_ms": self.budget_ms, "reached": self.reached},
             "metric": self.metric, "cost": self.cost, "images": self.images,
             "sites": [s.as_json(self.base) for s in self.sites], "front": front,
             "others": [p.as_json() for p in self.others],

@@ -14,6 +14,7 @@ from qdqtool.base.files import named_as_model, watched
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
+from qdqtool.base.records import replaced
 from qdqtool.builders.child import print_once
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
@@ -73,12 +74,8 @@ def verify(
     build = build_of(builds)
     index = load(model)
     check_explicit(build, index)
-    chosen, notes = choose_target(build, on.target)
+    chosen, notes = target_of(build, on.target, machine)
     check_same_model(index, build)
-    if machine.gpu is not None:
-        from qdqtool.timing import gpus
-
-        chosen = chosen.built_for(gpus.chosen(machine.gpu).cc)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
         result = verify_rtx_build(index, prediction, build)
@@ -111,6 +108,29 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
         raise BuildLogError(f"{model}: an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
                             "when it built the first model; 'qdqtool compare' takes two models")
     return read_build(*files)
+
+
+def target_of(build: Build, target: str | Target | None, machine: Machine) -> tuple[Target, list[Note]]:
+    """As :func:`choose_target`, for the GPU that was named or that the build says it is for.
+
+    Raises:
+        QdqtoolError: The GPU that was named is not known, or none that the target builds for.
+    """
+    chosen, notes = choose_target(build, target)
+    if machine.gpu is not None:
+        from qdqtool.timing import gpus
+
+        named = gpus.chosen(machine.gpu)
+        return chosen.built_for(named.cc, named.name), notes
+    if chosen.is_rtx and build.targets:
+        return replaced(chosen, capabilities=build.targets), notes
+    if chosen.is_rtx:
+        from qdqtool.timing.expected import gpu_of, of_facts
+
+        ran_on = gpu_of(build)
+        capability = of_facts("", build.gpu).cc or (ran_on.cc if ran_on is not None else None)
+        chosen = chosen if capability is None else chosen.built_for(capability, seen=True)
+    return chosen, notes
 
 
 def choose_target(build: Build, target: str | Target | None) -> tuple[Target, list[Note]]:

@@ -59,7 +59,7 @@ def build_model(model: str | os.PathLike[str], how: Building) -> BuiltModel:
     result = mapped(builders.build(model, how=how))
     if how.output is not None and result.build is not None and result.status == "built":
         result.layers_path = Path(how.output) / "layers.json"
-        table = {**published(result, "builder", "version"),
+        table = {**published(result, "builder", "version"), "targets": [f"SM{s}" for s in result.targets],
                  **inspector_json(result.build.layers, result.build.bindings), **published(result, "nodes")}
         write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
     return result

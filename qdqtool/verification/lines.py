@@ -85,6 +85,7 @@ class Verification(Saved):
             "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
             "model": self.prediction.model.as_json() if self.prediction else None,
             "target": self.prediction.target if self.prediction else None,
+            "compute_capabilities": list(self.prediction.compute_capabilities) if self.prediction else [],
             **published(self, "build", "convolutions", "layers", "trace", "conversions", "copies", "mismatches"),
             **published(self, "notes", "times"),
         }

@@ -17,7 +17,10 @@ import qdqtool
 import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
 from qdqtool.base.parameters import require
+from qdqtool.base.said import of_error
+from qdqtool.base.said import said as said_of
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.render.output import as_options
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.verification.comparing.networks import float_network, network
@@ -203,6 +206,30 @@ def test_half_a_character_is_refused_with_the_name() -> None:
             assert said.startswith(f"`{parameter}=") and said.isprintable(), said
     with raises(QdqtoolError, "unreadable|open_input a\\udcff.onnx:"):  # a name of Linux
         qdqtool.predict("a\udcff.onnx")
+
+
+_WORDS = ("x", "a/", "1=1,")
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("length", slow_after(1, [10_000, 1_000_000]))
+def test_no_message_is_as_long_as_what_was_given(length: int) -> None:
+    for number, (name, parameter) in enumerate(every_case()):
+        # A command is taken apart letter by letter.
+        text = _WORDS[number % len(_WORDS)] * (length // (50 if parameter == "check" else 1))
+        for value in (text, [text], {text: text}, [("x", text)]):
+            with at(name, parameter, type(value)):
+                try:
+                    said = call(name, parameter, value)
+                except (ValueError, KeyError, IndexError) as error:  # documented, of values of the right type
+                    said = str(error)
+                assert len(said) < 500, said[:100]
+    sentence = said_of("{`clock`} {name}: {why}", name="n" * length, why=said_of("{what} is wrong", what="w" * length))
+    for error in (QdqtoolError(sentence), QdqtoolError(sentence, "p" * length), QdqtoolError("r" * length, "p")):
+        assert len(str(error)) < 500 and len(as_options(of_error(error))) < 700
+        assert str(error)[0] in "`p" and error.path in ("", "p", "p" * length)
+    found = QdqtoolError(sentence)
+    assert as_options(of_error(found)).startswith("--clock nnn") and str(found).endswith("www is wrong")
 
 
 def _first_then(found: object) -> Iterator[object]:

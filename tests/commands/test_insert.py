@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,14 @@ def test_the_next_command_names_the_target_as_it_was_given(folder: Path, cli: Cl
     text = cli("insert", folder / "small.onnx", "--calib", folder / "images", "--target", target, "--losses", "0",
                "--no-predict", "--method", "max", "--max-images", "1")
     assert text.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
+
+
+def test_the_next_command_asks_of_the_same_gpu(folder: Path, cli: Cli) -> None:
+    args = ["--losses", "0", "--no-predict", "--method", "max", "--max-images", "1", "--target", "rtx1.7"]
+    text = cli("insert", folder / "small.onnx", "--calib", folder / "images", "--gpu", "Tesla T4", *args)
+    command = shlex.split(text.split("next: qdqtool ")[1].splitlines()[0])
+    assert command[2:] == ["--target", "rtx1.7", "--gpu", "Tesla T4"]
+    assert cli.json(*command)["compute_capabilities"] == ["7.5"]
 
 
 def test_options_reach_the_library(folder: Path, cli: Cli, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+import qdqtool
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.modelfile import load
@@ -22,6 +23,7 @@ from qdqtool.timing.expected import gpu_of_device, of_facts
 from qdqtool.timing.gpus import find
 from qdqtool.timing.physics import seconds
 from qdqtool.trt.rtx.predict import status_of
+from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
 from tests.raising import raises
 from tests.tables import cases, in_turn
@@ -171,6 +173,33 @@ def test_tensorrt_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> Non
     if time is not None:  # that of the float network
         assert (time.gain is None) == (Remark.WITHOUT_QDQ in remarks(time.notes)) == (not int8)
     assert predict_on(network(), "trt8.5", request_)[0].summary()["int8"] == 2
+
+
+@in_turn("gpu", gpus.gpus())
+def test_tensorrt_rtx_is_predicted_for_gpus_that_it_builds_for(gpu: gpus.Gpu) -> None:
+    """What ``ComputeCapability`` of its 1.7.1 names: Turing, Ampere, Ada and Blackwell of PCs."""
+    g = Graph()
+    model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
+    for name in (gpu.name, gpu.cc):
+        request = Request(gpu=name) if name == gpu.name else Request(sm=name)
+        if gpu.cc in ("7.5", "8.0", "8.6", "8.9", "12.0"):
+            assert RTX.built_for(gpu.cc).told == [gpu.cc]
+        else:
+            with raises(QdqtoolError, f"Target.built_for rtx1.7 {gpu.cc} 12.1 trt10"):
+                predict_on(model, "rtx1.7", request)
+        assert TARGETS["trt10"].built_for(gpu.cc) is TARGETS["trt10"]
+
+
+def test_everything_that_takes_a_gpu_refuses_one_that_tensorrt_rtx_is_not_for() -> None:
+    g, machine = Graph(), {"target": "rtx1.7", "gpu": "V100"}
+    model = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16))
+    for call in (
+        lambda: qdqtool.report(model, **machine), lambda: qdqtool.compare(model, model, **machine),
+        lambda: qdqtool.verify(model, Build(layers=[BuiltLayer("a")]), **machine),
+        lambda: qdqtool.tune(model, [], **machine),
+    ):
+        with raises(QdqtoolError, "Target.built_for 7.0 V100"):
+            call()
 
 
 @in_turn(("gpu", "refused"), [("RTX 4090", False), ("RTX 3060", True)])

@@ -4,8 +4,9 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.tuning.configuration import Configuration, Recipe
-from qdqtool.tuning.measure import Job, Result, Task, local, run_task
+from qdqtool.tuning.measure import Job, Result, Row, Task, local, looked_at, run_task
 from qdqtool.tuning.measurements import Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
 from tests.insertion.nets import Net, images, run
@@ -42,6 +43,35 @@ def recipes() -> list[Recipe]:
     planner = planner_of(branchy(), DATA)
     choices = [(), ("c6",), ("c0",), ("c3", "c4"), ("add",), ("c5",), ("c2",)]
     return [planner.plan(Configuration(floats=frozenset(c))).recipe for c in choices]
+
+
+_ROW = {"a": {0: Row(0.5)}}
+_NO_MAPPERS: dict[str, Callable[[list[Task]], Any]] = {
+    "called None": lambda tasks: None, "called int": lambda tasks: 5, "called KeyError": lambda tasks: {}["x"],
+    "wrong None": lambda tasks: [None], "wrong Result": lambda tasks: [Result("s", {"a": {0: 0.5}})],
+    "left 0 4": lambda tasks: iter(()), "left 1 4": lambda tasks: [Result("s", _ROW)],
+    "given s": lambda tasks: [Result("s", _ROW)] * 2, "given t": lambda tasks: [Result("t", {"c": {0: None}})],
+    "given more": lambda tasks: [Result("s", {k: {0: None, 1: None} for k in "ab"}), Result("more", {})],
+    "read ZeroDivisionError": lambda tasks: (1 / 0 for _ in tasks),
+}
+
+
+@pytest.mark.parametrize("case", _NO_MAPPERS)
+def test_what_a_mapper_gives_is_looked_at(case: str) -> None:
+    tasks = [Task("s", (0, 1), tuple(SimpleNamespace(key=k) for k in "ab"))]  # type: ignore[misc]
+    closed: list[str] = []
+
+    def closing() -> Iterator[Any]:
+        try:
+            yield from _NO_MAPPERS[case](tasks)
+        finally:
+            closed.append(case)
+
+    word = case.split()[-1]
+    for mapper in (lambda job, given: _NO_MAPPERS[case](tasks), lambda job, given: closing()):
+        with pytest.raises(QdqtoolError, match=rf"^`mapper.*{word}"):
+            list(looked_at(mapper)(None, tasks))  # type: ignore[arg-type]
+    assert closed
 
 
 def by_hand(recipe: Recipe, sample: int) -> float:

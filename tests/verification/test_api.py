@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,12 @@ from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from qdqtool.options import Building
+from qdqtool.options import Building, Machine
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification import api
-from qdqtool.verification.api import check_same_model, choose_target, exit_code, flag_notes, verify
+from qdqtool.verification.api import check_same_model, choose_target, exit_code, flag_notes, target_of, verify
 from qdqtool.verification.build_model import BuiltModel, Pair, build_model
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.lines import Verification, of_pairs
@@ -362,5 +363,19 @@ def test_a_build_of_tensorrt_rtx_is_predicted_for_the_gpu_that_was_named() -> No
     g = Graph()
     model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
     build = Build(tensorrt="1.7.1", layers=[BuiltLayer("a")])
-    for gpu, int8 in ((None, 2), ("T4", 0), ("RTX 3060", 2)):
-        assert verify(model, build, target="rtx1.7", gpu=gpu).prediction.summary()["int8"] == int8
+    for gpu, int8, cc in ((None, 2, "8.6"), ("T4", 0, "7.5"), ("RTX 3060", 2, "8.6")):
+        found = verify(model, build, target="rtx1.7", gpu=gpu)
+        assert found.prediction.summary()["int8"] == int8 and found.as_json()["compute_capabilities"] == [cc]
+
+
+@pytest.mark.parametrize(("said", "capabilities"), [
+    (Build(gpu={"Compute Capability": "7.5"}), ["7.5"]), (Build(device="Tesla T4"), ["7.5"]),
+    (Build(targets=(75, 86)), ["7.5", "8.6"]), (Build(device="H100 SXM"), ["9.0"]), (Build(), ["8.6"]),
+])
+def test_a_build_of_tensorrt_rtx_is_predicted_for_what_it_says_it_is_for(said: Build, capabilities: list[str]) -> None:
+    """Also where ours cannot build for it: there is a build."""
+    target, _ = target_of(replace(said, is_rtx=True), None, Machine())
+    assert target.told == capabilities and target.name == RTX.name
+    assert target_of(said, None, Machine(gpu="V100"))[0].told == []
+    with raises(QdqtoolError, "Target.built_for 7.0 V100"):
+        target_of(replace(said, is_rtx=True), None, Machine(gpu="V100"))

@@ -70,7 +70,8 @@ class Report:
         return {
             "schema": REPORT_SCHEMA, "tool": TOOL_VERSION, "output": self.output,
             "bytes": len(self.html.encode()), "model": page.model.path,
-            "before": page.before.path if page.before else None, "target": page.model.target,
+            "before": page.before.path if page.before else None, "target": page.model.rules,
+            "compute_capabilities": list(page.model.compute_capabilities),
             "summary": page.model.counts, "verdict": page.model.verdict,
             "drawn": {"onnx": len(page.model.onnx.boxes), "engine": len(page.model.engine.boxes)},
             "histograms": len(page.histograms), "tuning": page.tuning is not None,
@@ -135,7 +136,7 @@ def collect(
     sections.add_weights(collector)
     other = None
     if before is not None:
-        other = look_at(before, subject.prediction.target, chosen, None, machine, assumed)
+        other = look_at(before, subject.target, chosen, None, machine, assumed)
         _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()

@@ -357,7 +357,8 @@ class Model:
     sha256: str
     opset: int
     node_count: int
-    target: str
+    target: str  # as the user named it
+    rules: str  # the name of the target that answers for it
     proof: str
     verdict: str
     counts: dict[str, int | None]
@@ -374,6 +375,7 @@ class Model:
     conversions: list[Conversion] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     time: Time | None = None
+    compute_capabilities: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

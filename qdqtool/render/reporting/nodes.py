@@ -65,8 +65,10 @@ class Collector:
         info = prediction.model
         self.model = data.Model(
             label=label, path=shown(info.path), sha256=info.sha256, opset=info.opset, node_count=info.nodes,
-            target=prediction.target, proof=prediction.target_evidence, verdict=verdict(prediction),
-            counts=prediction.summary(), remarks=[message(line) for line in remarks(prediction)],
+            target=subject.target.given, rules=prediction.target, proof=prediction.target_evidence,
+            verdict=verdict(prediction), counts=prediction.summary(),
+            remarks=[message(line) for line in remarks(prediction)],
+            compute_capabilities=prediction.compute_capabilities,
         )
         self.place: dict[int, int] = {}
         self._case_place: dict[str, int] = {}
@@ -359,6 +361,7 @@ class Subject:
     Attributes:
         model: The index of the ONNX model.
         prediction: What TensorRT makes of it; findings and layers carry times where a GPU is known.
+        target: Which TensorRT, as it builds for that GPU.
         time: The estimate, None without a GPU.
         verification: The prediction compared with a build, None without one.
         build: The build.
@@ -367,6 +370,7 @@ class Subject:
 
     model: Model
     prediction: Prediction
+    target: Target
     time: TimeEstimate | None = None
     verification: Verification | None = None
     build: Build | None = None
@@ -396,26 +400,27 @@ def look_at(
     model = load(source)
     verification = None
     if build is not None:
-        from qdqtool.verification.api import verify
+        from qdqtool.verification.api import target_of, verify
 
         verification = verify(model, build, target=target, machine=machine)
         assert verification.prediction is not None
         prediction = verification.prediction
+        on, _ = target_of(build, target, machine)
     else:
         on = target_named(target or DEFAULT_TARGET)
-        on = on if gpu is None else on.built_for(gpu.cc)
-        gpu = gpu if gpu is None else gpus.used_by(on, gpu)
+        on = on if gpu is None else on.built_for(gpu.cc, gpu.name)
         prediction = predict(model, on, assumed=assumed)
-    chosen = target_named(prediction.target)
     time = None
     if gpu is not None:
+        gpu = gpus.used_by(on, gpu)
         from qdqtool.verification.times import plain_in, runs_as_graph
 
         plain = plain_in(build) if build else gpu.plain
-        time = estimate(model, prediction, gpu, chosen, plain=plain, graph=build is not None and runs_as_graph(build))
+        time = estimate(model, prediction, gpu, on, plain=plain, graph=build is not None and runs_as_graph(build))
         prediction.time = time.as_json()
+        prediction.compute_capabilities = [gpu.cc]
         prediction.findings += gpu_findings(prediction, gpu, model)
-    subject = Subject(model, prediction, time, verification, build)
+    subject = Subject(model, prediction, on, time, verification, build)
     subject.work = _work(subject)
     return subject
 

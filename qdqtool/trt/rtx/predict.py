@@ -51,7 +51,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     walk.run()
     view = View(model)
     prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target.name,
-                            target_evidence=f"{target.evidence}: {target.proof}")
+                            target_evidence=f"{target.evidence}: {target.proof}", compute_capabilities=target.told)
     prediction.refusals = list(_refusals(walk, target.capabilities))
     for node in model.nodes:
         if node.op == "Conv":

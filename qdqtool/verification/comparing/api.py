@@ -136,7 +136,7 @@ def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
         return Asked(View(model), predict(model, target), title)
     from qdqtool.timing.estimate import predict_on
 
-    prediction, _ = predict_on(model, target.name, Request(gpu=gpu))
+    prediction, _ = predict_on(model, target, Request(gpu=gpu))
     return Asked(View(model), prediction, title)
 
 

@@ -118,6 +118,7 @@ def side_of(asked: Asked) -> Side:
         side.products = summary["matrix_products"]
         side.plain = sum(not c.is_product for c in prediction.convolutions)
         side.target, side.obstacle = prediction.target, obstacles(prediction.findings)
+        side.compute_capabilities = prediction.compute_capabilities
         if prediction.time is not None:
             side.ms, side.gpu = prediction.time["total_ms"], prediction.time["gpu"]
     return side

@@ -217,6 +217,7 @@ class Side:
         ms: Time of one execution; None without times.
         measured: Whether that was measured.
         target: What the prediction is for; empty for a build.
+        compute_capabilities: Those of the GPUs that it holds for; empty for a build, and where it holds for all.
         gpu: Where the time is for; empty without.
         gaps: What a build lacks because it is cut off; empty for a whole one.
         obstacle: In what form a model is quantized that TensorRT does not take; empty for none.
@@ -237,6 +238,7 @@ class Side:
     plain: int = 0
     gaps: list[Gap] = field(default_factory=list)
     obstacle: str = ""
+    compute_capabilities: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> list[str]:
@@ -246,8 +248,8 @@ class Side:
     def as_json(self) -> Json:
         fields = published(self, "kind", "title", "quantized", "convolutions", "int8", "int8_to_int8", "conversions",
                            "ms", "measured")
-        return {**fields, "target": self.target or None, "gpu": self.gpu or None, "matrix_products": self.products,
-                "missing": self.missing}
+        return {**fields, "target": self.target or None, "compute_capabilities": list(self.compute_capabilities),
+                "gpu": self.gpu or None, "matrix_products": self.products, "missing": self.missing}
 
 
 @dataclass(slots=True)

@@ -17,17 +17,20 @@ import pytest
 import qdqtool
 from calibration.cache import load_statistics
 from calibration.methods import METHODS, amax_of
+from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import is_qdq, read_params
+from qdqtool.options import Request
 from qdqtool.render.reporting import data
 from qdqtool.render.reporting.api import Report, collect
 from qdqtool.render.reporting.page import embedded
 from qdqtool.render.reporting.page import render as render_page
 from qdqtool.render.reporting.sections import tuning_of as read_tuning
+from qdqtool.timing.estimate import predict_on
 from qdqtool.trt.trace import render
 from tests.insertion.nets import Net
 from tests.raising import raises
@@ -394,6 +397,31 @@ def test_damage_is_one_sentence(tmp_path: Path, broken: Any) -> None:
     path = write(tmp_path, broken)
     with raises(DataError, "tuning_of tuning.json"):
         tuning_of(path)
+
+
+def test_a_build_of_tensorrt_rtx_is_shown_for_the_gpu_that_it_names() -> None:
+    g = Graph()
+    model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
+    for facts, gpu in (({"Compute Capability": "7.5", "SMs": "40"}, None), ({}, "T4")):
+        build = Build(tensorrt="1.7.1", is_rtx=True, layers=[BuiltLayer("a")], device="Tesla T4" if facts else None,
+                      gpu=facts)
+        made = qdqtool.report(model, build, gpu=gpu)
+        assert made.page.model.counts["int8"] == 0 and made.as_json()["compute_capabilities"] == ["7.5"]
+        time = predict_on(model, "rtx1.7", Request(gpu="T4"))[1]
+        assert time is not None and made.page.model.time is not None
+        assert made.page.model.time.total == pytest.approx(time.total_ms, rel=0.2)  # of the clock that a log tells
+        assert any("has no INT8 on" in note for note in made.page.model.time.notes)
+
+
+def test_a_version_is_called_as_the_user_did() -> None:
+    g = Graph()
+    model = g.model(g.conv(g.input(1, 16, 16, 16), "a", 16))
+    made = qdqtool.report(model, target="10.3", gpu="P100", before=model)
+    assert made.as_json()["target"] == "trt10"  # whose rules they are
+    pages = [made.page.model, made.page.before]
+    assert [p.target for p in pages if p is not None] == ["10.3"] * 2
+    said = re.findall(r"\w*\b(?:trt10|10\.3)\b", re.sub(r"<(script|style).*?</\1>", "", made.html, flags=re.DOTALL))
+    assert said.count("trt10") == made.html.count("those of trt10") > 0 and said.count("10.3") > 3
 
 
 def test_what_tune_itself_writes(made: Made, tmp_path: Path) -> None:
