@@ -103,14 +103,12 @@ def test_the_action_and_the_hook_predict_what_changed(repository: Path, tmp_path
 @pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(2, [
     ({}, "HEAD", 0, []),  # nothing changed
     ({}, "0" * 40, 0, ["new model.onnx", "old.onnx"]),  # a first push; its findings are warnings, the default is error
-    ({}, "HEAD~", 0, ["new model.onnx"]),
-    ({"models": "* model.onnx\n\no*.onnx\n"}, "HEAD", 0, ["new model.onnx", "old.onnx"]),
-    ({"models": "built.onnx"}, "HEAD", 0, ["built.onnx"]),  # made by an earlier step, in no commit
+    # A pattern, an empty line, one made by an earlier step and in no commit, one that looks like an option
+    ({"models": "* model.onnx\n\no*.onnx\nbuilt.onnx\n-odd.onnx\n", "require": "c1\nc2"}, "HEAD", 0,
+     ["-odd.onnx", "built.onnx", "new model.onnx", "old.onnx"]),
     ({"models": "none.onnx"}, "HEAD", 2, []),
     ({"models": "damaged.onnx"}, "HEAD", 2, []),
     ({"models": "damaged.onnx\nold.onnx"}, "HEAD", 2, ["old.onnx"]),
-    ({"models": "-odd.onnx"}, "HEAD", 0, ["-odd.onnx"]),
-    ({"models": "old.onnx", "require": "c1\nc2"}, "HEAD", 0, ["old.onnx"]),
     ({"models": "old.onnx", "require": "nothing"}, "HEAD", 2, []),
     ({"models": "old.onnx", "target": "$(exit 7)"}, "HEAD", 2, []),
 ]))
