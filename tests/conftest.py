@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
-from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.insertion.nets import Net
@@ -27,6 +26,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads th
 # Each of the many processes would compile the whole package, and each run all tests: half of what they take.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's, which comes with selenium, takes as long to load as all else of it
 
 #: Files, or folders, whose tests share what takes long to make: trees of sources and predictions, a cluster, libraries
 #: of training.
@@ -43,10 +43,6 @@ ADDED = "slow or hypothesis"
 ADDS = re.compile(rb"mark\.slow|slow_after|hypothesis")
 
 STARTED = time.monotonic()
-
-# A busy machine is no defect of the code under test.
-for name, examples in (("quick", 10), ("all", 20)):
-    settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,6 +103,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no":
+        return  # others run the tests
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine is no defect of the code under test.
+    for name, examples in (("quick", 10), ("all", 20)):
+        settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("all" if config.getoption("--all") else "quick")
 
 
@@ -129,16 +132,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if ADDS.search(collection_path.read_bytes()) else True
 
 
+#: What is left out without an option.
+WITHOUT = {"slow": "--all", "growth": "--growth"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.Item | None:
+    """Of a whole function that is left out one item says so: the law of growth would have two thousand."""
+    marks = getattr(obj, "pytestmark", None)
+    names = {mark.name for mark in marks} if isinstance(marks, list) else set()
+    left = any(mark in names and not collector.config.getoption(option) for mark, option in WITHOUT.items())
+    if not left or not collector.istestfunction(obj, name):
+        return None
+    return pytest.Function.from_parent(collector, name=name)
+
+
 @pytest.hookimpl(trylast=True)  # when hypothesis has marked its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    added = {i.path for i in items if i.get_closest_marker("slow") or i.get_closest_marker("hypothesis")}
+    marks = [{mark.name for mark in item.iter_markers()} for item in items]
+    added = {item.path for item, own in zip(items, marks, strict=True) if not own.isdisjoint(("slow", "hypothesis"))}
     if silent := [str(path) for path in sorted(added) if not ADDS.search(path.read_bytes())]:
         raise pytest.UsageError(f"test-all would not read these, for they do not say what is slow: {silent}")
-    for option, mark in (("--all", "slow"), ("--growth", "growth")):
-        if not config.getoption(option):
-            left = [i for i in items if i.get_closest_marker(mark)]
-            items[:] = [i for i in items if not i.get_closest_marker(mark)]
-            config.hook.pytest_deselected(items=left)
+    without = {mark for mark, option in WITHOUT.items() if not config.getoption(option)}
+    left = [item for item, own in zip(items, marks, strict=True) if not own.isdisjoint(without)]
+    items[:] = [item for item, own in zip(items, marks, strict=True) if own.isdisjoint(without)]
+    config.hook.pytest_deselected(items=left)
 
 
 def shared_by(nodeid: str) -> str:

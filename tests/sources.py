@@ -3,14 +3,30 @@
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 @functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
     """All nodes of a source, which several files of tests look at."""
     return walked(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@functools.cache
+def _by_kind(path: Path) -> Mapping[type[ast.AST], list[Any]]:
+    found: dict[type[ast.AST], list[Any]] = {}
+    for node in nodes_of(path):
+        found.setdefault(node.__class__, []).append(node)
+    return found
+
+
+def nodes_like(path: Path, *kinds: type[Node]) -> Iterator[Node]:
+    """The nodes of a source that are of these classes: most look for a tenth of all."""
+    return (node for kind in kinds for node in _by_kind(path).get(kind, ()))
 
 
 _LEAVES = (ast.Name, ast.Constant)  # half of all nodes, below which there are none but contexts
@@ -87,6 +103,8 @@ def lines_that_edit(nodes: Sequence[ast.AST], others: Functions | None = None) -
 def _edited(function: ast.FunctionDef, names: set[str], lists: tuple[str, ...], known: Functions) -> set[int]:
     """Lines that change such a list or its entries, which go by the names too."""
     inside = walked(function)
+    if not names and not any(n.__class__ is ast.Attribute and n.attr in lists for n in inside):  # type: ignore[attr-defined]
+        return set()  # neither such a list nor what goes by another name
     found = set()
     members: set[str] = set()  # of nodes
     nodes = lists[:1]
@@ -133,7 +151,8 @@ def _is_of(node: ast.AST, names: Collection[str], lists: tuple[str, ...]) -> boo
 SAID = {"checked", "fix", "kept", "message", "note", "notes", "reason", "sentence", "warnings", "why", "why_not"}
 LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
          "startswith"}  # fmt: skip
-_NAMES = re.compile(rf"\b(?:{'|'.join(sorted(SAID))})\b")
+_EACH = "|".join(sorted(SAID))
+_NAMES = re.compile(rf"\.(?:{_EACH})\b|\[[\"'](?:{_EACH})[\"']\]")
 
 
 def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list[int]:

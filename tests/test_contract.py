@@ -141,16 +141,20 @@ def broken_options(promised: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("contract")
     contract.prepare(folder)
-    return contract.runs(folder)
+    return folder
 
 
-def test_runs_files_and_fields_are_as_recorded(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runs(prepared: Path) -> dict[str, Any]:
+    return contract.runs(prepared)
+
+
+def test_runs_files_and_fields_are_as_recorded(prepared: Path) -> None:
     assert {name for name, _ in contract.RUNS} >= set(PROMISED["runs"])
-    contract.prepare(tmp_path)
-    assert {"agrees.log", "differs.log", "half.log", "residual.onnx"} <= {p.name for p in tmp_path.iterdir()}
+    assert {"agrees.log", "differs.log", "half.log", "residual.onnx"} <= {p.name for p in prepared.iterdir()}
     was = contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}]})
     assert was == {"": ["object"], "schema": ['string "a/1"'], "n": ["array"], "n[]": ["object"], "n[].x": ["number"],
                    "n[].y": ["null"]}  # fmt: skip

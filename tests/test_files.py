@@ -131,8 +131,8 @@ def test_a_model_nested_too_deeply_is_called_so(tmp_path: Path) -> None:
     assert "cut off or damaged" in said(path)
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["at once", "in a subgraph"])
-@pytest.mark.parametrize("last_first", [False, True], ids=["caller first", "caller last"])
+@pytest.mark.parametrize(("inside", "last_first"), slow_after(2, [
+    (False, True), (True, False), (False, False), (True, True)]))
 def test_a_chain_of_functions_too_deep_for_python_is_named(
     inside: bool, last_first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,16 +1,15 @@
 """What `make mutants` draws."""
 
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cosmic_ray", reason="needs qdqtool[mutants]")
-
-from cosmic_ray.commands.init import init
-from cosmic_ray.work_db import use_db
-
 from tests import mutants
+
+#: Only looked for: reading all tests does not load it.
+pytestmark = pytest.mark.skipif(find_spec("cosmic_ray") is None, reason="needs qdqtool[mutants]")
 
 SOURCE = '''\
 @frozen(slots=True)
@@ -22,6 +21,9 @@ def small(x: int | None, names: tuple[str, ...] = ()) -> bool:
 
 def test_the_seed_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a decorator nor an assertion nor an annotation is changed; no place twice."""
+    from cosmic_ray.commands.init import init
+    from cosmic_ray.work_db import use_db
+
     (tmp_path / "own.py").write_text(SOURCE)
     monkeypatch.setattr(mutants, "CONFIG", str(mutants.ROOT / mutants.CONFIG))
     drawn = []

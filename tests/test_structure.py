@@ -19,7 +19,7 @@ import pytest
 
 from qdqtool.commands.cli import cli
 from qdqtool.types import FindingCode
-from tests.sources import SAID, circles, functions_of, lines_that_edit, lines_that_read, nodes_of
+from tests.sources import SAID, circles, functions_of, lines_that_edit, lines_that_read, nodes_like, nodes_of
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("qdqtool", "calibration")
@@ -103,7 +103,8 @@ def imported(nodes: Iterable[ast.AST], modules: Iterable[str]) -> Iterator[str]:
 def graph() -> dict[str, frozenset[str]]:
     """Module to the modules that it imports."""
     modules = sources()
-    return {m: frozenset(imported(nodes_of(path), modules)) - {m} for m, path in modules.items()}
+    imports = {m: nodes_like(path, ast.Import, ast.ImportFrom) for m, path in modules.items()}
+    return {m: frozenset(imported(nodes, modules)) - {m} for m, nodes in imports.items()}
 
 
 def room_of(module: str) -> str:
@@ -176,8 +177,8 @@ def versions_compared() -> Broken:
     for module, path in sources().items():
         if module == "qdqtool.trt.targets":
             continue
-        for node in nodes_of(path):
-            if isinstance(node, ast.Compare) and any(
+        for node in nodes_like(path, ast.Compare):
+            if any(
                 isinstance(part, ast.Attribute) and part.attr == "version"
                 for side in (node.left, *node.comparators) for part in ast.walk(side)
             ):
@@ -190,7 +191,7 @@ def targets_named() -> Broken:
     for module, path in sources().items():
         if module == "qdqtool.trt.targets" or (room_of(module) == "explain" and not module.startswith(LINT)):
             continue
-        for node in nodes_of(path):
+        for node in nodes_like(path, ast.Compare, ast.Call, ast.Assign):
             looked: list[ast.expr] = []
             if isinstance(node, ast.Compare):
                 looked = [node.left, *node.comparators]
@@ -223,9 +224,9 @@ def lists_of_operators() -> Broken:
     for module, path in sources().items():
         if room_of(module) not in READ_OPERATORS or module.startswith(OTHER_COMPILER):
             continue
-        about = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.keyword) and node.arg == "about"}
-        for node in nodes_of(path):
-            if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and id(node) not in about:
+        about = {id(node.value) for node in nodes_like(path, ast.keyword) if node.arg == "about"}
+        for node in nodes_like(path, ast.Tuple, ast.List, ast.Set):
+            if id(node) not in about:
                 found = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in names]
                 if len(found) >= 2:
                     yield f"operators: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {', '.join(found)}"
@@ -240,12 +241,11 @@ ONCE = {("'ai.onnx'",): "qdqtool.model.subgraphs", ("TensorProto.FLOAT", "Tensor
 def lists_with_one_home() -> Broken:
     """Domains, types and kinds of layers."""
     for module, path in sources().items():
-        for node in nodes_of(path):
-            if isinstance(node, ast.Tuple | ast.List | ast.Set):
-                listed = {ast.unparse(e).removeprefix("onnx.") for e in node.elts}
-                for names, home in ONCE.items():
-                    if module != home and listed.issuperset(names):
-                        yield f"{' '.join(names)}: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+        for node in nodes_like(path, ast.Tuple, ast.List, ast.Set):
+            listed = {ast.unparse(e).removeprefix("onnx.") for e in node.elts}
+            for names, home in ONCE.items():
+                if module != home and listed.issuperset(names):
+                    yield f"{' '.join(names)}: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def onnx_loaded() -> Broken:
@@ -259,8 +259,8 @@ def onnx_loaded() -> Broken:
 
 
 def docstrings(path: Path) -> set[int]:
-    return {id(n.body[0].value) for n in nodes_of(path) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and n.body and isinstance(n.body[0], ast.Expr)}  # fmt: skip
+    firsts = (n.body[0] for n in nodes_like(path, ast.Module, ast.ClassDef, ast.FunctionDef) if n.body)
+    return {id(first.value) for first in firsts if isinstance(first, ast.Expr)}
 
 
 def words_of_the_command_line() -> Broken:
@@ -279,8 +279,8 @@ def words_of_the_command_line() -> Broken:
         if speaks_of_commands or module.endswith(".options"):
             continue
         docs = docstrings(path)
-        for node in nodes_of(path):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+        for node in nodes_like(path, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in docs:
                 # 'qdqtool verify --format json' names a whole command, as one who types it would.
                 for found in options.finditer(re.sub(r"qdqtool [a-z]+ --[^']*|qdqtool verify .*", "", node.value)):
                     yield f"command line: {module}", f"{path.relative_to(HOME)}:{node.lineno}: {found[0]}"
@@ -317,18 +317,18 @@ def messages_read() -> Broken:
     for module, path in sources().items():
         if module.startswith(SHOWN):
             continue
-        for node in nodes_of(path):
+        for node in nodes_like(path, ast.Attribute, ast.Call):
             read = isinstance(node, ast.Attribute) and node.attr == "message" and ast.unparse(node.value)
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("getattr", "attrgetter")):
                 read = any(isinstance(arg, ast.Constant) and arg.value == "message" for arg in node.args)
             if read and read not in OTHER_MESSAGES.get(module, ()):
-                yield f"message: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+                yield f"message: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def words_compared() -> Broken:
     """A finding's words are asked for where it is worded; an error's path is no text to cut off (errors.py)."""
     for module, path in sources().items():
-        for node in nodes_of(path):
+        for node in nodes_like(path, ast.ImportFrom, ast.Call):
             named = isinstance(node, ast.ImportFrom) and node.module == "qdqtool.explain.messages"
             if named and any(a.name == "worded" for a in node.names):
                 yield f"words: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
@@ -345,10 +345,9 @@ def words_elsewhere() -> Broken:
     records = re.compile(rf"qdqtool\.(trt\.(detect|faults|refusals)|explain\.(?!{'|'.join(OF_FINDINGS)}).*)")
     for module, path in sources().items():
         if records.fullmatch(module):
-            nodes = nodes_of(path)
-            notes = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-            for node in nodes:
-                if isinstance(node, ast.Constant) and id(node) not in notes and re.search(
+            notes = {id(node.value) for node in nodes_like(path, ast.Expr)}
+            for node in nodes_like(path, ast.Constant):
+                if id(node) not in notes and re.search(
                         r"[a-z]{2} [a-z]{2}", str(node.value)):
                     yield f"words: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
@@ -357,9 +356,9 @@ def parameters_in_words() -> Broken:
     """A sentence holds a parameter as a value, ``{`clock`}``, which each reader is told its way (base/said.py)."""
     for module, path in sources().items():
         docs = docstrings(path)
-        for node in nodes_of(path):
+        for node in nodes_like(path, ast.Constant, ast.JoinedStr):
             if module not in OF_BACKTICKS and id(node) not in docs and names_a_parameter(node):
-                yield f"parameter: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+                yield f"parameter: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def names_a_parameter(node: ast.AST) -> bool:
@@ -376,19 +375,18 @@ def codes_named() -> Broken:
     code = re.compile(rf"(?<![\w-])(?:{'|'.join(c for c in typing.get_args(FindingCode) if '-' in c)})(?![\w-])")
     for module, path in sources().items():
         if room_of(module) not in ("commands", "explain", "options", "render", "types"):
-            for node in nodes_of(path):
-                if isinstance(node, ast.Constant) and code.search(str(node.value)):
+            for node in nodes_like(path, ast.Constant):
+                if code.search(str(node.value)):
                     yield f"code: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def sentences_as_values() -> Broken:
     """A remark or a sentence holds values, and what an error says as one (``of_error``): no text made before."""
     for module, path in sources().items():
-        nodes = nodes_of(path)
-        made = {ast.unparse(n.targets[0]) for n in nodes if isinstance(n, ast.Assign) and makes_a_text(n.value)}
-        for node in nodes:
+        made = {ast.unparse(n.targets[0]) for n in nodes_like(path, ast.Assign) if makes_a_text(n.value)}
+        for node in nodes_like(path, ast.Assign, ast.Call):
             if makes_a_sentence(node, made):
-                yield f"value: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+                yield f"value: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 def makes_a_text(node: ast.expr) -> bool:
@@ -421,8 +419,8 @@ def cases_read() -> Broken:
     """What a case says is shown, and decides nothing: ``about`` says what it is about."""
     for module, path in sources().items():
         if room_of(module) in ("explain", "knowledge", "model", "prediction", "trt"):
-            for node in nodes_of(path):
-                if isinstance(node, ast.Attribute) and node.attr == "says":
+            for node in nodes_like(path, ast.Attribute):
+                if node.attr == "says":
                     yield f"case: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
@@ -443,10 +441,9 @@ FORMS = {"LargeKernel", "DepthwiseAdd", "DepthwiseSilu"}
 
 def forms_refused() -> Broken:
     for module, path in sources().items():
-        for node in nodes_of(path):
-            called = node.func if isinstance(node, ast.Call) else None
-            if getattr(called, "attr", getattr(called, "id", "")) in FORMS and module != f"{LINT}.operators":
-                yield f"form: {module}", f"{path.relative_to(HOME)}:{getattr(node, 'lineno', 0)}"
+        for node in nodes_like(path, ast.Call):
+            if getattr(node.func, "attr", getattr(node.func, "id", "")) in FORMS and module != f"{LINT}.operators":
+                yield f"form: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,

@@ -52,10 +52,11 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
     best, reached = OPTIONS[0], None
     if rules.residual != "auto":
         return best
-    placements = {o: place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS}
-    if len(set(map(_read, placements.values()))) == 1:  # no such Add
+    first = place(model, replace(rules, residual_after_activation=OPTIONS[0]))
+    if all(len(positions) == 1 for positions in _residual_positions(first).values()):  # no such Add
         return best
-    for option, placement in placements.items():
+    placements = [first, *(place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS[1:])]
+    for option, placement in zip(OPTIONS, placements, strict=True):
         try:
             slim = sketch(model, placement, scale_groups(model, placement.readers, unify))
             worst = _worst(slim, placement, target, reached)
@@ -64,10 +65,6 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
         if worst is not None:
             best, reached = option, worst
     return best
-
-
-def _read(placement: Placement) -> frozenset[tuple[str, int, int]]:
-    return frozenset((t, r.node.index, r.position) for t, found in placement.readers.items() for r in found)
 
 
 def _worst(slim: Model, placement: Placement, target: Target, reached: Worth | None) -> Worth | None:

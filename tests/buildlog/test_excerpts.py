@@ -42,12 +42,12 @@ def test_prose_is_refused(text: str) -> None:
 
 def test_blank_lines_and_junk_take_no_time() -> None:
     started = time.process_time()
-    build = read("\n" * 200_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 200_000)
+    build = read("\n" * 50_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 50_000)
     assert time.process_time() - started < 1
-    assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 400_004, 400_001)
+    assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 100_004, 100_001)
     started = time.process_time()
-    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 300_000)
-    assert time.process_time() - started < 5
+    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 60_000)
+    assert time.process_time() - started < 3
     assert Remark.NOT_UNDERSTOOD in remarks(build.notes)
     assert [g.lack for g in build.gaps if g.section == Section.ALL] == [Lack.BEYOND_LINE]
 

@@ -13,7 +13,7 @@ quantization = pytest.importorskip("onnxruntime.quantization")
 
 class Images(quantization.CalibrationDataReader):
     def __init__(self):
-        images = [np.random.default_rng(i).random((1, 3, 64, 64)).astype(np.float32) for i in range(2)]
+        images = [np.random.default_rng(i).random((1, 3, 64, 64)).astype(np.float32) for i in range(1)]
         self.items = iter([{"images": image} for image in images])
 
     def get_next(self):

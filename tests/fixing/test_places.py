@@ -20,7 +20,7 @@ from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
 from tests.explain.lint.test_api import shared_model
-from tests.explain.test_producers import models, predictions, views
+from tests.explain.test_producers import predictions, views
 from tests.fixing.steps import sites
 from tests.fuzz.grammar import network
 from tests.slow import slow_after
@@ -105,9 +105,10 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
     """In findings, in their words, in what makes two of them alike, and in the places of ``fix``."""
     met: set[type[Refusal]] = set()
     for target in ("trt8.5", "rtx1.7"):
-        for proto in (*models(), shared_model(), faults()):
-            model = Model(proto)
-            plain, other = predict(model, target), predict(model, target)
+        others = [(view, predict(view.model, target)) for view in (View(Model(f())) for f in (shared_model, faults))]
+        for view, plain in (*zip(views(), predictions(target), strict=True), *others):
+            model = view.model
+            other = predict(model, target)
             other.refusals = list(map(derived, plain.refusals))
             other.findings = advise(model, other)
             for f in other.findings:
@@ -117,7 +118,7 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
             assert told(plain) == told(other)
             for step in STEPS:
                 places = [[(s.node, s.what, s.code, s.answers) for s in step.sites(
-                    View(model), target_named(target), p, step.codes)] for p in (plain, other)]
+                    view, target_named(target), p, step.codes)] for p in (plain, other)]
                 assert places[0] == places[1]
     assert len(met) > 40
 

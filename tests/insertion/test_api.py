@@ -85,12 +85,11 @@ def test_every_target_runs_all_but_the_head_in_int8(target: str) -> None:
 
 
 def test_what_is_given_is_not_changed_and_gives_the_same(folder: Path) -> None:
-    yolo = copied(detector())
-    before = yolo.SerializeToString(deterministic=True)
-    qdqtool.insert(yolo, images(1, 3, SIZE, "images"), method="max", predict=False, weights="int8")
-    index = Model(yolo)
-    qdqtool.insert(index, images(1, 3, SIZE, "images"), method="max", predict=False)
-    assert yolo.SerializeToString(deterministic=True) == before
+    given = residual_chain(True)
+    before = given.SerializeToString(deterministic=True)
+    qdqtool.insert(given, images(1), method="max", predict=False, weights="int8")
+    qdqtool.insert(Model(given), images(1), method="max", predict=False)
+    assert given.SerializeToString(deterministic=True) == before
     model = small()
     one, two = (qdqtool.insert(model, folder, predict=False).model for _ in range(2))
     assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)

@@ -60,8 +60,7 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
     return float(np.sqrt(np.mean([(a - b) ** 2 for a, b in pairs]) / floats.var()))
 
 
-@pytest.mark.parametrize("pieces", [False, True])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("pieces", "alpha"), [(False, 0.0), (False, 0.5), (True, 0.5), (True, 1.0)])
 def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
     """Each block: q, k and v share one s, the last projection of an attention (whose channels went through the heads,
     to what makes the values), fc1 and fc2 (behind a Relu) have one each; and the head behind its pooling."""

@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="Te
 
 @functools.cache
 def quantized(**choices: Any) -> qdqtool.Insertion:
-    return qdqtool.insert(vit(), samples(vit()), predict=False, **choices)
+    return qdqtool.insert(vit(), samples(vit()), predict=False, losses=0, **choices)
 
 
 def taken(prediction: Prediction) -> TakenByMyelin:
@@ -218,7 +218,7 @@ def with_pairs(model: onnx.ModelProto, *readers: str) -> onnx.ModelProto:
 
 @functools.cache
 def _inserted(pieces: bool) -> onnx.ModelProto:
-    return qdqtool.insert(vit(pieces=pieces), samples(vit()), predict=False).model
+    return qdqtool.insert(vit(pieces=pieces), samples(vit()), predict=False, method="max", losses=0).model
 
 
 @pytest.mark.parametrize("pieces", [False, True])
@@ -275,7 +275,7 @@ def expected_places(kind: str) -> set[str]:
 
 @functools.cache
 def inserted(kind: str, **choices: Any) -> qdqtool.Insertion:
-    return qdqtool.insert(detr(kind), samples(detr(kind)), predict=False, method="max", **choices)
+    return qdqtool.insert(detr(kind), samples(detr(kind), 1), predict=False, method="max", losses=0, **choices)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -303,11 +303,11 @@ def test_ends_of_detectors_and_flows() -> None:
     net = Detr(3, 32)
     x = net.block("b", net.embed(8))
     net.output(net.op("Sigmoid", "boxes", net.mlp("box", x, 4)), net.linear("classes", x, 16, 6))
-    skipped = {s.node for s in qdqtool.insert(net.model(), samples(net.model()), predict=False).skipped}
+    skipped = {s.node for s in place(net.index(), Rules()).skipped}
     assert {"box.0", "box.1", "box.2"} <= skipped and "classes" not in skipped
     net = Detr(3, 32)
     net.output(net.mlp("classes", net.block("b", net.embed(8)), 4))
-    skipped = {s.node for s in qdqtool.insert(net.model(), samples(net.model()), predict=False).skipped}
+    skipped = {s.node for s in place(net.index(), Rules()).skipped}
     assert skipped == {"b.attn.qk", "b.attn.av"}
     # What moves a picture: the last convolution makes the grid, those in front of it are as any other
     net = Net(3, 16)
@@ -315,8 +315,7 @@ def test_ends_of_detectors_and_flows() -> None:
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
     grid = net.op("Add", "moved", net.op("Transpose", "last", flow, perm=[0, 2, 3, 1]), net.const("at", np.zeros(2)))
     net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
-    result = qdqtool.insert(net.model(), images(2, 3, 16), predict=False)
-    assert {s.node for s in result.skipped} == {"flow"}
+    assert {s.node for s in place(net.index(), Rules()).skipped} == {"flow"}
 
 
 @needs_compiler
@@ -338,11 +337,11 @@ def test_tensorrt_rtx_builds_a_detr_as_predicted(kind: str) -> None:
 ])  # fmt: skip
 def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch: int, target: str, named: bool) -> None:
     model = vit(patch=patch)
-    result = qdqtool.insert(model, samples(model), target=target)
+    result = qdqtool.insert(model, samples(model, 1), target=target, method="max", losses=0)
     assert ("embed" in {s.node for s in result.skipped}) is named
     assert result.prediction is not None and "KERNEL-LARGE" not in result.prediction.findings_by_code()
     if named:
-        wanted = qdqtool.insert(model, samples(model), target=target, include=("^embed$",))
+        wanted = qdqtool.insert(model, samples(model, 1), target=target, include=("^embed$",), method="max", losses=0)
         assert "embed" not in {s.node for s in wanted.skipped}
         assert wanted.prediction is not None and "KERNEL-LARGE" in wanted.prediction.findings_by_code()
     twin = Model(best_placement(Model(model), target_named(target)).proto)  # the estimates place alike
@@ -384,7 +383,8 @@ def test_products_in_einsums_are_counted_and_insert_writes_matmuls(target: str) 
         told = {f.node for f in prediction.findings if f.code == "EINSUM-FLOAT"}
         assert told == (set() if rtx else warned)
         assert taken(prediction).int8 == taken(prediction).products - counts[2]
-    again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False)
+    again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False,
+                           losses=0)
     assert predict(again.model, target).summary()["matrix_products_int8"] == 17
 
 
@@ -401,7 +401,7 @@ def test_projections_with_weights_of_three_dimensions_are_quantized(target: str,
     weight = net.const("out.w", net.rng.standard_normal((HEADS, part, WIDTH)) / 4)
     net.output(net.op("Einsum", "out", joined, weight, equation="abcd,cde->abe"))
     model, int8 = net.model(), attention == "int8"
-    result = qdqtool.insert(model, samples(model), attention=attention, target=target)
+    result = qdqtool.insert(model, samples(model), attention=attention, target=target, losses=0)
     assert {s.node.split("/")[0] for s in result.skipped} == (set() if int8 else {"qk", "av"})
     assert result.prediction is not None
     summary = result.prediction.summary()

@@ -1,14 +1,18 @@
 """What tests of tuning share."""
 
 import contextlib
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from calibration import TensorStatistics
 from qdqtool import prediction
+from qdqtool.base.notes import Note
 from qdqtool.insertion import rules
+from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
 from qdqtool.model.graph import Model
 from qdqtool.trt.targets import Target
 from qdqtool.tuning import configuration
@@ -21,7 +25,8 @@ def predicted_once() -> Iterator[None]:
     """Most tests tune one and the same network, which takes as long as all predictions of its placements."""
     kept: dict[Any, Cost] = {}
     predictions: dict[Any, Prediction] = {}
-    real, predict, settle = Planner._cost, prediction.predict, rules.settled
+    scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
+    real, predict, settle, choose = Planner._cost, prediction.predict, rules.settled, configuration.choose_scale
 
     def cost(self: Planner, recipe: Recipe) -> Cost:
         model = self._slim.proto.SerializeToString(deterministic=True)
@@ -44,8 +49,18 @@ def predicted_once() -> Iterator[None]:
             predictions[key] = settle(index, target)
         return predictions[key]
 
+    def chosen(
+        group: ScaleGroup, statistics: Mapping[str, TensorStatistics], choice: MethodChoice
+    ) -> tuple[GroupScale, list[Note]]:
+        """Of the same values the scale is the same."""
+        key = (group, choice, *(pickle.dumps(statistics[t]) for t in group.sources))
+        if key not in scales:
+            scales[key] = choose(group, statistics, choice)
+        return scales[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Planner, "_cost", cost)
+        patch.setattr(configuration, "choose_scale", chosen)
         patch.setattr(rules, "settled", settled)
         patch.setattr(configuration, "prediction", SimpleNamespace(predict=predicted))
         yield

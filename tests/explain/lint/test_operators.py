@@ -104,7 +104,8 @@ def test_fp8_is_named_first_and_not_explained_with_int8(target):
 # What FP16 would spoil: layer normalizations in pieces, and constants out of its range.
 
 def quantized(model: onnx.ModelProto, **choices: object) -> onnx.ModelProto:
-    return qdqtool.insert(model, samples(model), predict=False, **choices).model  # type: ignore[arg-type]
+    data = samples(model, 1)
+    return qdqtool.insert(model, data, method="max", losses=0, predict=False, **choices).model  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -222,7 +223,7 @@ EPSILONS = (1e-12, 1e-5, 1e-6)
 def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
     """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""
     floats = normalized(form, eps)
-    result = qdqtool.insert(floats, samples(floats), target=target, losses=0)
+    result = qdqtool.insert(floats, samples(floats, 1), target=target, method="max", losses=0)
     index = Model(result.model)
     ops = [n.op for n in index.nodes]
     squares = [n for n in index.nodes if n.op in ("Pow", "Mul") and n.name.endswith("square")]
@@ -257,8 +258,8 @@ def test_a_file_in_fp16_gets_what_is_possible(form: str) -> None:
 def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
     """Where the builder may choose FP16, or the file has it; with the command, where a LayerNormalization is exact."""
     floats = normalized(form, 1e-5)
-    result = qdqtool.insert(in_half(floats) if target == "trt11" else floats, samples(floats), target=target, losses=0,
-                            high_precision="fp32" if target == "trt11" else None, predict=False)
+    result = qdqtool.insert(in_half(floats) if target == "trt11" else floats, samples(floats, 1), target=target,
+                            high_precision="fp32" if target == "trt11" else None, method="max", losses=0, predict=False)
     (finding,) = {f.code: f for f in result.findings if f.code == "NORM-PIECES"}.values()
     assert [w.values["code"] for w in result.warnings if w.remark is Remark.OF_FINDING_TO_FIX].count("NORM-PIECES") == 1
     assert finding.automatic is (form in EXACT and target != "trt8.5")
