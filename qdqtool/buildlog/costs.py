@@ -12,11 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from qdqtool.base.records import published
 from qdqtool.base.text import ending
 from qdqtool.buildlog.layers import int_list, precision_of
+from qdqtool.buildlog.names import NOTHING
 from qdqtool.buildlog.summary import implicit_int8
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, Role, Shape, whole
 from qdqtool.model.operators import WEIGHTED
@@ -164,7 +165,7 @@ class EngineReport:
 def analyze(build: Build) -> EngineReport:
     """Costs of every layer of a build; times where the build has a profile."""
     nodes = {node.name: node for node in build.parse.nodes if node.op in WEIGHTED}
-    known = build.parse.names if nodes else frozenset()
+    known = build.parse.names if nodes else NOTHING
     report = EngineReport(build)
     times: dict[str, list[float]] = {}
     for row in build.profile_rows:
@@ -304,6 +305,8 @@ def describe(tensor: BuiltTensor) -> str:
 
 A = TypeVar("A")
 B = TypeVar("B")
+V = TypeVar("V", bound=Hashable)
+W = TypeVar("W", bound=Hashable)
 NUMBERED = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
 _MAX_CELLS = 4_000_000
 _COMMON = 0.3  # share of the smaller engine's layers that must pair by name before names are trusted
@@ -375,7 +378,8 @@ def compare(first: EngineReport, second: EngineReport) -> Comparison:
         return [x for x in first.rows if x.index not in taken], [x for x in second.rows if x.index not in used]
 
     one, two = ([x for x in rows if _works(x)] for rows in left())
-    taken.update((a.index, b.index) for a, b in align(one, two, _likeness))
+    aligned = align([(x, _work_of(x)) for x in one], [(x, _work_of(x)) for x in two], _likeness)
+    taken.update((a.index, b.index) for a, b in aligned)
     taken.update((a.index, b.index) for a, b in _alone(*left()))
     pairs = [Pair(row, second.rows[taken[row.index]] if row.index in taken else None) for row in first.rows]
     by = "names" if 2 * named >= len(taken) and named else "shapes"
@@ -403,14 +407,29 @@ def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
 
 def _same_work(one: LayerCost, two: LayerCost) -> bool:
     whole = one.layer.name == two.layer.name and not (one.layer.type and two.layer.type)  # a row of a profile
-    return whole or (_family(one) == _family(two) and not _contradict(one, two))
+    works = _work_of(one), _work_of(two)
+    return whole or (works[0].family == works[1].family and not _contradict(*works))
 
 
-def _contradict(one: LayerCost, two: LayerCost) -> bool:
+class _Work(NamedTuple):
+    """What a layer computes, apart from precision and batch; ``sizes`` are channels, kernel and maps."""
+
+    family: str
+    sizes: tuple[Hashable, ...]
+    edges: tuple[Shape | None, Shape | None]
+    inputs: int
+
+
+def _work_of(row: LayerCost) -> _Work:
+    layer = row.layer
+    kernel, maps = layer.extras.get("Kernel", layer.extras.get("ConvKernel")), layer.extras.get("OutMaps")
+    sizes = _channels(layer.inputs), _channels(layer.outputs), kernel and str(kernel), maps and str(maps)
+    return _Work(_family(row), sizes, (_edge(layer.inputs), _edge(layer.outputs)), len(layer.inputs))
+
+
+def _contradict(one: _Work, two: _Work) -> bool:
     """Whether two layers compute different things: another kernel, or other channels."""
-    work = [(_channels(x.inputs), _channels(x.outputs), x.extras.get("Kernel", x.extras.get("ConvKernel")),
-             x.extras.get("OutMaps")) for x in (one.layer, two.layer)]
-    return any(a and b and a != b for a, b in zip(*work, strict=True))
+    return any(a and b and a != b for a, b in zip(one.sizes, two.sizes, strict=True))
 
 
 def _channels(tensors: list[BuiltTensor]) -> int | None:
@@ -436,11 +455,22 @@ def _family(row: LayerCost) -> str:
     return next((word for word in words if word in kind), row.layer.kind)
 
 
-def align(left: Sequence[A], right: Sequence[B], likeness: Callable[[A, B], int]) -> list[tuple[A, B]]:
-    """Pairs in the same order in both, of the greatest likeness altogether (dynamic programming)."""
+def align(
+    left: Sequence[tuple[A, V]], right: Sequence[tuple[B, W]], likeness: Callable[[V, W], int]
+) -> list[tuple[A, B]]:
+    """Pairs in the same order in both, of the greatest likeness altogether (dynamic programming).
+
+    Args:
+        left: What is to be paired, each with all that its likeness rests on.
+        right: The same.
+        likeness: Of those; asked once for all that are equal.
+    """
     if len(left) * len(right) > _MAX_CELLS:
         return []
-    alike = [[likeness(one, two) for two in right] for one in left]
+    kinds = dict.fromkeys(two for _, two in right)
+    of_kind = {one: {two: likeness(one, two) for two in kinds} for one in dict.fromkeys(one for _, one in left)}
+    rows = {one: [known[two] for _, two in right] for one, known in of_kind.items()}
+    alike = [rows[one] for _, one in left]
     best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in range(len(left) - 1, -1, -1):
         row, below = best[i], best[i + 1]
@@ -450,7 +480,7 @@ def align(left: Sequence[A], right: Sequence[B], likeness: Callable[[A, B], int]
     i = j = 0
     while i < len(left) and j < len(right):
         if alike[i][j] and best[i][j] == best[i + 1][j + 1] + alike[i][j]:
-            pairs.append((left[i], right[j]))
+            pairs.append((left[i][0], right[j][0]))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
             i += 1
@@ -480,12 +510,12 @@ def _works(row: LayerCost) -> bool:
     return row.layer.kind not in (Role.CONVERSION, Role.REFORMAT) and row.layer.type != "NoOp"
 
 
-def _likeness(one: LayerCost, two: LayerCost) -> int:
-    """How much two layers compute alike, apart from precision and batch: 0 for different families or kernels."""
-    if _family(one) != _family(two) or (one.layer.inputs and _contradict(one, two)):
+def _likeness(one: _Work, two: _Work) -> int:
+    """How much two layers compute alike: 0 for different families or kernels."""
+    if one.family != two.family or (one.inputs and _contradict(one, two)):
         return 0
-    same = [_edge(one.layer.inputs) == _edge(two.layer.inputs), _edge(one.layer.outputs) == _edge(two.layer.outputs)]
-    same_edges = len(one.layer.inputs) == len(two.layer.inputs)  # a residual Add is fused into both or neither
+    same = [a == b for a, b in zip(one.edges, two.edges, strict=True)]
+    same_edges = one.inputs == two.inputs  # a residual Add is fused into both or neither
     return 2 + 3 * all(same) + same_edges if any(same) else 0
 
 

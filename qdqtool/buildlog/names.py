@@ -23,6 +23,20 @@ _MAX_DEPTH = 60
 _MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
 
 
+class Known(frozenset[str]):
+    """Names of nodes, initializers and parser layers that a fused name may hold, joints in them or not."""
+
+    def holding(self, joint: str) -> tuple[str, ...]:
+        """Those that hold a joint: few or none, looked for once, not for each layer."""
+        found: tuple[str, ...] | None = self.__dict__.get(joint)
+        if found is None:
+            found = self.__dict__[joint] = tuple(name for name in self if joint in name)
+        return found
+
+
+NOTHING = Known()
+
+
 @dataclass(frozen=True, slots=True)
 class FusedName:
     """A layer name taken apart.
@@ -79,7 +93,7 @@ def _clones_begin(name: str) -> int:
         end = digits - len(_CLONE)
 
 
-def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedName:
+def parts(name: str, known: Known = NOTHING) -> FusedName:
     """Takes TensorRT's name of a layer apart.
 
     A stretch of it that is one of the ``known`` names of nodes, initializers and parser layers is kept whole.
@@ -103,7 +117,7 @@ def parts(name: str, known: frozenset[str] | set[str] = frozenset()) -> FusedNam
     return FusedName(name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)])
 
 
-def _components(text: str, known: frozenset[str] | set[str], depth: int) -> list[str]:
+def _components(text: str, known: Known, depth: int) -> list[str]:
     result: list[str] = []
     for part in split_top(text, " + ", known):
         inner = _pointwise(part) if part not in known and depth < _MAX_DEPTH else None
@@ -123,7 +137,7 @@ def _pointwise(part: str) -> str | None:
     return part[4:-1] if all(depths) else None
 
 
-def split_top(text: str, joint: str, known: frozenset[str] | set[str] = frozenset()) -> list[str]:
+def split_top(text: str, joint: str, known: Known = NOTHING) -> list[str]:
     """Splits at ``joint`` outside brackets, keeping stretches that are known names whole.
 
     Where the brackets of the text do not close (a node name holds a lone one), every joint counts.
@@ -134,8 +148,10 @@ def split_top(text: str, joint: str, known: frozenset[str] | set[str] = frozense
     if not known or (len(pieces) == 1 and text in known):
         return pieces
     # Where a known name holds the joint, cutting at every joint could break it.
-    broken = any(joint in name and name in text for name in known)
-    return _join_known(text.split(joint), joint, known) if broken else pieces
+    holding = known.holding(joint)
+    if not any(name in text for name in holding):
+        return pieces
+    return _join_known(text.split(joint), known, joint, max(name.count(joint) + 1 for name in holding))
 
 
 def _cut(text: str, joint: str) -> list[str]:
@@ -153,9 +169,8 @@ def _cut(text: str, joint: str) -> list[str]:
     return text.split(joint) if depth else [*pieces, text[start:]]
 
 
-def _join_known(tokens: list[str], joint: str, known: frozenset[str] | set[str]) -> list[str]:
-    """Glues neighbouring tokens: to the longest known name, else until brackets close."""
-    longest = max((name.count(joint) + 1 for name in known if joint in name), default=1)
+def _join_known(tokens: list[str], known: Known, joint: str, longest: int) -> list[str]:
+    """Glues neighbouring tokens: to the longest known name, of at most so many tokens, else until brackets close."""
     result: list[str] = []
     at = 0
     while at < len(tokens):

@@ -15,7 +15,7 @@ from typing import Any
 from qdqtool.base.notes import Note
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
-from qdqtool.buildlog.names import FusedName, parts
+from qdqtool.buildlog.names import NOTHING, FusedName, Known, parts
 from qdqtool.types import Event, Precision
 
 Shape = tuple[int | None, ...]
@@ -131,9 +131,9 @@ class ParseSection:
     producer: str = ""
 
     @property
-    def names(self) -> frozenset[str]:
+    def names(self) -> Known:
         """Every node and initializer name, and the layer names made of them: to settle doubtful cuts in fused names."""
-        return frozenset({*(n.name for n in self.nodes), *self.initializers, *self.layers})
+        return Known({*(n.name for n in self.nodes), *self.initializers, *self.layers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +350,7 @@ class BuiltLayer:
     line: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
 
-    def fused(self, known: frozenset[str] = frozenset()) -> FusedName:
+    def fused(self, known: Known = NOTHING) -> FusedName:
         """The name taken apart; ``known`` are ONNX node and initializer names that settle doubtful cuts."""
         return parts(self.name, known)
 

@@ -122,7 +122,8 @@ class Origin:
         node: The ONNX node that writes it; empty for a network input.
         op: Its operator.
         convolution: The convolution whose layer the node is a part of; empty where it is none.
-        path: The operators passed, the nearest to the tensor that was asked for first.
+        path: The operators passed, the nearest to the tensor that was asked for first; of a longer way the first
+            :data:`STEPS`.
         int8: Whether the layer computes in INT8.
         boundary: The last node of that layer.
         quantizer: For a tensor that comes from a DQ: the Q's node in front of it, else the DQ's.

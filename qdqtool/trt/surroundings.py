@@ -222,7 +222,8 @@ def origin_of(tensor: Tensor) -> Origin:
     path: list[Step] = []
     maker = tensor.producer
     while maker is not None and maker.inputs and maker.passage is not None and maker.kind != LayerKind.CONCATENATION:
-        path.append(step_of(maker))
+        if len(path) < STEPS:
+            path.append(step_of(maker))
         tensor = maker.data
         maker = tensor.producer
     if maker is None:

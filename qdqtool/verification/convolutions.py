@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Difference, Mismatch, MismatchKind, Said
-from qdqtool.buildlog.names import base_name, parts
+from qdqtool.buildlog.names import Known, base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
@@ -55,7 +55,7 @@ class Mapper:
     def __init__(self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None) -> None:
         """``names`` maps a node's index to its name in the build, where that is not the one that the parser gives."""
         given = self._given = {n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes}
-        self.known = frozenset(
+        self.known = Known(
             {*given.values(), *model.initializers, *(o for n in model.nodes if n.op == "Constant" for o in n.outputs)}
         )
         self._by_name = {given[n.index]: n for n in model.nodes}
@@ -133,7 +133,7 @@ def is_aside(layer: BuiltLayer) -> bool:
     return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")
 
 
-def said_names(build: Build, known: frozenset[str]) -> set[str]:
+def said_names(build: Build, known: Known) -> set[str]:
     """Every name of a node that a build prints: parse section, layers and pass lines."""
     said = {n.name for n in build.parse.nodes if n.name}
     said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
@@ -145,7 +145,7 @@ def said_names(build: Build, known: frozenset[str]) -> set[str]:
 def common_names(model: Model, build: Build) -> tuple[int, int]:
     """How many of the model's convolutions the build names, and how many there are; all its nodes where it has none."""
     wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
-    said = said_names(build, frozenset(trt_name(n) for n in wanted))
+    said = said_names(build, Known(trt_name(n) for n in wanted))
     plain = {_PLAIN.sub("_", s) for s in said} if any("_myl" in layer.name for layer in build.layers) else set()
     found = sum(trt_name(n) in said or _PLAIN.sub("_", trt_name(n)) in plain for n in wanted)
     return found, len(wanted)

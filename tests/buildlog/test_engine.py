@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.costs import EngineReport, analyze, compare
+from qdqtool.buildlog.costs import EngineReport, align, analyze, compare
 from qdqtool.buildlog.drawing import FILL, dot, drawing_of, svg
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
@@ -248,3 +248,14 @@ def test_without_the_layout_library_it_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises(QdqtoolError, "svg qdqtool[draw]"):
         svg(drawing_of(report(CONV)))
+
+
+def test_layers_that_compute_the_same_are_compared_once() -> None:
+    asked = []
+
+    def likeness(one: int, two: int) -> int:
+        asked.append((one, two))
+        return int(one == two)
+
+    pairs = align([(f"a{i}", i % 3) for i in range(60)], [(f"b{i}", i % 3) for i in range(1, 61)], likeness)
+    assert pairs == [(f"a{i}", f"b{i}") for i in range(1, 60)] and len(asked) == 9

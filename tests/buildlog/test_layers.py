@@ -1,12 +1,13 @@
 """One engine layer, from each spelling."""
 
+from collections.abc import Iterator
 from string import ascii_letters, digits
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog import layers
-from qdqtool.buildlog.names import base_name, parts
+from qdqtool.buildlog.names import Known, base_name, parts
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.types import Precision
 from tests.tables import cases, in_turn
@@ -183,9 +184,9 @@ def test_base_names_and_known_names() -> None:
     assert base_name("QuantizeLinear_7_clone_1_quantize_scale_node") == "QuantizeLinear_7"
     assert base_name("/a/clone_1/Conv") == "/a/clone_1/Conv"
     parts("PWN(" * 5000 + "a" + ")" * 5000)
-    parts(" + ".join(["x"] * 50_000), frozenset({"x + x"}))
-    parts("(a + " * 40_000, frozenset({"b + c"}))
-    known = {"a + b", "conv", "w", "relu(1, 2", "x || y"}
+    parts(" + ".join(["x"] * 50_000), Known({"x + x"}))
+    parts("(a + " * 40_000, Known({"b + c"}))
+    known = Known({"a + b", "conv", "w", "relu(1, 2", "x || y"})
     assert parts("w + a + b + conv", known).components == ["w", "a + b", "conv"]
     assert parts("w + a + b + conv").components == ["w", "a", "b", "conv"]
     assert parts("PWN(a + b, conv)", known).components == ["a + b", "conv"]
@@ -210,11 +211,25 @@ def test_names_with_joints_come_apart_where_known(names: list[str]) -> None:
     """Unambiguous as long as no name is another's beginning."""
     if any(a != b and (b.startswith(a) or (a + " + ").startswith(b)) for a in names for b in names):
         return
-    known = frozenset(names)
+    known = Known(names)
     pieces = {piece for name in names for piece in name.split(" + ")}
     if len(pieces) < sum(name.count(" + ") + 1 for name in names):
         return
     assert parts(" + ".join(names), known).components == names
+
+
+def test_known_names_are_looked_through_once_for_all_layers() -> None:
+    class Counted(Known):
+        looked = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Counted.looked += 1
+            return super().__iter__()
+
+    known = Counted({"x + y", *map(str, range(99))})
+    for i in range(99):
+        assert parts(f"PWN({i}, x + y) + {i} || a + b", known).alternatives == [[str(i), "x + y", str(i)], ["a", "b"]]
+    assert Counted.looked <= 3  # joints
 
 
 @in_turn(("name", "components"), [
@@ -223,4 +238,4 @@ def test_names_with_joints_come_apart_where_known(names: list[str]) -> None:
     ("f( + x + y) + b", ["f( + x + y)", "b"]),
 ])  # fmt: skip
 def test_brackets_beside_a_name_that_holds_a_joint(name: str, components: list[str]) -> None:
-    assert parts(name, frozenset({"x + y"})).components == components
+    assert parts(name, Known({"x + y"})).components == components

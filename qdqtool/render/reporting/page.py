@@ -27,7 +27,7 @@ from typing import Any
 from qdqtool.base.outputs import json_text
 from qdqtool.base.text import as_line, counted, visible
 from qdqtool.buildlog import drawing
-from qdqtool.buildlog.names import parts
+from qdqtool.buildlog.names import Known, parts
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.predict_text import ms as _ms
 from qdqtool.render.reporting import data
@@ -142,7 +142,7 @@ class Spoken:
     def __init__(self, names: Iterable[str]) -> None:
         known = set(names)
         # Splitting looks through all known names; only those that hold a joint can be split wrongly.
-        self._joined = frozenset(n for n in known if any(j in n for j in (" + ", " || ", ", ", "PWN(")))
+        self._joined = Known(n for n in known if any(j in n for j in (" + ", " || ", ", ", "PWN(")))
 
     def of(self, name: str) -> list[str]:
         """The ONNX names in a layer's or a tensor's name."""

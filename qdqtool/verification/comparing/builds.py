@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from qdqtool.buildlog.costs import NUMBERED, EngineReport, align, node_of
 from qdqtool.buildlog.costs import Comparison as EngineComparison
+from qdqtool.buildlog.names import Known
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import holes
-from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.buildlog.types import Build, BuiltLayer, Shape
 from qdqtool.errors import BuildLogError
-from qdqtool.model.graph import Model, Node
+from qdqtool.model.graph import Model
 from qdqtool.model.operators import output_axis
 from qdqtool.model.view import View
 from qdqtool.types import BYTES, Precision, Prediction
@@ -113,25 +114,29 @@ def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """What became of the nodes: by the layers that have their weights, or in the same order kernel and channels."""
     layers = [x for x in build.layers if multiplies(x)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
-    known = frozenset(view.model.initializers)
+    known = Known(view.model.initializers)
     named = {name: layer for layer in layers if " || " not in layer.name for name in layer.fused(known).bases}
     weights = Counter(view.weights(n).source for n in nodes)  # weights that two nodes share identify neither
     pairs = [(n, named[s]) for n in nodes if weights[s := view.weights(n).source] == 1 and s in named]
 
-    def likeness(node: Node, layer: BuiltLayer) -> int:
-        shape = view.model.constant_shape(view.weights(node).source) or ()
-        out, axis = layer.outputs[0].shape if layer.outputs else None, output_axis(node, len(shape))
-        if out is None or axis is None or axis >= len(shape) or shape[axis] not in out:
-            return 0
-        kernel = layer.extras.get("Kernel")
-        return 0 if kernel and len(shape) > 2 and list(shape[2:]) != kernel else 2
-
     done = {id(x) for pair in pairs for x in pair}
     left, right = [n for n in nodes if id(n) not in done], [x for x in layers if id(x) not in done]
-    pairs += align(left, right, likeness)
+    shapes = [view.model.constant_shape(view.weights(n).source) or () for n in left]
+    pairs += align(
+        [(n, (shape, output_axis(n, len(shape)))) for n, shape in zip(left, shapes, strict=True)],
+        [(x, (x.outputs[0].shape if x.outputs else None, str(x.extras.get("Kernel") or ""))) for x in right],
+        _fits)
     if len(pairs) < ALIKE * max(len(nodes), len(layers)):
         raise _other_network(view, build)
     return {node.index: _of_layer(layer, node.name, node.op, build.profile.get(layer.name)) for node, layer in pairs}
+
+
+def _fits(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) -> int:
+    """Whether a layer's result and kernel (empty where it is not known) are those of weights with an output axis."""
+    (shape, axis), (out, kernel) = weights, layer
+    if out is None or axis is None or axis >= len(shape) or shape[axis] not in out:
+        return 0
+    return 0 if kernel and len(shape) > 2 and str(list(shape[2:])) != kernel else 2
 
 
 def _other_network(view: View, build: Build) -> BuildLogError:
