@@ -112,9 +112,10 @@ class Sections:
                 self._listed.add(hash(text))
                 self._lines_listing.append(layer)
             return layer is not None
-        handler = self._by_word.get(text.split(" ", 1)[0])
+        word = text.split(" ", 1)[0]
+        handler = self._by_word.get(word)
         if handler is None or not handler(text, line):
-            if (said := self.trace.read(text)) is not None:
+            if word not in lines.PARSERS and (said := self.trace.read(text)) is not None:
                 if self._keep(text):
                     self.build.trace.append(LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line))
                 return True

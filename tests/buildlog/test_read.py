@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.base import budgets, packed
-from qdqtool.buildlog import lines
+from qdqtool.buildlog import lines, log
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from qdqtool.trt import trace
 from qdqtool.types import Event, Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
@@ -409,3 +410,16 @@ def test_who_has_no_tactic_is_what_an_expression_finds(pieces: list[str]) -> Non
     found = re.search(named, line)
     wanted = {} if found is None else {((found[1] or found[3]).decode(), (found[2] or b"").decode().strip()): 1}
     assert dict(reader.build.tactics.refused) == wanted
+
+
+def test_what_is_not_asked_of_a_line_is_not_in_it() -> None:
+    """Shortcuts: how lines of the autotuner begin, and the words of the parser, which the optimizer has not."""
+    told = ["Tactic: 0x1 Time: 1", "Fastest Tactic: 0x1", "-" * 15 + " Timing Runner: a", "Average on 10 runs",
+            "Block size 5", "=" * 15 + " Computing costs for a", ">" * 15 + " Chose Runner Type: a",
+            "*" * 15 + " Autotuning Reformat: a",
+            "Skipping a: No valid tactics", "Iteration: 5", "12 tactics ", "Setting workspace to 5", "Optimizer Reformat",
+            "Deleting timing cache", "VERBOSE: Tactic: 0", "Splitting A", "conv has no valid tactics for x"]
+    for line in map(str.encode, told):
+        assert log._TIMING.match(line) and (line[:1] in log._BEGIN_TIMING or log._TO_NONE in line), line
+    for wording in trace.FORMATS.values():
+        assert wording.before.partition(" ")[0] not in lines.PARSERS
