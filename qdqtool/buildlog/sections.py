@@ -106,6 +106,8 @@ class Sections:
             self.block = "profile"
             return lines.read_profile_row(self.build, text)
         if text.startswith("Layer("):
+            if self._full:  # nothing more is kept
+                return layers.is_engine_line(text)
             layer = layers.parse_engine_line(text, line)
             again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
             if layer is not None and not again and self._keep(text):
@@ -292,6 +294,8 @@ class Sections:
         return True
 
     def _info_layer(self, text: str, line: int) -> bool:
+        if self._full:
+            return layers.is_info_line(text)
         layer = layers.parse_info_line(text, line)
         if layer is not None and self._keep(text):
             self._info_listing.append(layer)

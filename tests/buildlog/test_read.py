@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.base import budgets, packed
-from qdqtool.buildlog import lines, log
+from qdqtool.buildlog import layers, lines, log
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
@@ -417,9 +417,19 @@ def test_what_is_not_asked_of_a_line_is_not_in_it() -> None:
     told = ["Tactic: 0x1 Time: 1", "Fastest Tactic: 0x1", "-" * 15 + " Timing Runner: a", "Average on 10 runs",
             "Block size 5", "=" * 15 + " Computing costs for a", ">" * 15 + " Chose Runner Type: a",
             "*" * 15 + " Autotuning Reformat: a",
-            "Skipping a: No valid tactics", "Iteration: 5", "12 tactics ", "Setting workspace to 5", "Optimizer Reformat",
-            "Deleting timing cache", "VERBOSE: Tactic: 0", "Splitting A", "conv has no valid tactics for x"]
+            "Skipping a: No valid tactics", "Iteration: 5", "12 tactics ", "Setting workspace to 5",
+            "Optimizer Reformat", "Deleting timing cache", "VERBOSE: Tactic: 0", "Splitting A",
+            "conv has no valid tactics for x"]
     for line in map(str.encode, told):
         assert log._TIMING.match(line) and (line[:1] in log._BEGIN_TIMING or log._TO_NONE in line), line
     for wording in trace.FORMATS.values():
         assert wording.before.partition(" ")[0] not in lines.PARSERS
+
+
+@pytest.mark.parametrize("text", [
+    "Layer(a): b", "Layer(a): b, Tactic: 0x1, ", "Layer(): ", "Layer(a", "Layer(a):", "Name: a, LayerType: b", "Name: a",
+    "Name: , LayerType: ", "Name: a, LayerType: b, Inputs: [ { Name: x", "Name: a , LayerType:b"])
+def test_a_listing_that_is_no_more_kept_is_known_as_one_that_is(text: str) -> None:
+    parse, known = (layers.parse_engine_line, layers.is_engine_line) if text.startswith("Layer") else (
+        layers.parse_info_line, layers.is_info_line)
+    assert known(text) is (parse(text) is not None)
