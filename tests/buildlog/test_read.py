@@ -427,8 +427,8 @@ def test_what_is_not_asked_of_a_line_is_not_in_it() -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "Layer(a): b", "Layer(a): b, Tactic: 0x1, ", "Layer(): ", "Layer(a", "Layer(a):", "Name: a, LayerType: b", "Name: a",
-    "Name: , LayerType: ", "Name: a, LayerType: b, Inputs: [ { Name: x", "Name: a , LayerType:b"])
+    "Layer(a): b", "Layer(a): b, Tactic: 0x1, ", "Layer(): ", "Layer(a", "Layer(a):", "Name: a, LayerType: b",
+    "Name: a", "Name: , LayerType: ", "Name: a, LayerType: b, Inputs: [ { Name: x", "Name: a , LayerType:b"])
 def test_a_listing_that_is_no_more_kept_is_known_as_one_that_is(text: str) -> None:
     parse, known = (layers.parse_engine_line, layers.is_engine_line) if text.startswith("Layer") else (
         layers.parse_info_line, layers.is_info_line)
