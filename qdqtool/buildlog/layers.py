@@ -117,6 +117,16 @@ def int_list(value: Any, least: int | None = None) -> list[int] | None:
     return list(value) if whole else None
 
 
+def is_engine_line(text: str) -> bool:
+    """Whether :func:`parse_engine_line` reads it."""
+    return _LAYER.match(text) is not None
+
+
+def is_info_line(text: str) -> bool:
+    """Whether :func:`parse_info_line` reads it."""
+    return text.startswith("Name: ") and ", LayerType: " in text
+
+
 def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
     """Reads a ``Layer(TYPE): ...`` line; None when it is none."""
     head = _LAYER.match(text)

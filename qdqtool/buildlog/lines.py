@@ -153,7 +153,8 @@ _HEADER = {
 _DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are ONNX's own
 
 
-_FIRST = frozenset(("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking"))  # words
+# First words of the parser's lines, which begin none of the optimizer's.
+PARSERS = frozenset(("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking"))
 
 
 class ParseReader:
@@ -167,7 +168,7 @@ class ParseReader:
         """Takes a line; False when it is not one of the parser's. ``keep`` says whether there is room for a record."""
         section = self.section
         first = text.split(" ", 1)[0]
-        if first not in _FIRST:
+        if first not in PARSERS:
             return self._edges(text, line, keep) or self._detail(text) or self._header(text)
         if first in ("Searching", "Static"):
             return text.startswith(("Searching for input: ", "Static check for parsing node: "))

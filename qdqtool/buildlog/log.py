@@ -149,6 +149,8 @@ _TIMING = re.compile(
     rb"|(?P<other>Setting workspace to |Block size \d|Fast skip Tactic|Optimizer Reformat|Deleting timing cache|"
     rb"Skipped printing|Iteration:|\d+ tactics? |Splitting [A-Z]))"
 )
+_BEGIN_TIMING = frozenset(b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789")  # but for one form:
+_TO_NONE = b" has no valid tactics for"  # behind any word
 _SET_TACTIC = b" Set Tactic Name: "
 _COMPLETED = b" profiling completed in "  # 8.6 and later: NAME (RUNNER[0x8]) profiling completed in ...
 _CACHED = b" got cached result: "  # 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
@@ -235,7 +237,9 @@ class LogReader:
             inner = _SECOND.search(message) if b"[" in message else None
             rest = message[inner.start() :] if inner else b""
             message = message[: inner.start()] if inner else message
-            match = None if message is asked else _TIMING.match(message)
+            match = None
+            if message is not asked and (message[:1] in _BEGIN_TIMING or _TO_NONE in message):
+                match = _TIMING.match(message)
             if match is not None:  # behind a stamp that the expression for whole lines does not know
                 self.build.lines.timing += 1
                 self._timing(match.lastgroup or "", message, match.end())

@@ -106,15 +106,18 @@ class Sections:
             self.block = "profile"
             return lines.read_profile_row(self.build, text)
         if text.startswith("Layer("):
+            if self._full:  # nothing more is kept
+                return layers.is_engine_line(text)
             layer = layers.parse_engine_line(text, line)
             again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
             if layer is not None and not again and self._keep(text):
                 self._listed.add(hash(text))
                 self._lines_listing.append(layer)
             return layer is not None
-        handler = self._by_word.get(text.split(" ", 1)[0])
+        word = text.split(" ", 1)[0]
+        handler = self._by_word.get(word)
         if handler is None or not handler(text, line):
-            if (said := self.trace.read(text)) is not None:
+            if word not in lines.PARSERS and (said := self.trace.read(text)) is not None:
                 if self._keep(text):
                     self.build.trace.append(LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line))
                 return True
@@ -291,6 +294,8 @@ class Sections:
         return True
 
     def _info_layer(self, text: str, line: int) -> bool:
+        if self._full:
+            return layers.is_info_line(text)
         layer = layers.parse_info_line(text, line)
         if layer is not None and self._keep(text):
             self._info_listing.append(layer)

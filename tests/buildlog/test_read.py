@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.base import budgets, packed
-from qdqtool.buildlog import lines
+from qdqtool.buildlog import layers, lines, log
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from qdqtool.trt import trace
 from qdqtool.types import Event, Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
@@ -409,3 +410,26 @@ def test_who_has_no_tactic_is_what_an_expression_finds(pieces: list[str]) -> Non
     found = re.search(named, line)
     wanted = {} if found is None else {((found[1] or found[3]).decode(), (found[2] or b"").decode().strip()): 1}
     assert dict(reader.build.tactics.refused) == wanted
+
+
+def test_what_is_not_asked_of_a_line_is_not_in_it() -> None:
+    """Shortcuts: how lines of the autotuner begin, and the words of the parser, which the optimizer has not."""
+    told = ["Tactic: 0x1 Time: 1", "Fastest Tactic: 0x1", "-" * 15 + " Timing Runner: a", "Average on 10 runs",
+            "Block size 5", "=" * 15 + " Computing costs for a", ">" * 15 + " Chose Runner Type: a",
+            "*" * 15 + " Autotuning Reformat: a",
+            "Skipping a: No valid tactics", "Iteration: 5", "12 tactics ", "Setting workspace to 5",
+            "Optimizer Reformat", "Deleting timing cache", "VERBOSE: Tactic: 0", "Splitting A",
+            "conv has no valid tactics for x"]
+    for line in map(str.encode, told):
+        assert log._TIMING.match(line) and (line[:1] in log._BEGIN_TIMING or log._TO_NONE in line), line
+    for wording in trace.FORMATS.values():
+        assert wording.before.partition(" ")[0] not in lines.PARSERS
+
+
+@pytest.mark.parametrize("text", [
+    "Layer(a): b", "Layer(a): b, Tactic: 0x1, ", "Layer(): ", "Layer(a", "Layer(a):", "Name: a, LayerType: b",
+    "Name: a", "Name: , LayerType: ", "Name: a, LayerType: b, Inputs: [ { Name: x", "Name: a , LayerType:b"])
+def test_a_listing_that_is_no_more_kept_is_known_as_one_that_is(text: str) -> None:
+    parse, known = (layers.parse_engine_line, layers.is_engine_line) if text.startswith("Layer") else (
+        layers.parse_info_line, layers.is_info_line)
+    assert known(text) is (parse(text) is not None)

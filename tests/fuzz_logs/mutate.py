@@ -167,7 +167,7 @@ def _words(data: bytes, rng: random.Random) -> bytes:
 
 
 def _pack(data: bytes, rng: random.Random) -> bytes:
-    packed = gzip.compress(data) if rng.random() < 0.5 else lzma.compress(data)
+    packed = gzip.compress(data, mtime=0) if rng.random() < 0.5 else lzma.compress(data)
     return rng.choice((lambda d, _r: d, _cut, _flip))(packed, rng)
 
 
