@@ -212,12 +212,12 @@ _WORDS = ("x", "a/", "1=1,")
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("length", slow_after(1, [10_000, 1_000_000]))
-def test_no_message_is_as_long_as_what_was_given(length: int) -> None:
+def test_no_message_is_as_long_as_what_was_given() -> None:
+    length = 10_000
     for number, (name, parameter) in enumerate(every_case()):
         # A command is taken apart letter by letter.
         text = _WORDS[number % len(_WORDS)] * (length // (50 if parameter == "check" else 1))
-        for value in (text, [text], {text: text}, [("x", text)]):
+        for value in (text, ([text], {text: text}, [("x", text)])[number % 7 % 3]):
             with at(name, parameter, type(value)):
                 try:
                     said = call(name, parameter, value)
