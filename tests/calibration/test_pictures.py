@@ -253,30 +253,36 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kind", "side", "most"), [
-    ("RGBA", "PNG", 3950, 190), ("RGB", "JPEG", 3950, 100), ("CMYK", "JPEG", 3050, 155),
-])
-def test_memory_of_pictures_in_flight(tmp_path: Path, mode: str, kind: str, side: int, most: int) -> None:
+def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
     """Three of them in as many threads: one at a time, with what it becomes; each fills a quarter of the budget."""
-    Image.new(mode, (side, side)).save(tmp_path / "p.png", kind, compress_level=1, progressive=mode == "CMYK")
+    cases = (("RGBA", "PNG", 3950, 190), ("RGB", "JPEG", 3950, 100), ("CMYK", "JPEG", 3050, 155))
+    paths = [tmp_path / mode for mode, *_ in cases]
+    for path, (mode, kind, side, _) in zip(paths, cases, strict=True):
+        Image.new(mode, (side, side)).save(path, kind, compress_level=1, progressive=mode == "CMYK")
     code = (
-        "import re, sys, threading\n"
+        "import os, re, sys, threading\n"
         "from qdqtool.base import budgets\n"
         "budgets.PICTURE_BYTES //= 4\n"
         "from calibration.dataset import InputSpec\n"
         "from calibration.pictures import ImageSource\n"
         "from calibration.pictures import YOLO_PREPROCESS\n"
         "from pathlib import Path\n"
-        "path = Path(sys.argv[1])\n"
-        "source = ImageSource([path] * 3, path.parent, [InputSpec('x', (1, 3, 64, 64))], YOLO_PREPROCESS, None)\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10\n"
-        "before = peak()\n"
-        "threads = [threading.Thread(target=source.load, args=(i,)) for i in range(3)]\n"
-        "[t.start() for t in threads]; [t.join() for t in threads]\n"
-        "print(peak() - before)\n"
+        "def shows(path):\n"
+        "    source = ImageSource([path] * 3, path.parent, [InputSpec('x', (1, 3, 64, 64))], YOLO_PREPROCESS, None)\n"
+        "    before = peak()\n"
+        "    threads = [threading.Thread(target=source.load, args=(i,)) for i in range(3)]\n"
+        "    [t.start() for t in threads]; [t.join() for t in threads]\n"
+        "    print(peak() - before, flush=True)\n"
+        "for path in sys.argv[1:]:\n"  # each in a process of its own, which begins with what is loaded
+        "    if os.fork() == 0:\n"
+        "        shows(Path(path))\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
     )
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "p.png")], capture_output=True, text=True)
-    assert 25 < int(run.stdout) < most, run.stderr
+    run = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True)
+    for taken, (mode, *_, most) in zip(run.stdout.split(), cases, strict=True):
+        assert 25 < int(taken) < most, (mode, run.stderr)
 
 
 def waits(pixels: _Decoding, count: int) -> bool:

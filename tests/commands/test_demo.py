@@ -176,6 +176,6 @@ def test_the_default_demo_verifies_without_a_compiler(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "is_installed", lambda _package: False)
-    text = cli("demo", "-o", tmp_path, "--images", "2")
+    text = cli("demo", "-o", tmp_path, "--images", "1")
     assert '<section id="histograms">' in (tmp_path / "yolov8n-demo_report.html").read_text()
     assert "64 of 64 convolutions agree" in text and "recording of an earlier build" in text

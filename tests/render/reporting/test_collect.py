@@ -38,7 +38,7 @@ from tests.render.reporting.conftest import Made
 from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.evidence import DIFFERENT, HOME, truth
+from tests.trt.evidence import DIFFERENT, truth
 from tests.trt.evidence import model as published
 
 FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
@@ -48,7 +48,7 @@ SOME_FIRST = slow_after(2, [FIRST[0], FIRST[2], FIRST[1], *(case for case in DIF
 @functools.cache
 def page_of(case: str) -> data.Page:
     """What is shown of a recorded build's model; nobody changes it."""
-    return collect(HOME / case / "model.onnx.gz", target=truth(case)["target"])
+    return collect(published(case), target=truth(case)["target"])
 
 
 @pytest.mark.parametrize("case", SOME_FIRST)
