@@ -263,6 +263,20 @@ def wide_split(size: int) -> onnx.ModelProto:
     return net.done(*ends)
 
 
+def read_along(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
+    """The operator again and again, each result read by a pair with one of thirteen scales."""
+
+    def make(size: int) -> onnx.ModelProto:
+        net, ends = Net(), []
+        last = net.conv("x")
+        for i in range(size // 4):
+            last = net.add(op, last, **attributes)
+            ends.append(net.pair(last, 0.5 + i % 13))
+        return net.done(*ends)
+
+    return make
+
+
 def split_joined(size: int) -> onnx.ModelProto:
     """The parts of one Split, put together again and again, each time behind a Q with a scale of its own."""
     net = Net()
@@ -315,4 +329,5 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
     "wide Split": wide_split, "wide Split with own scales": split_joined, "crossed Concats": crossed,
     "crossed Concats with pairs": crossed_pairs, "If": branches,
+    "MaxPool, read along": read_along("MaxPool", kernel_shape=[1, 1]),
 }

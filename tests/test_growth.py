@@ -59,7 +59,7 @@ WORK = {
 DRAWN = (1000, 4000)
 # What is listed of each tensor (readers, ways to them, to a constant) is bounded, all full only from 500 nodes on.
 LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs", "Casts of a weight",
-         "Transposes of a weight", "Reshapes of a weight", "one pair of weights")
+         "Transposes of a weight", "Reshapes of a weight", "one pair of weights", "MaxPool, read along")
 # ... or from 300 on with an eighth of these bounds; more would hide that one of them is not kept.
 BOUNDS = {surroundings: ("_PATHS", "_STEPS", "STEPS"), refusals: ("STEPS",),
           const_weights_fusion: ("STEPS",), weights: ("STEPS",)}
@@ -195,6 +195,14 @@ def test_work_of_some(command, family, monkeypatch):
 def test_what_many_read_is_looked_at_once():
     """Each of many Qs on one tensor names all the others; the names of these are collected once."""
     _grows_with_the_file(_calls, WORK["predict"], "wide Split with own scales", [(120, 240)])
+
+
+def test_ways_to_what_writes_a_tensor_are_listed_in_part(monkeypatch):
+    monkeypatch.setattr(surroundings, "STEPS", 5)
+    found = qdqtool.predict(FAMILIES["MaxPool, read along"](60), target="trt8.5").refusals
+    origins = {r.name: r.origin for r in found if isinstance(r, refusals.Stays)}
+    ways = [o.path for o in origins.values() if o.op == "Conv"]
+    assert len(ways) > 9 and max(map(len, ways)) == 5
 
 
 def test_names_of_folded_constants_are_bounded():
