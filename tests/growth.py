@@ -89,6 +89,17 @@ def weights(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
     return make
 
 
+def split_weight(size: int) -> onnx.ModelProto:
+    """Convolutions that read the parts of one weight."""
+    net, count = Net(), size // 5
+    last = "x"
+    net._constant("all", np.ones((8 * count, 8, 1, 1), np.float32))
+    part = net.add("Split", "all", outputs=count, axis=0)
+    for i in range(count):
+        last = net.add("Conv", net.pair(last), net.pair(f"{part}.{i}" if i else part))
+    return net.done(last)
+
+
 def rearranged(size: int) -> onnx.ModelProto:
     """Transposes behind the one pair of a weight; convolutions read half of the results."""
     net = Net()
@@ -321,7 +332,8 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
     "Casts of a weight": weights("Cast", to=TensorProto.FLOAT),
     "Transposes of a weight": weights("Transpose", perm=[1, 0, 2, 3]), "Reshapes of a weight": weights("Reshape"),
-    "Transposes of a dequantized weight": rearranged, "one pair of weights": one_pair, "convolutions": convolutions,
+    "parts of a weight": split_weight, "Transposes of a dequantized weight": rearranged,
+    "one pair of weights": one_pair, "convolutions": convolutions,
     "partly quantized": partly_quantized, "SiLU": silu, "residual": residual, "mesh": mesh,
     "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
     "Concat of itself": doubled, "Concat with the root": with_root, "rolling Concat": rolling,
