@@ -89,6 +89,17 @@ def weights(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
     return make
 
 
+def split_weight(size: int) -> onnx.ModelProto:
+    """Convolutions that read the parts of one weight."""
+    net, count = Net(), size // 5
+    last = "x"
+    net._constant("all", np.ones((8 * count, 8, 1, 1), np.float32))
+    part = net.add("Split", "all", outputs=count, axis=0)
+    for i in range(count):
+        last = net.add("Conv", net.pair(last), net.pair(f"{part}.{i}" if i else part))
+    return net.done(last)
+
+
 def rearranged(size: int) -> onnx.ModelProto:
     """Transposes behind the one pair of a weight; convolutions read half of the results."""
     net = Net()
@@ -263,6 +274,20 @@ def wide_split(size: int) -> onnx.ModelProto:
     return net.done(*ends)
 
 
+def read_along(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
+    """The operator again and again, each result read by a pair with one of thirteen scales."""
+
+    def make(size: int) -> onnx.ModelProto:
+        net, ends = Net(), []
+        last = net.conv("x")
+        for i in range(size // 4):
+            last = net.add(op, last, **attributes)
+            ends.append(net.pair(last, 0.5 + i % 13))
+        return net.done(*ends)
+
+    return make
+
+
 def split_joined(size: int) -> onnx.ModelProto:
     """The parts of one Split, put together again and again, each time behind a Q with a scale of its own."""
     net = Net()
@@ -307,7 +332,8 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
     "Casts of a weight": weights("Cast", to=TensorProto.FLOAT),
     "Transposes of a weight": weights("Transpose", perm=[1, 0, 2, 3]), "Reshapes of a weight": weights("Reshape"),
-    "Transposes of a dequantized weight": rearranged, "one pair of weights": one_pair, "convolutions": convolutions,
+    "parts of a weight": split_weight, "Transposes of a dequantized weight": rearranged,
+    "one pair of weights": one_pair, "convolutions": convolutions,
     "partly quantized": partly_quantized, "SiLU": silu, "residual": residual, "mesh": mesh,
     "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
     "Concat of itself": doubled, "Concat with the root": with_root, "rolling Concat": rolling,
@@ -315,4 +341,5 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
     "wide Split": wide_split, "wide Split with own scales": split_joined, "crossed Concats": crossed,
     "crossed Concats with pairs": crossed_pairs, "If": branches,
+    "MaxPool, read along": read_along("MaxPool", kernel_shape=[1, 1]),
 }

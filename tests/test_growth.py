@@ -20,15 +20,17 @@ import qdqtool
 from qdqtool.base import budgets
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.fixing import api, weights
+from qdqtool.fixing import api, site, weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.live import peak_bytes
+from qdqtool.model.view import View
 from qdqtool.options import Request
 from qdqtool.timing.estimate import predict_on
 from qdqtool.trt import refusals, surroundings
 from qdqtool.trt.passes import const_weights_fusion
+from qdqtool.trt.targets import TARGETS
 from tests.growth import FAMILIES
 
 EXPONENT = 1.3  # of work, by the size of the file
@@ -59,7 +61,7 @@ WORK = {
 DRAWN = (1000, 4000)
 # What is listed of each tensor (readers, ways to them, to a constant) is bounded, all full only from 500 nodes on.
 LATER = ("rolling Concat", "Concat of pairs", "crossed Concats with pairs", "Casts of a weight",
-         "Transposes of a weight", "Reshapes of a weight", "one pair of weights")
+         "Transposes of a weight", "Reshapes of a weight", "one pair of weights", "MaxPool, read along")
 # ... or with an eighth of these bounds from 300 on, most from 150; more would hide that one of them is not kept.
 BOUNDS = {surroundings: ("_PATHS", "_STEPS", "STEPS"), refusals: ("STEPS",),
           const_weights_fusion: ("STEPS",), weights: ("STEPS",)}
@@ -202,6 +204,14 @@ def test_what_many_read_is_looked_at_once():
     _grows_with_the_file(_calls, WORK["predict"], "wide Split with own scales", [(120, 240)])
 
 
+def test_ways_to_what_writes_a_tensor_are_listed_in_part(monkeypatch):
+    monkeypatch.setattr(surroundings, "STEPS", 5)
+    found = qdqtool.predict(FAMILIES["MaxPool, read along"](60), target="trt8.5").refusals
+    origins = {r.name: r.origin for r in found if isinstance(r, refusals.Stays)}
+    ways = [o.path for o in origins.values() if o.op == "Conv"]
+    assert len(ways) > 9 and max(map(len, ways)) == 5
+
+
 def test_names_of_folded_constants_are_bounded():
     _grows_with_the_file(_bytes, WORK["predict"], "constants", [(300, 600)])
 
@@ -217,6 +227,15 @@ def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
     """The constants on the way are computed once, and one refusal does not name all that read them."""
     bounded_by_an_eighth(monkeypatch)
     _grows_with_the_file(_calls, WORK["fix"], family, [sizes])
+
+
+def test_changes_answer_their_own_findings_where_all_of_these_name_one_tensor(monkeypatch):
+    monkeypatch.setattr(site, "_SHARED", 5)
+    model = FAMILIES["parts of a weight"](100)
+    predicted = qdqtool.predict(model, target="trt8.5")
+    view, target, wanted = View(Model(model)), TARGETS["trt8.5"], {str(f.code) for f in predicted.findings}
+    sites = [s for step in api.STEPS for s in step.sites(view, target, predicted, wanted)]
+    assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
 
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])

@@ -92,6 +92,9 @@ class Aim:
         return tuple(r for r in fixed(finding) if isinstance(r, self.kinds)) if finding.code in self.codes else ()
 
 
+_SHARED = 100  # reports of one name; one that more of them name, as a weight of all, does not tell them apart
+
+
 @dataclass(frozen=True)
 class _Reported:
     """A finding, or a refusal without one; the least ``rank`` says best what a change is for: automatic ones first."""
@@ -133,7 +136,9 @@ class Step(Aim):
     def _answering(self, site: Site, found: Sequence[_Reported], naming: Mapping[str, Sequence[int]]) -> Site | None:
         """The site with the code of what was reported at it, or else of what names it; None where nothing does."""
         places = {site.node, *site.names}
-        answered = [found[number] for number in sorted({n for place in places for n in naming.get(place, ())})]
+        told = [naming.get(place, ()) for place in places]
+        own = {n for numbers in told if len(numbers) <= _SHARED for n in numbers}
+        answered = [found[number] for number in sorted(own or {n for numbers in told for n in numbers})]
         if not answered:
             return None
         first = min(answered, key=lambda f: (f.rank, f.node not in places, self.codes.index(f.code),

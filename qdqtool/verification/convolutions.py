@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.base.records import published
@@ -62,8 +62,11 @@ class Mapper:
         self._by_plain = {_PLAIN.sub("_", name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_aside(layer)]
         self._of_node: dict[int, list[Place]] = {}
+        self._nodes: dict[int, list[Node]] = {}  # by the layer's identity: many nodes may ask for those of one layer
         for layer in self.layers:
-            for place, nodes in enumerate(self._groups(layer)):
+            groups = self._groups(layer)
+            self._nodes[id(layer)] = [n for group in groups for n in group]
+            for place, nodes in enumerate(groups):
                 for node in nodes:
                     self._of_node.setdefault(node.index, []).append((layer, place))
 
@@ -77,8 +80,8 @@ class Mapper:
         return self._given[node.index]
 
     def nodes(self, layer: BuiltLayer) -> list[Node]:
-        """The ONNX nodes that a layer stands for, in the order of its name."""
-        return [n for group in self._groups(layer) for n in group]
+        """The ONNX nodes that one of :attr:`layers` stands for, in the order of its name; of other layers none."""
+        return self._nodes.get(id(layer), [])
 
     def _groups(self, layer: BuiltLayer) -> list[list[Node]]:
         """The nodes of each layer merged with ``||``; one group otherwise."""
@@ -363,6 +366,7 @@ def compare_convolutions(
     skip = set(uncertain)
     unknown: list[str] = []
     mismatches: list[Mismatch] = []
+    rule = _rules(prediction)
     for conv in prediction.convolutions:
         node = model.node(conv.name)
         built = built_convolution(node, conv, build, mapper, lines)
@@ -370,7 +374,7 @@ def compare_convolutions(
         if said is not None:
             told = published(conv, "precision", "inputs", "output", "fused", "layer", "evidence")
             mismatches.append(Mismatch(MismatchKind.CONVOLUTION, conv.name, told, built.as_json(), *said,
-                                       built.line or None, _rule(prediction, conv)))  # fmt: skip
+                                       built.line or None, rule(conv)))  # fmt: skip
         elif conv.name in skip or built.precision is None or built.output is None:
             unknown.append(conv.name)
     total = len(prediction.convolutions)
@@ -455,10 +459,16 @@ def _word(precision: Precision) -> str:
     return "float" if precision == Precision.FLOAT else str(precision)
 
 
-def _rule(prediction: Prediction, conv: ConvOutcome) -> str:
-    """By which rule the prediction came about."""
-    refusal = next((r for r in prediction.refusals if r.node == conv.name), None)
-    if refusal is not None:
-        return f"by {refusal.pass_name}: {refusal.reason}"
-    fired = [e.pass_name for e in prediction.trace if e.kind == FUSING_INTO and conv.name in _members(e.object)]
-    return f"by {fired[0]}" if fired else f"as layer {conv.layer or conv.name}"
+def _rules(prediction: Prediction) -> Callable[[ConvOutcome], str]:
+    """By which rule the prediction of a convolution came about."""
+    refusals = {r.node: r for r in reversed(prediction.refusals)}  # of several the first
+    fired = {name: e.pass_name for e in reversed(prediction.trace) if e.kind == FUSING_INTO
+             for name in _members(e.object)}
+
+    def rule(conv: ConvOutcome) -> str:
+        refusal = refusals.get(conv.name)
+        if refusal is not None:
+            return f"by {refusal.pass_name}: {refusal.reason}"
+        return f"by {fired[conv.name]}" if conv.name in fired else f"as layer {conv.layer or conv.name}"
+
+    return rule

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog.agreement import TraceCounts
+from qdqtool.buildlog.names import parts
 from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent, ParsedNode, ParsedTensor, ParseSection
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
+from qdqtool.verification import convolutions
 from qdqtool.verification.api import exit_code, verify
 from qdqtool.verification.build_model import BuiltModel, compare, status_agrees
 from qdqtool.verification.convolutions import BuiltNode, Mapper, common_names, is_aside, product_rank, trt_name
@@ -84,6 +86,15 @@ def test_names_and_constants(g: Graph) -> None:
     assert not {FIRST.output, SECOND.output, "x"} & Mapper(MODEL, []).known
     plain = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
     assert set(plain.initializers) <= Mapper(plain, []).known
+
+
+def test_names_of_a_layer_are_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many convolutions in one layer asks for all nodes of it."""
+    asked: list[str] = []
+    monkeypatch.setattr(convolutions, "parts", lambda name, *known: asked.append(name) or parts(name, *known))
+    mapper = Mapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
+    assert [mapper.nodes(mapper.layers[0]) for _ in range(9)] == [[FIRST, SECOND]] * 9
+    assert len(asked) == 2  # whether it is aside, and what it names
 
 
 def test_metadata_and_places_in_a_merged_layer() -> None:
