@@ -19,7 +19,6 @@ from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.explain.test_producers import of_shape_1
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
-from tests.slow import slow_after
 from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, models
@@ -89,9 +88,19 @@ def test_what_is_seen_there_kept_a_build_or_a_convolution_from_int8() -> None:
     assert seen - shown == SEEN_APART
 
 
-@pytest.mark.parametrize("seed", slow_after(40, SEEDS))
-def test_network(seed: int) -> None:
+def check_network(seed: int) -> None:
     check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
+
+
+@pytest.mark.parametrize("seed", SEEDS[:40])
+def test_network(seed: int) -> None:
+    check_network(seed)
+
+
+@pytest.mark.slow
+@in_turn("seed", SEEDS[40:])
+def test_further_networks(seed: int) -> None:
+    check_network(seed)
 
 
 def test_records_hold_names_and_numbers_alone() -> None:
