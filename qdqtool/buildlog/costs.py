@@ -406,9 +406,10 @@ def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
 
 
 def _same_work(one: LayerCost, two: LayerCost) -> bool:
-    whole = one.layer.name == two.layer.name and not (one.layer.type and two.layer.type)  # a row of a profile
-    works = _work_of(one), _work_of(two)
-    return whole or (works[0].family == works[1].family and not _contradict(*works))
+    if one.layer.name == two.layer.name and not (one.layer.type and two.layer.type):  # a row of a profile
+        return True
+    first, second = _work_of(one), _work_of(two)
+    return first.family == second.family and not _contradict(first, second)
 
 
 class _Work(NamedTuple):
