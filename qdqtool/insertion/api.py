@@ -33,7 +33,7 @@ from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.rules import rules_for
+from qdqtool.insertion.rules import placed_for
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import EDITED, Model
@@ -102,8 +102,7 @@ def insert(
     source = loaded.path
     ours = is_ours(loaded, model)
     work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, made.high_precision)
-    rules = rules_for(work, placing, chosen)
-    placement = place(work, rules)
+    rules, placement = placed_for(work, placing, chosen)
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
     if made.smooth is not None:

@@ -24,17 +24,25 @@ OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: 
 Worth = tuple[int, int, int]
 
 
-def rules_for(model: Model, placing: Placing, target: Target) -> Rules:
-    """The rules that the user's choices and the target's abilities make for a prepared model."""
+def placed_for(model: Model, placing: Placing, target: Target) -> tuple[Rules, Placement]:
+    """The rules for a prepared model, and what they place; errors are those of :func:`place`."""
+    rules, placement = rules_for(model, placing, target)
+    return rules, placement or place(model, rules)
+
+
+def rules_for(model: Model, placing: Placing, target: Target) -> tuple[Rules, Placement | None]:
+    """The rules that the user's choices and the target's abilities make for a prepared model; and what they place,
+    where that was looked for to find them."""
     rules = Rules(placing.head, placing.residual, OPTIONS[0], placing.exclude, placing.include, placing.exclude_op,
                   not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
                   failing=[form for form in (LargeKernel, DepthwiseAdd, DepthwiseSilu)
                            if (held := codes.get(MADE[form][0].code).on(target.name)) is not None
                            and held.severity != Severity.INFO])
-    return replace(rules, residual_after_activation=after_activation(model, rules, target, placing.unify))
+    option, placement = after_activation(model, rules, target, placing.unify)
+    return replace(rules, residual_after_activation=option), placement
 
 
-def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> str:
+def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> tuple[str, Placement | None]:
     """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
 
     Whether Conv, SiLU and an Add with a quantized skip become one layer is reported both ways (fused, apart), and for
@@ -45,25 +53,26 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
     writes float from every convolution and fuses pointwise work anyway: a Q/DQ there only costs accuracy.
 
     Returns:
-        ``both``, ``skip`` or ``none``: ``residual_after_activation`` of :class:`Rules`.
+        ``both``, ``skip`` or ``none``: ``residual_after_activation`` of :class:`Rules`; and its placement, where that
+        was made to find it.
     """
     if target.is_rtx:
-        return "none"
-    best, reached = OPTIONS[0], None
+        return "none", None
     if rules.residual != "auto":
-        return best
+        return OPTIONS[0], None
     first = place(model, replace(rules, residual_after_activation=OPTIONS[0]))
     if all(len(positions) == 1 for positions in _residual_positions(first).values()):  # no such Add
-        return best
+        return OPTIONS[0], first
+    best, reached = (OPTIONS[0], first), None
     placements = [first, *(place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS[1:])]
     for option, placement in zip(OPTIONS, placements, strict=True):
         try:
             slim = sketch(model, placement, scale_groups(model, placement.readers, unify))
             worst = _worst(slim, placement, target, reached)
         except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
-            return OPTIONS[0]
+            return OPTIONS[0], first
         if worst is not None:
-            best, reached = option, worst
+            best, reached = (option, placement), worst
     return best
 
 

@@ -14,7 +14,7 @@ from qdqtool.base.parameters import compile_pattern, typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable, nothing_to_quantize
 from qdqtool.insertion import rules
-from qdqtool.insertion.placement import Placement, can_be_quantized, place
+from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import Ties, scale_groups
 from qdqtool.model.graph import Model, Node
@@ -173,7 +173,7 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
     while True:
         placing = Placing(head=trained.head, residual=trained.residual, exclude=_exactly(reasons),
                           include=_exactly(included), unify=trained.unify)
-        placement = place(work, rules.rules_for(work, placing, chosen))
+        _, placement = rules.placed_for(work, placing, chosen)
         unreachable = _unreachable(traced, placement, dict(model.named_modules()))
         if not unreachable:
             break

@@ -70,13 +70,12 @@ def best_placement(model: Model, target: Target) -> Model:
     """
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.halfprecision import to_half
-    from qdqtool.insertion.placement import place
-    from qdqtool.insertion.rules import rules_for, sketch
+    from qdqtool.insertion.rules import placed_for, sketch
     from qdqtool.insertion.scales import scale_groups
     from qdqtool.options import Placing
 
     work, half, _, _ = prepared(model, model, target, Placing().weights, None)
-    placement = place(work, rules_for(work, Placing(), target))
+    _, placement = placed_for(work, Placing(), target)
     if not placement.readers:
         raise nothing_to_quantize(placement.skipped, model.path or "model")
     placed = sketch(work, placement, scale_groups(work, placement.readers))

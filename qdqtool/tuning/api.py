@@ -101,7 +101,7 @@ def tune(
     loaded = load_full(model)
     described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
     work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, remainder.high_precision)
-    rules = rules_for(work, placing, chosen)
+    rules, placement = rules_for(work, placing, chosen)
     measure = metric_for(work, aim.metric, limit)
     sets = open_sets(work, data, aim.evaluation, images, max_images=ranges.max_images, chosen_on=effort.chosen_on,
                      judged_on=effort.judged_on, swept_on=effort.swept_on)
@@ -110,7 +110,7 @@ def tune(
                 "settings": settings}  # fmt: skip
     store = Store(effort.state, identity)  # before anything takes long: it may be another tuning's
     if remainder.smooth is not None:
-        notes.append(smooth(work, place(work, rules), remainder.smooth, sets.calibration)[1])
+        notes.append(smooth(work, placement or place(work, rules), remainder.smooth, sets.calibration)[1])
     planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, chip, half)
     with contextlib.ExitStack() as stack:
         opened = None

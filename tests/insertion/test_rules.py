@@ -18,10 +18,11 @@ from tests.insertion.nets import Net, copied, detector, nodes_of, value_of
 TRT85 = target_named("trt8.5")
 
 
-def bottleneck(activation: str) -> Model:
-    """Conv, activation and an Add with what the block reads, then another convolution."""
+def bottleneck(activation: str, bare: bool = False) -> Model:
+    """Conv, activation and an Add with what the block reads, then another convolution; and a bare one in front."""
     net = Net()
     stem = net.silu("stem/s", net.conv("stem", "x"))
+    stem = net.op("Relu", "r", net.op("Add", "bare", net.conv("b", stem), stem)) if bare else stem
     inner = net.conv("c", stem)
     inner = net.silu("s", inner) if activation else inner
     net.output(net.op("Relu", "end", net.conv("next", net.op("Add", "add", inner, stem))))
@@ -40,7 +41,10 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
 
 
 def after_activation(model: Model, target: Target = TRT85) -> str:
-    return rules.after_activation(model, Rules(), target, True)
+    option, placement = rules.after_activation(model, Rules(), target, True)
+    wanted = place(model, Rules(residual_after_activation=option))
+    assert placement is None or placement == wanted
+    return option
 
 
 def test_what_both_inputs_are_worth() -> None:
@@ -92,6 +96,8 @@ def test_the_skip_has_to_be_better_in_both_outcomes(
     monkeypatch.setattr(rules, "_worth", lambda found: found)
     assert after_activation(bottleneck("silu")) == option
     assert fused == [False, False, True][:asked]
+    fused.clear()
+    assert after_activation(bottleneck("silu", bare=True)) and fused  # one such Add is enough
     fused.clear()
     assert after_activation(bottleneck("")) == "both" and not fused
 

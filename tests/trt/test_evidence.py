@@ -144,7 +144,7 @@ def test_case_says_what_it_rests_on(name: str) -> None:
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")
-@pytest.mark.parametrize(("name", "build"), BY_LINE)
+@in_turn(("name", "build"), BY_LINE)
 def test_the_line_says_so(name: str, build: str) -> None:
     folder, _, number = build.partition(":")
     source = next(p for p in (LOGS / folder / "log.txt", LOGS / folder / "lines.txt") if p.exists())
