@@ -177,11 +177,11 @@ def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes there are")
-@pytest.mark.parametrize(("words", "how"), slow_after(1, [
+@pytest.mark.parametrize(("words", "how"), [
     ("extract own.onnx --node c3 -o out --check METRIC", "env -i setsid"),
     ("tune float.onnx --include conv --no-state --workers 1 "
     "--calib samples.npy -o out --metric long:metric", "setsid"),
-]))
+])
 def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, how: str) -> None:
     """Nor what left its group and its parents, and the environment of a command; no temporary folder stays."""
     write_seeds(tmp_path)
@@ -205,10 +205,10 @@ def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, ho
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there do orphans come to the process that started them")
-@pytest.mark.parametrize(("words", "code"), slow_after(1, [
-    ("tune float.onnx --include conv --no-state --workers 1 --calib samples.npy -o out --metric lets:metric", 0),
-    ("extract own.onnx --node c3 -o out --check", 2),
-]))
+@pytest.mark.parametrize(("words", "code"), [
+    ("extract own.onnx --node c3 -o out --check", 2), ("tune float.onnx --include conv --no-state --workers 1 "
+    "--calib samples.npy -o out --metric lets:metric", 0),
+])
 def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, words: str, code: int) -> None:
     """A command kills the two processes above it; a function of the user's starts what has neither mark nor parent.
     What the process had started before it became qdqtool goes on, and what that starts meanwhile."""

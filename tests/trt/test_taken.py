@@ -132,4 +132,4 @@ def test_sums_along_a_chain_are_followed_so_far(monkeypatch: pytest.MonkeyPatch)
         Taken(Model(g.model(*sums)))
         return len(looked)
 
-    assert work(400) < 3 * work(200)
+    assert work(600) < 3 * work(300)
