@@ -102,8 +102,9 @@ class Search:
         try:
             self._everything_int8()
             value = self.bench.value(self.recipe(self.start), self.bench.sets.chosen_on)
-            self.say(said("everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command "
-                          "with a {`time_limit`} takes the best that was measured", value=value))
+            if self.pool:  # else there is nothing to take
+                self.say(said("everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command "
+                              "with a {`time_limit`} takes the best that was measured", value=value))
             self._float_model()
             if self._is_enough() and not self.whole_front:
                 return
@@ -538,8 +539,8 @@ class Search:
         """
         front = self.front()
         if not front:
-            raise QdqtoolError("no convolution would run in INT8 whatever is quantized, so that there is nothing to "
-                               "choose; insert and predict say why")
+            raise QdqtoolError("nothing to choose from: no convolution can run in INT8 and is predicted to gain by it; "
+                               "deploy the float model, or see what insert and predict say of each")
         if self.budget is not None:
             fits = [p for p in front if p.cost.value <= self.budget]
             return (fits[-1], True) if fits else (front[0], False)

@@ -4,14 +4,17 @@ import numpy as np
 import onnx
 import pytest
 
+import qdqtool
 from calibration.session import partial_model
+from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.tuning import sites
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.expected import sentence
 from qdqtool.tuning.measure import Cuts
 from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
-from tests.insertion.nets import images, run
+from tests.insertion.nets import Net, images, run
+from tests.raising import raises
 from tests.tables import cases
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
@@ -170,3 +173,14 @@ def test_sentence(seconds: float | None, workers: int, end: str) -> None:
     text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
     assert text == begin + end
+
+
+def test_where_no_convolution_gains_by_int8_nothing_is_offered() -> None:
+    """A lone one, whose pair is a conversion more; the other's weights are computed."""
+    net = Net()
+    first = net.conv("c1", "x")
+    net.output(net.op("Conv", "c2", first, net.op("Relu", "r", first)))
+    said: list[str] = []
+    with raises(QdqtoolError, "Search.choose"):
+        qdqtool.tune(net.model(), images(4), say=said.append)
+    assert len(said) == 1, "what is to be measured; nothing was found that a limit of time could take"
