@@ -7,7 +7,8 @@ from collections.abc import Callable
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 LONGEST = 600  # characters of a message; what is longer holds something that nobody reads to its end
-VALUE = 200  # what is left of each of its values then
+_WORD, _PATH = 100, 200  # what is left then of each word, as a name is one, and of the path in front
+_LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def brief(text: str) -> str:
@@ -15,7 +16,18 @@ def brief(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     shorter: Callable[[], str] | None = getattr(text, "brief", None)  # of one that knows its values
-    return f"{text[:VALUE]}...{text[-VALUE:]}" if shorter is None else shorter()
+    return shortened(text) if shorter is None else shorter()
+
+
+def shortened(text: str) -> str:
+    """A text whose long words have lost their middle, so that what it says is left; if still too long, its own."""
+    text = _LONG_WORD.sub(lambda found: _ends(found[0], _WORD), text)
+    return text if len(text) <= LONGEST else _ends(text, LONGEST)
+
+
+def _ends(text: str, length: int) -> str:
+    """Beginning and end, each in half of the length."""
+    return f"{text[: length // 2 - 3]}...{text[-length // 2 :]}"
 
 
 class QdqtoolError(Exception):
@@ -31,7 +43,8 @@ class QdqtoolError(Exception):
 
     def __init__(self, reason: str = "", path: str = "") -> None:
         reason = brief(reason)
-        super().__init__(brief(f"{path}: {reason}") if path else reason)
+        told = path if len(path) <= _PATH or len(path) + len(reason) <= LONGEST else _ends(path, _PATH)
+        super().__init__(f"{told}: {reason}" if path else reason)
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Self
 
-from qdqtool.base.text import counted, listed, middle, were
-from qdqtool.errors import LONGEST, VALUE, QdqtoolError
+from qdqtool.base.text import counted, listed, were
+from qdqtool.errors import LONGEST, QdqtoolError, shortened
 
 Told = Callable[[str, str], str]
 """How a parameter is called, of its name and of its value as text, which is empty where none is given."""
@@ -53,7 +53,10 @@ class Said(str):
 
     def brief(self) -> Self:
         """The same where it is as long as a message may be; else the middle of its long values is left out."""
-        return self if len(self) <= LONGEST else self.renamed(lambda value: middle(value, VALUE))
+        if len(self) <= LONGEST:
+            return self
+        made = self.renamed(shortened)
+        return made if len(made) <= 2 * LONGEST else type(self)(shortened(made))  # of lists of many
 
 
 def _renamed(value: Any, name: Callable[[str], str]) -> Any:

@@ -424,7 +424,7 @@ class _Work(NamedTuple):
 def _work_of(row: LayerCost) -> _Work:
     layer = row.layer
     kernel, maps = layer.extras.get("Kernel", layer.extras.get("ConvKernel")), layer.extras.get("OutMaps")
-    sizes = _channels(layer.inputs), _channels(layer.outputs), kernel and str(kernel), maps and str(maps)
+    sizes = _channels(layer.inputs), _channels(layer.outputs), str(kernel or ""), str(maps or "")
     return _Work(_family(row), sizes, (_edge(layer.inputs), _edge(layer.outputs)), len(layer.inputs))
 
 

@@ -442,7 +442,7 @@ def predict_on(
     index, gpu = load(model), chosen or of_capability(request.sm or "")
     on = target_named(target).built_for(gpu.cc, chosen.name if chosen is not None else "")
     prediction = predict(index, on, assumed=assumed, how=how)
-    prediction.compute_capabilities = [gpu.cc]
+    prediction.compute_capabilities = on.told or [gpu.cc]
     time = None
     if chosen is not None:
         chosen = gpus.used_by(on, chosen)

@@ -121,9 +121,12 @@ def _unnamed(device: Device, clock: float | None) -> Gpu:
     used, moved = clock or device.clock, device.bandwidth
     assert device.sms is not None
     sms = device.sms
-    near = min((g for g in gpus.gpus() if g.cc == rates.cc), key=lambda g: abs(g.sms - sms), default=None)
+    alike = (g for g in gpus.gpus() if replace(g.rates, cc=rates.cc) == rates)
+    near = min(alike, key=lambda g: abs(g.sms - sms), default=None)
     if used is None or (moved is None and near is None):
-        gpus.find(device.name)  # raises
+        gpus.find(device.name)  # raises, but for a name whose compute capability is another in the table
+        raise QdqtoolError(said("'{name}' of compute capability {cc} is not known, and the log states no clock or "
+                                "memory of it; {`gpu`} names it", name=device.name, cc=device.cc))
     assert used is not None
     if moved is None:
         assert near is not None

@@ -363,7 +363,8 @@ def rates_of(cc: str) -> tuple[Rates, tuple[Note, ...]]:
     if not below:
         raise QdqtoolError(f"compute capability {text}: TensorRT 8 starts at 5.3")
     nearest = max(below, key=lambda r: float(r.cc))
-    return nearest, (Remark.RATES_OF_NEAREST(cc=text, nearest=nearest.cc, architecture=nearest.architecture),)
+    note = Remark.RATES_OF_NEAREST(cc=text, nearest=nearest.cc, architecture=nearest.architecture)
+    return replace(nearest, cc=text), (note,)
 
 
 def chosen(name: str, clock: float | None = None, power: str | None = None) -> Gpu:

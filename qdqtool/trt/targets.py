@@ -137,7 +137,7 @@ class Target:
         if self.buildable and number not in self.buildable and not seen:
             raise QdqtoolError(said(
                 "{target} cannot build for compute capability {cc}{name}, only for {known:joined , }; name such a GPU, "
-                "or a TensorRT that builds for yours: {`target`:trt10}", target=self.name, cc=dotted(number),
+                "or a TensorRT that builds for yours ({`target`})", target=self.name, cc=dotted(number),
                 name=said(" ({gpu})", gpu=gpu) if gpu else "", known=[dotted(c) for c in self.buildable]))
         return replaced(self, capabilities=(number,))
 

@@ -507,18 +507,20 @@ def local(workers: int | None = None) -> Mapper:
 
 
 def looked_at(mapper: Mapper) -> Mapper:
-    """A mapper of the user's whose results are looked at when they come: those that were asked for, each once.
+    """A mapper of the user's whose results are looked at when they come: those that were asked for, and all of them.
+
+    One may come again, as where a task was tried twice. What comes after the last is not asked for.
 
     Calling it raises QdqtoolError where they are not.
     """
 
     def wrong(what: str, **values: Any) -> QdqtoolError:
         return QdqtoolError(said("{`mapper`}: " + what + "; it has to give a Result with each candidate and sample of "
-                                 "its tasks once", **values))
+                                 "its tasks", **values))
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        left = {(c.key, n) for t in tasks for c in t.candidates for n in t.images}
-        asked = len(left)
+        asked = {(c.key, n) for t in tasks for c in t.candidates for n in t.images}
+        left = set(asked)
         try:
             results = mapper(job, tasks)
             iter(results)
@@ -532,13 +534,15 @@ def looked_at(mapper: Mapper) -> Mapper:
                 if not isinstance(result, Result) or not parameters.fits(result.rows, dict[str, dict[int, Row | None]]):
                     raise wrong("gives {found}", found=parameters.shown(result))
                 given = [(key, n) for key, rows in result.rows.items() for n in rows]
-                if not (left and left.issuperset(given)):
-                    raise wrong("gives what was not asked for, or was given before, as the result of {task}",
+                if not asked.issuperset(given):
+                    raise wrong("gives what was not asked for as the result of {task}",
                                 task=parameters.shown(result.key))
                 left.difference_update(given)
                 yield result
+                if not left:
+                    break
             if left:
-                raise wrong("ends with {done} of {asked} measured", done=asked - len(left), asked=asked)
+                raise wrong("ends with {done} of {asked} measured", done=len(asked) - len(left), asked=len(asked))
         finally:
             close = getattr(results, "close", None)
             if close is not None:

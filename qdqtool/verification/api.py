@@ -111,25 +111,26 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
 
 
 def target_of(build: Build, target: str | Target | None, machine: Machine) -> tuple[Target, list[Note]]:
-    """As :func:`choose_target`, for the GPU that was named or that the build says it is for.
+    """As :func:`choose_target`, for the GPUs that the build says it is for, the one that was named or the log's.
 
     Raises:
         QdqtoolError: The GPU that was named is not known, or none that the target builds for.
     """
     chosen, notes = choose_target(build, target)
-    if machine.gpu is not None:
-        from qdqtool.timing import gpus
-
-        named = gpus.chosen(machine.gpu)
-        return chosen.built_for(named.cc, named.name), notes
     if chosen.is_rtx and build.targets:
         return replaced(chosen, capabilities=build.targets), notes
-    if chosen.is_rtx:
+    if chosen.is_rtx or machine.gpu is not None:
+        from qdqtool.timing import gpus
         from qdqtool.timing.expected import gpu_of, of_facts
 
-        ran_on = gpu_of(build)
-        capability = of_facts("", build.gpu).cc or (ran_on.cc if ran_on is not None else None)
-        chosen = chosen if capability is None else chosen.built_for(capability, seen=True)
+        stated = of_facts("", build.gpu).cc
+        named = None if machine.gpu is None else gpus.chosen(machine.gpu)
+        if named is not None:
+            chosen = chosen.built_for(named.cc, named.name, seen=named.cc == stated)
+        elif stated is not None:
+            chosen = chosen.built_for(stated, seen=True)
+        elif (ran_on := gpu_of(build)) is not None:
+            chosen = chosen.built_for(ran_on.cc, seen=True)
     return chosen, notes
 
 

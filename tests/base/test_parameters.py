@@ -230,6 +230,12 @@ def test_no_message_is_as_long_as_what_was_given() -> None:
         assert str(error)[0] in "`p" and error.path in ("", "p", "p" * length)
     found = QdqtoolError(sentence)
     assert as_options(of_error(found)).startswith("--clock nnn") and str(found).endswith("www is wrong")
+    folder = "/".join(["folder"] * 30)
+    for plain in (QdqtoolError(f"{folder}/log.txt, {folder}/layers.json: names 0 of 21 convolutions of {folder}/model"),
+                  QdqtoolError("names 0 of 21 convolutions " + folder * 3, folder), QdqtoolError(said_of(
+                      "{names:joined , }: names 0 of 21 convolutions", names=[f"{folder}/{n}" for n in range(30)]))):
+        for text in (str(plain), of_error(plain)):
+            assert "names 0 of 21 convolutions" in text and len(text) < 1000 < len(folder) * 6
 
 
 def _first_then(found: object) -> Iterator[object]:

@@ -82,7 +82,7 @@ TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
-    gpu = "T4" if target.is_rtx and find(gpu).cc < "7.5" else gpu  # one that it builds for
+    gpu = "T4" if target.is_rtx and float(find(gpu).cc) < 7.5 else gpu  # one that it builds for
     for quantized in (True, False):
         found = [predict_on(load(chain(size=14, quantized=quantized)), target, Request(gpu=gpu, no_fp16=single))
                  for single in (False, True)]  # fmt: skip

@@ -182,10 +182,10 @@ def test_tensorrt_rtx_is_predicted_for_gpus_that_it_builds_for(gpu: gpus.Gpu) ->
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
     for name in (gpu.name, gpu.cc):
         request = Request(gpu=name) if name == gpu.name else Request(sm=name)
-        if gpu.cc in ("7.5", "8.0", "8.6", "8.9", "12.0"):
+        if gpu.cc in ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"):
             assert RTX.built_for(gpu.cc).told == [gpu.cc]
         else:
-            with raises(QdqtoolError, f"Target.built_for rtx1.7 {gpu.cc} 12.1 trt10"):
+            with raises(QdqtoolError, f"Target.built_for rtx1.7 {gpu.cc} 12.1"):
                 predict_on(model, "rtx1.7", request)
         assert TARGETS["trt10"].built_for(gpu.cc) is TARGETS["trt10"]
 

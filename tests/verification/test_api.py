@@ -18,6 +18,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.options import Building, Machine
 from qdqtool.prediction import predict
+from qdqtool.timing.expected import gpu_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification import api
@@ -378,4 +379,17 @@ def test_a_build_of_tensorrt_rtx_is_predicted_for_what_it_says_it_is_for(said: B
     assert target.told == capabilities and target.name == RTX.name
     assert target_of(said, None, Machine(gpu="V100"))[0].told == []
     with raises(QdqtoolError, "Target.built_for 7.0 V100"):
-        target_of(replace(said, is_rtx=True), None, Machine(gpu="V100"))
+        target_of(Build(is_rtx=True), None, Machine(gpu="V100"))
+
+
+def test_the_gpu_where_a_build_ran_is_not_what_it_was_built_for() -> None:
+    """The user's words are for times; of a table that states its targets, these hold, and what a log states exists."""
+    both = Build(is_rtx=True, targets=(75, 86))
+    assert target_of(both, None, Machine(gpu="RTX 3060"))[0].told == ["7.5", "8.6"]
+    stated = {"Compute Capability": "8.7"}
+    assert target_of(Build(is_rtx=True, gpu=stated), None, Machine(gpu="Orin NX"))[0].told == ["8.7"]
+    with raises(QdqtoolError, "Target.built_for 7.0 V100"):
+        target_of(Build(is_rtx=True, gpu=stated), None, Machine(gpu="V100"))
+    # The log's capability is not the table's of that name, and it states neither clock nor memory.
+    odd = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu={"Compute Capability": "8.9", "SMs": "28"})
+    assert target_of(odd, None, Machine())[0].told == ["8.9"] and gpu_of(odd) is None

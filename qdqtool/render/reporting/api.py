@@ -136,7 +136,7 @@ def collect(
     sections.add_weights(collector)
     other = None
     if before is not None:
-        other = look_at(before, subject.target, chosen, None, machine, assumed)
+        other = look_at(before, on.target, chosen, None, machine, assumed, subject.target)
         _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()

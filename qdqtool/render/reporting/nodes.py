@@ -388,10 +388,11 @@ def look_at(
     build: Build | None,
     machine: Machine,
     assumed: Assumed,
+    settled: Target | None = None,
 ) -> Subject:
     """Predicts for a model, verifies it where a build is given, and estimates the time where a GPU is.
 
-    ``machine`` is the user's words for the GPU.
+    ``machine`` is the user's words for the GPU; ``settled`` is the target as it builds for it, where that is known.
 
     Raises:
         ModelError: The model cannot be read.
@@ -407,8 +408,8 @@ def look_at(
         prediction = verification.prediction
         on, _ = target_of(build, target, machine)
     else:
-        on = target_named(target or DEFAULT_TARGET)
-        on = on if gpu is None else on.built_for(gpu.cc, gpu.name)
+        on = settled or target_named(target or DEFAULT_TARGET)
+        on = on if settled or gpu is None else on.built_for(gpu.cc, gpu.name)
         prediction = predict(model, on, assumed=assumed)
     time = None
     if gpu is not None:
@@ -418,7 +419,7 @@ def look_at(
         plain = plain_in(build) if build else gpu.plain
         time = estimate(model, prediction, gpu, on, plain=plain, graph=build is not None and runs_as_graph(build))
         prediction.time = time.as_json()
-        prediction.compute_capabilities = [gpu.cc]
+        prediction.compute_capabilities = on.told or [gpu.cc]
         prediction.findings += gpu_findings(prediction, gpu, model)
     subject = Subject(model, prediction, on, time, verification, build)
     subject.work = _work(subject)
