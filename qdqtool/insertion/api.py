@@ -301,6 +301,11 @@ def _copied(
     if is_quantized(loaded):
         raise ModelError("is quantized already (it has Q/DQ or integer operators); give the float model it was made "
                          "from, or predict this one", loaded.path or "model")
+    known = (loaded.producers, loaded.initializers, loaded.inputs)
+    loose = next((o for o in loaded.outputs if not any(o in names for names in known)), None)
+    if loose is not None:
+        raise ModelError(said("no node makes the output '{name}'; export the model again", name=loose),
+                         loaded.path or "model")
     work = loaded if ours else loaded.copy()
     notes: list[Note] = []
     warnings: list[Note] = []

@@ -191,7 +191,8 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
     model.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, opsets))
     model.opset_import.append(opsets[1])
     last = next((t for t in node.output), "x")
-    model.graph.node.extend(helper.make_node("F", [f"{last}.f{i}" if i else last], [f"{last}.f{i + 1}"], domain="own")
+    name = last[:100]  # thousands of a million letters would be this process's memory
+    model.graph.node.extend(helper.make_node("F", [f"{name}.f{i}" if i else last], [f"{name}.f{i + 1}"], domain="own")
                             for i in range(times))
 
 

@@ -352,6 +352,9 @@ def test_refusals_name_the_file(net: Net, named: bool, tmp_path: Path) -> None:
     name = str(tmp_path / "m.onnx") if named else "model"
     done = qdqtool.insert(one_layer(), images(), predict=False).model
     refused(ModelError, f"_copied {name}: Q/DQ", qdqtool.insert, given(done), images())
+    torn = one_layer()
+    torn.graph.output.add(name="lost")
+    refused(ModelError, f"_copied {name}: lost", qdqtool.insert, given(torn), images())
     net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
     with pytest.raises(left_float.NothingToQuantize) as error:
         qdqtool.insert(given(net.model()), images(), exclude=["a", "b|c"])
