@@ -220,7 +220,8 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
                             ) from error
         if isinstance(error, _Unfit) or not os.path.isfile(path):
             raise
-        raise DataError(f"{error}; give another name or delete it") from error
+        about = "" if str(error).startswith(name) else f"{name}: "  # what its numbers are refused for
+        raise DataError(f"{about}{error}; give another name or delete it") from error
     except _DAMAGED as error:
         raise DataError(f"{name}: the calibration cache is damaged ({reason_of(error)}); delete it") from error
 

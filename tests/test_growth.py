@@ -51,6 +51,7 @@ WORK = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "predict on a GPU": lambda model: predict_on(model, "trt8.5", Request(gpu="T4"), also=add_fixes)[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
+    "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),
     "extract": lambda model: qdqtool.extract(model, outputs=[model.graph.output[0].name], target="trt8.5"),
     "extract a finding": _extract,
     "extract in private": lambda model: _extract(model, private=True),
@@ -164,7 +165,7 @@ def _beyond(command: str, models, spent, few: int, many: int) -> tuple[bool, boo
 
     (first, held), (less, taken), (more, most) = (spent[size] for size in (_LEAST, few, many))
     small = command.startswith("extract ") and few == SIZES[0]  # a part of a chain of 500 is the whole
-    memory = _held if command == "fix" else onnx.ModelProto.ByteSize
+    memory = _held if command.startswith("fix") else onnx.ModelProto.ByteSize
     return (_too_much(first, less, more, ratio(onnx.ModelProto.ByteSize), SHORT),
             not small and _too_much(0, taken - held, most - held, ratio(memory), LITTLE))
 
@@ -227,6 +228,10 @@ def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
     """The constants on the way are computed once, and one refusal does not name all that read them."""
     bounded_by_an_eighth(monkeypatch)
     _grows_with_the_file(_calls, WORK["fix"], family, [sizes])
+
+
+def test_what_many_read_is_asked_once_whether_it_becomes_half():
+    _grows_with_the_file(_calls, WORK["fix to half"], "Concat with the root", [(100, 200)])
 
 
 def test_changes_answer_their_own_findings_where_all_of_these_name_one_tensor(monkeypatch):

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import struct
+import sys
 import zipfile
 from types import TracebackType
 from typing import IO, Any
@@ -66,7 +67,8 @@ class Header:
             raise DataError(f"{what}: holds {dtype}, which is not a plain number")
         if len(shape) > _DIMENSIONS:
             raise DataError(f"{what}: has {len(shape)} dimensions; the limit is {_DIMENSIONS}")
-        if any(d < 0 for d in shape):
+        beyond = math.prod(d for d in shape if d) * dtype.itemsize > sys.maxsize  # numpy makes no such array, not empty
+        if any(d < 0 for d in shape) or (beyond and 0 in shape):
             raise DataError(f"{what}: declares the shape {list(shape)}; save it again")
         self.shape, self.fortran, self.dtype = shape, fortran, dtype
         self.start = file.tell()

@@ -55,6 +55,7 @@ class _Halver:
         self.editor = Editor(model)
         self.half = half_nodes(model, wide)
         self.added: dict[str, str] = {}
+        self.read: dict[str, tuple[bool, bool]] = {}  # whether as FP16, whether as FP32
 
     def run(self) -> int:
         model, editor = self.model, self.editor
@@ -71,29 +72,28 @@ class _Halver:
             for position, tensor in enumerate(node.outputs):
                 if not tensor or model.elem_type(tensor) != TensorProto.FLOAT or node.op == "Constant":
                     continue
-                needs_float = model.is_output(tensor) or bool(self._readers(tensor, False))
+                needs_float = model.is_output(tensor) or self._is_read(tensor, False)
                 if is_half and needs_float:
                     name = self._half_name(tensor)
                     editor.set_output(node, position, name)
                     editor.cast(name, tensor, TensorProto.FLOAT, node, "_to_fp32")
                 elif is_half:
                     retyped.append(tensor)
-                elif self._readers(tensor, True):
+                elif self._is_read(tensor, True):
                     editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, node, "_to_fp16")
         editor.set_type(retyped, TensorProto.FLOAT16)
         editor.finish()
         return len(self.half)
 
-    def _readers(self, tensor: str, half: bool) -> list[Node]:
-        """Readers that want a float tensor as FP16 (or as FP32)."""
-        result = []
-        for reader in self.model.readers(tensor):
-            positions = [i for i, t in enumerate(reader.inputs) if t == tensor]
-            stays = [reader.index not in self.half or stays_float(self.model, reader, i) for i in positions]
-            wants_half, wants_float = not all(stays), any(stays) or not positions
-            if (half and wants_half) or (not half and wants_float):
-                result.append(reader)
-        return result
+    def _is_read(self, tensor: str, half: bool) -> bool:
+        """Whether something reads a float tensor as FP16 (or as FP32)."""
+        if tensor not in self.read:  # each of a thousand readers asks
+            stays: list[bool] = []
+            for node in self.model.readers(tensor):
+                positions = [i for i, t in enumerate(node.inputs) if t == tensor]  # none where a body inside reads it
+                stays += [node.index not in self.half or stays_float(self.model, node, i) for i in positions] or [True]
+            self.read[tensor] = not all(stays), any(stays)
+        return self.read[tensor][0 if half else 1]
 
     def _take_half_inputs(self, node: Node) -> None:
         for position, tensor in enumerate(node.inputs):
@@ -107,7 +107,7 @@ class _Halver:
                 continue
             producer = self.model.producer(tensor)
             made_half = producer is not None and producer.index in self.half
-            if not made_half or self.model.is_output(tensor) or self._readers(tensor, False):
+            if not made_half or self.model.is_output(tensor) or self._is_read(tensor, False):
                 self.editor.set_input(node, position, self._half_name(tensor))
 
     def _round_scale(self, tensor: str) -> None:
@@ -132,7 +132,7 @@ class _Halver:
                 self.added[tensor] = tensor
                 return tensor
             half = np.asarray(round_up_to_half(value) if is_scale else value.astype(np.float16))
-            if self.model.is_output(tensor) or self._readers(tensor, False):
+            if self.model.is_output(tensor) or self._is_read(tensor, False):
                 self.added[tensor] = self.editor.constant(f"{tensor}_fp16", half)
             else:
                 self.editor.set_constant(tensor, half)

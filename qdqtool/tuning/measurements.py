@@ -34,7 +34,7 @@ from qdqtool.errors import DataError
 from qdqtool.options import Effort
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.measure import REVISION, Job, Mapper, Result, Row, Rows, Task
-from qdqtool.tuning.metrics import Evidence, resampled
+from qdqtool.tuning.metrics import LARGEST, Evidence, resampled
 from qdqtool.types import TOOL_VERSION, Json
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def _row(data: Any) -> Row | None:
     if data is None:
         return None
     error, evidence = data
-    if not isinstance(error, float | int):
-        raise ValueError(error)
+    if not isinstance(error, float | int) or any(abs(v) > LARGEST for v in data if isinstance(v, float | int)):
+        raise ValueError(data)
     return Row(float(error), evidence)
 
 

@@ -238,6 +238,7 @@ Outputs = Mapping[str, npt.NDArray[Any]]
 Evidence = Any  # of JSON's types
 _BOXES = ("detect", "segment", "pose")  # tasks in the metadata that Ultralytics writes
 _SCORE = 0.25  # of the float network's detections that count as there
+LARGEST = 1e100  # of a value: sums and differences of thousands are numbers still
 
 
 class Metric(Protocol):
@@ -369,9 +370,9 @@ class UserMetric:
                 said("{`metric`} {name}: raised {kind} on {image}" + ": {reason}" * bool(reason),
                      name=self.name, kind=type(error).__name__, image=image, reason=reason)
             ) from error
-        if not math.isfinite(value):
-            raise QdqtoolError(said("{`metric`} {name}: gave {value} on {image}; it has to be a finite number",
-                                    name=self.name, value=value, image=image))
+        if not abs(value) <= LARGEST:
+            raise QdqtoolError(said("{`metric`} {name}: gave {value} on {image}; it has to be a finite number, of at "
+                                    "most {most:g}", name=self.name, value=value, image=image, most=LARGEST))
         return value
 
     def value(self, evidence: Sequence[Evidence]) -> float:

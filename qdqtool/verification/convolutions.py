@@ -304,12 +304,13 @@ def _integers_arrive(name: str, first: Precision) -> bool:
     return "Mul" not in after and (before.endswith("Rou") or (not before and first == Precision.FP32))
 
 
+_LISTED = 100  # of what is fused; a damaged log has all convolutions in one layer, and each would list all others
 _SHOWN = ("Add", "MaxPool")  # absorbed nodes whose names every version keeps in the layer's name
 
 
 @dataclass
 class BuiltConv:
-    """What a build says of one convolution; None where it does not say."""
+    """What a build says of one convolution; None where it does not say. Of what is fused JSON has the first hundred."""
 
     precision: Precision | None = None
     inputs: list[Precision] | None = None
@@ -320,7 +321,8 @@ class BuiltConv:
     contradiction: Said | None = None
 
     def as_json(self) -> Described:
-        return published(self, "precision", "inputs", "output", "fused", "layer")
+        told = published(self, "precision", "inputs", "output", "fused", "layer")
+        return {**told, "fused": self.fused and self.fused[:_LISTED]}
 
 
 class PassLines:

@@ -308,6 +308,7 @@ CHANGES = {
     "a name that is a number": (field("tensors", [1, "b"]), "1 is no str"),
     "focus of an unknown tensor": (field("focused", ["c"]), "'c'"),
     "bins a truth value": (field("bins", True), "true is no int"),
+    "no bins": (field("bins", 0), "bins is 0"),
     "a warning that is a number": (field("warnings", ["w", 5]), "5 is no str"),
     "skipped of one part": (field("skipped", [["x"]]), "not enough values"),
     "skipped for no reason": (field("skipped", [["x", None]]), "null is no str"),

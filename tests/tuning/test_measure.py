@@ -301,6 +301,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def broken(reference, outputs, image):\n    raise KeyError('labels of ' + image)\n"
         "def leaves(reference, outputs, image):\n    raise SystemExit(3)\n"
         "def nothing(reference, outputs, image):\n    return float('nan')\n"
+        "def huge(reference, outputs, image):\n    return 1e200\n"
         "number = 3\n", "utf-8",
     )  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)

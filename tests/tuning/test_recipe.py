@@ -126,7 +126,8 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.mark.parametrize("rows", [3, {"sweep": 1, "whole": {}}, {"sweep": {"a": {"x": [1, None]}}, "whole": {}},
-                                  {"sweep": {"a": {"0": ["1", None]}}, "whole": {}}, {"sweep": {}}])  # fmt: skip
+                                  {"sweep": {"a": {"0": ["1", None]}}, "whole": {}}, {"sweep": {}},
+                                  {"sweep": {}, "whole": {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}}}])  # fmt: skip
 def test_damaged_rows_are_refused(kept: Path, rows: object) -> None:
     data = json.loads(gzip.decompress(kept.read_bytes()))
     kept.write_bytes(gzip.compress(json.dumps({**data, "rows": rows}).encode()))

@@ -262,6 +262,8 @@ def test_contradictions_and_residuals() -> None:
     assert (told["precision"], told["inputs"], told["output"], told["fused"]) == ("FP32", ["FP32"], "INT8", [])
     assert " Conv_22" in str(told["layer"])
     assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
+    names = [f"n{i}" for i in range(101)]
+    assert BuiltConv(fused=names).as_json()["fused"] == names[:100] and BuiltConv(fused=[]).as_json()["fused"] == []
     # It absorbed the Add and the Relu; neither the convolution itself nor its quantizers nor its constants
     other = engine_line("Conv_34")
     found = mismatches({other: LINES[other].replace("Int8", "Float", 1)})["Conv_34"]
