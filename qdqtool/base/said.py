@@ -53,10 +53,7 @@ class Said(str):
 
     def brief(self) -> Self:
         """The same where it is as long as a message may be; else the middle of its long values is left out."""
-        if len(self) <= LONGEST:
-            return self
-        made = self.renamed(shortened)
-        return made if len(made) <= 2 * LONGEST else type(self)(shortened(made))  # of lists of many
+        return self if len(self) <= LONGEST else self.renamed(shortened)
 
 
 def _renamed(value: Any, name: Callable[[str], str]) -> Any:

@@ -88,8 +88,11 @@ def command(
     if timed:
         from qdqtool.timing.estimate import of_capability, predict_on
 
-        if request.sm is not None and (notes := of_capability(request.sm).notes):
-            print(f"qdqtool: --sm: {as_line('; '.join(notes))}", file=sys.stderr)
+        if request.sm is not None:
+            named = of_capability(request.sm)
+            chosen.built_for(named.cc)  # refused before anything is noted of it
+            if named.notes:
+                print(f"qdqtool: --sm: {as_line('; '.join(named.notes))}", file=sys.stderr)
     answers: list[_Answer] = []
     damaged: dict[str, str] = {}
 

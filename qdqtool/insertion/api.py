@@ -301,7 +301,8 @@ def _copied(
     if is_quantized(loaded):
         raise ModelError("is quantized already (it has Q/DQ or integer operators); give the float model it was made "
                          "from, or predict this one", loaded.path or "model")
-    known = (loaded.producers, loaded.initializers, loaded.inputs)
+    sparse = [s.values.name for s in loaded.proto.graph.sparse_initializer]
+    known = (loaded.producers, loaded.initializers, loaded.inputs, sparse)
     loose = next((o for o in loaded.outputs if not any(o in names for names in known)), None)
     if loose is not None:
         raise ModelError(said("no node makes the output '{name}'; export the model again", name=loose),

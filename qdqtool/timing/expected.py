@@ -121,8 +121,9 @@ def _unnamed(device: Device, clock: float | None) -> Gpu:
     used, moved = clock or device.clock, device.bandwidth
     assert device.sms is not None
     sms = device.sms
-    alike = (g for g in gpus.gpus() if replace(g.rates, cc=rates.cc) == rates)
-    near = min(alike, key=lambda g: abs(g.sms - sms), default=None)
+    alike = [replace(g.rates, cc="", evidence=Evidence.SEEN, source="") for g in gpus.gpus()]
+    wanted = replace(rates, cc="", evidence=Evidence.SEEN, source="")
+    near = min((g for g, its in zip(gpus.gpus(), alike, strict=True) if its == wanted), key=lambda g: abs(g.sms - sms), default=None)
     if used is None or (moved is None and near is None):
         gpus.find(device.name)  # raises, but for a name whose compute capability is another in the table
         raise QdqtoolError(said("'{name}' of compute capability {cc} is not known, and the log states no clock or "

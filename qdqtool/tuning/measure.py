@@ -45,7 +45,7 @@ from qdqtool.model.sessions import SharedWeights, cores
 from qdqtool.model.slim import without_large_weights
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
-from qdqtool.tuning.metrics import Evidence, Metric
+from qdqtool.tuning.metrics import LARGEST, Evidence, Metric
 
 
 class Cuts:
@@ -531,16 +531,19 @@ def looked_at(mapper: Mapper) -> Mapper:
                         reason=reason_of(error)) from error
         try:
             for result in parameters.read("mapper", results):
+                if not left:
+                    break  # one more is asked for, so that what stands behind the last runs
                 if not isinstance(result, Result) or not parameters.fits(result.rows, dict[str, dict[int, Row | None]]):
                     raise wrong("gives {found}", found=parameters.shown(result))
+                if any(row and abs(row.error) > LARGEST for rows in result.rows.values() for row in rows.values()):
+                    raise wrong("gives an error above {most:g} as the result of {task}", most=LARGEST,
+                                task=parameters.shown(result.key))
                 given = [(key, n) for key, rows in result.rows.items() for n in rows]
                 if not asked.issuperset(given):
                     raise wrong("gives what was not asked for as the result of {task}",
                                 task=parameters.shown(result.key))
                 left.difference_update(given)
                 yield result
-                if not left:
-                    break
             if left:
                 raise wrong("ends with {done} of {asked} measured", done=len(asked) - len(left), asked=len(asked))
         finally:

@@ -15,6 +15,7 @@ from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
 from qdqtool.base.records import replaced
+from qdqtool.base.said import said
 from qdqtool.builders.child import print_once
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
@@ -114,18 +115,22 @@ def target_of(build: Build, target: str | Target | None, machine: Machine) -> tu
     """As :func:`choose_target`, for the GPUs that the build says it is for, the one that was named or the log's.
 
     Raises:
-        QdqtoolError: The GPU that was named is not known, or none that the target builds for.
+        QdqtoolError: The GPU that was named is not known, or none that the target builds for or that the build is for.
     """
     chosen, notes = choose_target(build, target)
-    if chosen.is_rtx and build.targets:
-        return replaced(chosen, capabilities=build.targets), notes
     if chosen.is_rtx or machine.gpu is not None:
         from qdqtool.timing import gpus
         from qdqtool.timing.expected import gpu_of, of_facts
 
         stated = of_facts("", build.gpu).cc
         named = None if machine.gpu is None else gpus.chosen(machine.gpu)
-        if named is not None:
+        if chosen.is_rtx and build.targets:
+            chosen = replaced(chosen, capabilities=build.targets)
+            if named is not None and named.cc not in chosen.told:
+                raise QdqtoolError(said("{`gpu`} {name}: has compute capability {cc}, and the build is for "
+                                        "{told:joined , }; name the GPU that it ran on", name=named.name, cc=named.cc,
+                                        told=chosen.told))
+        elif named is not None:
             chosen = chosen.built_for(named.cc, named.name, seen=named.cc == stated)
         elif stated is not None:
             chosen = chosen.built_for(stated, seen=True)
@@ -302,11 +307,11 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
     pairs = built.compare(prediction, result) if result.status == "built" else []
     verification = of_pairs(prediction, pairs, described)
     if built.status_agrees(prediction, result) is False:
-        said = status_of(prediction)
+        ours = status_of(prediction)
         says = f"{result.status}: {result.message}" if result.message else result.status
         verification.mismatches.append(Mismatch(
-            MismatchKind.BUILD, index.path or "model", {"status": said}, {"status": result.status}, Difference.STATUS,
-            (said, says)))
+            MismatchKind.BUILD, index.path or "model", {"status": ours}, {"status": result.status}, Difference.STATUS,
+            (ours, says)))
     elif result.status != "built":
         verification.notes.append(Remark.BUILT_ALIKE(status=result.status, message=result.message))
     return verification

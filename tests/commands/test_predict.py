@@ -49,6 +49,12 @@ def test_gates(model, cli, arguments, code, said):
     assert said in cli.err and cli.err.count("\n") == bool(said)
 
 
+def test_a_gpu_that_the_target_is_not_for_is_refused_before_anything_is_said_of_it(model, cli):
+    cli.refused("predict", model, "--target", "rtx1.7", "--sm", "10.3")
+    cli("predict", model, "--target", "trt10", "--sm", "10.3")
+    assert cli.err.startswith("qdqtool: --sm: ") and "10.0" in cli.err
+
+
 @pytest.mark.parametrize("content", [b"", b"not onnx", b"\x1f\x8bbroken"])
 def test_bad_files(tmp_path, cli, content):
     path = tmp_path / "bad.onnx"

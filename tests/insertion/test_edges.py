@@ -353,7 +353,7 @@ def test_refusals_name_the_file(net: Net, named: bool, tmp_path: Path) -> None:
     done = qdqtool.insert(one_layer(), images(), predict=False).model
     refused(ModelError, f"_copied {name}: Q/DQ", qdqtool.insert, given(done), images())
     torn = one_layer()
-    torn.graph.output.add(name="lost")
+    torn.graph.output.add(name="lost")  # unlike one that is stored, in whatever form
     refused(ModelError, f"_copied {name}: lost", qdqtool.insert, given(torn), images())
     net.output(net.conv("c", net.conv("b", net.conv("a", "x"))))
     with pytest.raises(left_float.NothingToQuantize) as error:

@@ -50,6 +50,7 @@ _NO_MAPPERS: dict[str, Callable[[list[Task]], Any]] = {
     "called None": lambda tasks: None, "called int": lambda tasks: 5, "called KeyError": lambda tasks: {}["x"],
     "wrong None": lambda tasks: [None], "wrong Result": lambda tasks: [Result("s", {"a": {0: 0.5}})],
     "left 0 4": lambda tasks: iter(()), "left 1 4": lambda tasks: [Result("s", _ROW)],
+    "above t": lambda tasks: [Result("t", {"a": {0: Row(1e200)}})],
     "twice 1 4": lambda tasks: [Result("s", _ROW)] * 2, "given t": lambda tasks: [Result("t", {"c": {0: None}})],
     "read ZeroDivisionError": lambda tasks: (1 / 0 for _ in tasks),
 }
@@ -77,8 +78,14 @@ def test_what_a_mapper_gives_again_or_in_the_end_is_no_fault() -> None:
     """As one does that tries a task twice."""
     tasks = [Task("s", (0, 1), tuple(SimpleNamespace(key=k) for k in "ab"))]  # type: ignore[misc]
     given = [Result("s", {k: {0: None, 1: None}}) for k in "aab"]
-    taken = list(looked_at(lambda job, tasks: [*given, None])(None, tasks))  # type: ignore[arg-type, list-item]
-    assert taken == given
+    ended: list[bool] = []
+
+    def mapper(job: Job, tasks: list[Task]) -> Iterator[Any]:
+        yield from given
+        ended.append(True)
+        yield None
+
+    assert list(looked_at(mapper)(None, tasks)) == given and ended  # type: ignore[arg-type]
 
 
 def by_hand(recipe: Recipe, sample: int) -> float:

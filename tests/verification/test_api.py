@@ -386,6 +386,10 @@ def test_the_gpu_where_a_build_ran_is_not_what_it_was_built_for() -> None:
     """The user's words are for times; of a table that states its targets, these hold, and what a log states exists."""
     both = Build(is_rtx=True, targets=(75, 86))
     assert target_of(both, None, Machine(gpu="RTX 3060"))[0].told == ["7.5", "8.6"]
+    with raises(QdqtoolError, "target_of V100 7.0 8.6"):
+        target_of(both, None, Machine(gpu="V100"))
+    with raises(QdqtoolError, "find RTX 99999"):
+        target_of(both, None, Machine(gpu="RTX 99999"))
     stated = {"Compute Capability": "8.7"}
     assert target_of(Build(is_rtx=True, gpu=stated), None, Machine(gpu="Orin NX"))[0].told == ["8.7"]
     with raises(QdqtoolError, "Target.built_for 7.0 V100"):
