@@ -115,15 +115,19 @@ def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
                    notes=tuple(notes))  # fmt: skip
 
 
+def _numbers(rates: gpus.Rates) -> gpus.Rates:
+    """Without where they are from, and for which compute capability."""
+    return replace(rates, cc="", evidence=Evidence.ASSUMED, source="")
+
+
 def _unnamed(device: Device, clock: float | None) -> Gpu:
     """A GPU that is in no table: rates by its compute capability, the L2 of the board nearest in size."""
     rates, notes = gpus.rates_of(device.cc or "")
     used, moved = clock or device.clock, device.bandwidth
     assert device.sms is not None
     sms = device.sms
-    alike = [replace(g.rates, cc="", evidence=Evidence.SEEN, source="") for g in gpus.gpus()]
-    wanted = replace(rates, cc="", evidence=Evidence.SEEN, source="")
-    near = min((g for g, its in zip(gpus.gpus(), alike, strict=True) if its == wanted), key=lambda g: abs(g.sms - sms), default=None)
+    alike = (g for g in gpus.gpus() if _numbers(g.rates) == _numbers(rates))
+    near = min(alike, key=lambda g: abs(g.sms - sms), default=None)
     if used is None or (moved is None and near is None):
         gpus.find(device.name)  # raises, but for a name whose compute capability is another in the table
         raise QdqtoolError(said("'{name}' of compute capability {cc} is not known, and the log states no clock or "
