@@ -62,11 +62,12 @@ fuzz-logs: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_logs
 
 fuzz-inputs: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_inputs --cases 50000 --processes 500
+	$(BIN)/python -m tests.fuzz_inputs --cases 50000 --processes 1000
 
 # About an hour: what to run before a release.
 fuzz-all: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 500
+	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 1000
+	$(BIN)/python -m tests.fuzz_inputs.interrupts
 	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
 	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
 

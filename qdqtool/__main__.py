@@ -13,12 +13,13 @@ def main() -> None:
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
             _overview()
         from qdqtool.commands.cli import main as command_line
+
+        command_line()
     except KeyboardInterrupt:
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would end Python while it ends, by the signal
         sys.exit(130)
-    command_line()
 
 
 def _overview() -> None:

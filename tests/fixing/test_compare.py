@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from qdqtool.base import budgets
-from qdqtool.base.notes import Remark
+from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError
 from qdqtool.fixing import compare, sandbox
 from qdqtool.fixing.api import fix
@@ -143,6 +143,19 @@ def convolution(side: int) -> onnx.ModelProto:
         [onnx.helper.make_tensor_value_info("y", 1, None)], [weight],
     )  # fmt: skip
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+
+
+@in_turn("kind", ["INT4", "UINT4", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT4E2M1", "COMPLEX64", "STRING"])
+def test_a_type_that_onnxruntime_cannot_be_given_is_no_traceback(kind: str) -> None:
+    """What stands behind the last convolutions is compared then, and it is said why."""
+    model = residual("float")
+    more = onnx.helper.make_tensor_value_info("more", getattr(onnx.TensorProto, kind), [1, 4])
+    model.graph.input.append(more)
+    model.graph.node.append(onnx.helper.make_node("Cast", ["more"], ["less"], to=onnx.TensorProto.FLOAT))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("less", onnx.TensorProto.FLOAT, [1, 4]))
+    made = fix(model, "trt8.5")
+    assert len(made.applied) == 1 and Remark.COMPARED_IN_BODY in remarks(made.notes)
+    assert onnx.checker.check_model(made.proto) is None and made.proto.graph.output[-1].name == "less"
 
 
 def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
