@@ -30,7 +30,7 @@ from qdqtool.base.files import (
     temporary_beside,
 )
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import remove_at_end
+from qdqtool.base.process import collector_paused, remove_at_end
 from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
 
@@ -305,7 +305,8 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
     if len(text) > budgets.JSON_VALUES and sum(map(text.count, marks)) > budgets.JSON_VALUES:
         raise TooManyValues(f"more than {budgets.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
-    return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant)
+    with collector_paused():  # what is let go in a deep one has no room to end, and Python says so on stderr
+        return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant)
 
 
 def _integer(text: str) -> int | float | None:

@@ -1,5 +1,8 @@
 """JSON of unknown origin."""
 
+import gc
+import json
+
 import pytest
 
 from qdqtool.base import budgets
@@ -17,3 +20,13 @@ def test_a_json_holds_so_many_values(text: str, monkeypatch: pytest.MonkeyPatch)
     for given in (text, text.encode()):
         with pytest.raises(ValueError, match="values"):
             parse_json(given)
+
+
+def test_nothing_is_collected_deep_in_a_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the stack is used up, what ends then can only fail, which Python prints past everything."""
+    collects: list[bool] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda *args, **how: collects.append(gc.isenabled()) or loads(*args, **how))
+    with pytest.raises(RecursionError):
+        parse_json("[" * 100_000)
+    assert collects == [False] and gc.isenabled()
