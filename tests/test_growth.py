@@ -232,6 +232,7 @@ def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
 
 def test_what_many_read_is_asked_once_whether_it_becomes_half():
     _grows_with_the_file(_calls, WORK["fix to half"], "Concat with the root", [(100, 200)])
+    _grows_with_the_file(_calls, WORK["fix to half"], "wide Split", [(150, 300)])  # read by one node n times
 
 
 def test_changes_answer_their_own_findings_where_all_of_these_name_one_tensor(monkeypatch):
