@@ -36,9 +36,7 @@ def copied(proto: _Message) -> _Message:
     return result
 
 
-def pruned(
-    proto: onnx.ModelProto, stored: Whole = _as_it_is
-) -> onnx.ModelProto:
+def pruned(proto: onnx.ModelProto, stored: Whole = _as_it_is) -> onnx.ModelProto:
     """The nodes, constants, inputs and types that its outputs need; other types shape inference is to find again.
 
     Args:

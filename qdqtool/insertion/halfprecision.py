@@ -89,7 +89,7 @@ class _Halver:
         """Whether something reads a float tensor as FP16 (or as FP32)."""
         if tensor not in self.read:  # each of a thousand readers asks
             stays: list[bool] = []
-            for node in {n.index: n for n in self.model.readers(tensor)}.values():  # one that reads it twice is two
+            for node in dict.fromkeys(self.model.readers(tensor)):
                 positions = [i for i, t in enumerate(node.inputs) if t == tensor]  # none where a body inside reads it
                 stays += [node.index not in self.half or stays_float(self.model, node, i) for i in positions] or [True]
             self.read[tensor] = not all(stays), any(stays)

@@ -509,7 +509,7 @@ def local(workers: int | None = None) -> Mapper:
 def looked_at(mapper: Mapper) -> Mapper:
     """A mapper of the user's whose results are looked at when they come: those that were asked for, and all of them.
 
-    One may come again, as where a task was tried twice. What comes after the last is not asked for.
+    One may come again, as where a task was tried twice. What comes after the last is not looked at.
 
     Calling it raises QdqtoolError where they are not.
     """

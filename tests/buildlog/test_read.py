@@ -1,5 +1,6 @@
 """Reading a build: the whole log, its spellings, its damage."""
 
+import dataclasses
 import functools
 import gzip
 import io
@@ -20,7 +21,7 @@ from qdqtool.base import budgets, packed
 from qdqtool.buildlog import layers, lines, log
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.types import Build
+from qdqtool.buildlog.types import Build, Tactics
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision
@@ -433,3 +434,14 @@ def test_a_listing_that_is_no_more_kept_is_known_as_one_that_is(text: str) -> No
     parse, known = (layers.parse_engine_line, layers.is_engine_line) if text.startswith("Layer") else (
         layers.parse_info_line, layers.is_info_line)
     assert known(text) is (parse(text) is not None)
+
+
+def test_nothing_that_was_tuned_before_is_kept() -> None:
+    tactics = Tactics()
+    for known in dataclasses.fields(tactics):
+        kept = getattr(tactics, known.name)
+        value = 5 if isinstance(kept, int) else {"a"} if isinstance(kept, set) else type(kept)({"a": 1})
+        setattr(tactics, known.name, value)
+        assert value != kept
+    tactics.clear()
+    assert tactics == Tactics()

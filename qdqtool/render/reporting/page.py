@@ -140,9 +140,8 @@ class Spoken:
     """Which nodes the names of TensorRT's log lines refer to."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        known = set(names)
-        # Splitting looks through all known names; only those that hold a joint can be split wrongly.
-        self._joined = Known(n for n in known if any(j in n for j in (" + ", " || ", ", ", "PWN(")))
+        # Only those that hold a joint can be split wrongly.
+        self._joined = Known(n for n in names if any(j in n for j in (" + ", " || ", ", ", "PWN(")))
 
     def of(self, name: str) -> list[str]:
         """The ONNX names in a layer's or a tensor's name."""
