@@ -1,8 +1,7 @@
 """What limits the accuracy of a Q/DQ model: the activations whose quantization costs most, measured at the outputs.
 
-Every Q/DQ pair on an activation gets a switch, so that one onnxruntime session can leave any of them out. On a few
-calibration samples the network runs with all activations float, with all quantized, and with all but one quantized.
-The weights are INT8 throughout. Which ones are tried is decided by the error inside the tensors.
+On a few calibration samples the network runs with all activations float, with all quantized, and with all but one
+quantized (:mod:`qdqtool.insertion.switched`). Which ones are tried is decided by the error inside the tensors.
 
 The error of an output map is the root of the squared difference to the run with float activations, over the variance
 of that run, at the positions where the network looks (all positions, where that is not known); the mean over the
@@ -24,15 +23,15 @@ from qdqtool.base.options import Images, Preprocess
 from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
+from qdqtool.insertion.switched import SwitchedNetwork
 from qdqtool.model.editor import Editor, with_more
-from qdqtool.model.graph import EDITED, Model, Node
+from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
 from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq
-from qdqtool.model.sessions import cores, open_proto
+from qdqtool.model.sessions import cores
 from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import copy_of
 from qdqtool.options import LITTLE
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
@@ -142,7 +141,6 @@ def measure(
         return None
     count = SAMPLES if samples is None else samples
     dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), count, images.size)
-    switches, switched = _switched(model, activations)
     scores = class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
     first = next(iter(dataset), None)
@@ -150,43 +148,46 @@ def measure(
         return None
     held = peak_bytes(model.proto, {n: array.shape for n, array in first.items()})
     at_once = max(1, min(count, worker_count(held, cores())))
-    session = _session(switched, model, max(1, cores() // at_once))
+    network = SwitchedNetwork(model, activations, tried, compared_tensors(model), max(1, cores() // at_once))
     return_freed_memory()
     floats: dict[int, Compared] = {}
+    everything = [entry.tensor for entry in activations]
 
     def compared(number: int, sample: _Feeds) -> Compared:
         if number not in floats:
-            found = _run(session, sample, switches, dict.fromkeys(switches, False))
+            found = network.run(sample, everything)
             if not all(np.isfinite(array).all() for array in found.values()):
                 raise ModelError("the network's outputs are NaN or infinite on the calibration data")
             floats[number] = Compared(found, focus.find(found) if focus else None)
         return floats[number]
 
-    def errors(left_out: Sequence[str | None]) -> npt.NDArray[Any]:
-        """With all quantized but one, for each of these; the sum over the samples."""
-        crew: Crew[tuple[int, Task], tuple[int, list[float]]] = Crew(dataset.tasks())
+    def errors(alone: Sequence[str]) -> dict[str | None, float]:
+        """With each of these float, and with none (None); the sum over the samples."""
+        crew: Crew[tuple[int, Task], tuple[int, dict[str | None, float]]] = Crew(dataset.tasks())
 
         def work() -> None:
             for number, load in crew.tasks():
                 loaded = load()
                 if loaded is not None:
-                    before, each = compared(number, loaded[0]), []
-                    for left in left_out:
+                    before, each = compared(number, loaded[0]), {}
+                    for left, found in network.runs(loaded[0], alone):
+                        each[left] = before.error(found)
                         if crew.stopped:
                             return
-                        each.append(before.error(_run(session, loaded[0], switches, {t: t != left for t in switches})))
                     crew.put((number, each))
 
-        found = dict(crew.results([work] * at_once))
-        return np.sum([found[number] for number in sorted(found)], axis=0) if found else np.zeros(len(left_out))
+        by_sample = [each for _, each in sorted(crew.results([work] * at_once))]
+        return {left: float(np.sum([each[left] for each in by_sample])) for left in (None, *alone)}
 
-    (total,) = errors([None])
+    names = [entry.tensor for entry in tried]
+    found = errors(names if samples is not None else [])
+    total, used = found[None], len(floats)
     if total <= 0.0:
         return None
-    used = len(floats)
-    if samples is None and total < LITTLE * used:
-        tried = []
-    without = errors([entry.tensor for entry in tried]) if tried else np.zeros(0)
+    if samples is None and total >= LITTLE * used:
+        found = errors(names)
+    tried = [entry for entry in tried if entry.tensor in found]
+    without = np.array([found[entry.tensor] for entry in tried])
     worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
     return Losses(
         float(total / used),
@@ -270,55 +271,6 @@ def _readers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
         for dequantizer in model.readers(reader.output):
             names.update(dict.fromkeys(r.name for r in model.readers(dequantizer.output)))
     return tuple(names)
-
-
-def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dict[str, str], onnx.ModelProto]:
-    """Names of the switches by tensor, and a model without large weights that ends in the outputs to compare."""
-    from calibration.session import partial_model
-
-    editor = Editor(Model(without_large_weights(model.proto)))
-    by_node = {entry.node: entry.tensor for entry in activations}
-    codes = {n.output: n for n in editor.model.nodes if n.name in by_node}
-    switches: dict[str, str] = {}
-    for node in editor.model.nodes:
-        quantizer = codes.get(node.input(0)) if is_dq(node) else None
-        if quantizer is not None:
-            name = switches.setdefault(by_node[quantizer.name], f"{quantizer.name}/switch")
-            editor.rewrite(node, "If", [name], _branches(quantizer, node))
-    given = [helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches.values()]
-    return switches, partial_model(editor.finish(), compared_tensors(model), given)
-
-
-def _branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
-    """What an If in the place of a DQ gives: the same, or what its Q gets. Where would read both, each time."""
-    code, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
-    pair = [copy_of(quantizer.proto, quantizer.inputs, [code]),
-            copy_of(dequantizer.proto, [code, *dequantizer.inputs[1:]], [quantized])]
-    unquantized = helper.make_node("Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"])
-    return {branch: helper.make_graph(body, "switched", [], [onnx.ValueInfoProto(name=body[-1].output[0])])
-            for branch, body in (("then_branch", pair), ("else_branch", [unquantized]))}
-
-
-def _session(switched: onnx.ModelProto, model: Model, threads: int) -> Any:
-    try:
-        return open_proto(switched, threads, weights=model.initializers, fold_qdq=False)
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise _cannot_run(error) from error
-
-
-def _cannot_run(error: Exception) -> ModelError:
-    return ModelError(f"onnxruntime cannot run the quantized model: {' '.join(str(error).split())[:200]}")
-
-
-def _run(session: Any, sample: _Feeds, switches: Mapping[str, str], on: Mapping[str, bool]) -> _Feeds:
-    known = {i.name for i in session.get_inputs()}
-    feeds = {n: v for n, v in sample.items() if n in known}
-    feeds.update({switches[t]: np.asarray(on[t]) for t in switches if switches[t] in known})
-    names = [o.name for o in session.get_outputs()]
-    try:
-        return dict(zip(names, session.run(names, feeds), strict=True))
-    except Exception as error:
-        raise _cannot_run(error) from error
 
 
 # What FP16 would do to a Q/DQ model ----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ any number of workers.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import threading
@@ -37,6 +36,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
+from qdqtool.model.cuts import Cuts
 from qdqtool.model.external import array_of, has_data
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
@@ -48,30 +48,8 @@ from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.metrics import LARGEST, Evidence, Metric
 
 
-class Cuts:
-    """Cuts through a float network in front of its nodes, in topological order.
-
-    ``wanted`` are the tensors that are read at the end.
-    """
-
-    def __init__(self, model: Model, wanted: Sequence[str]) -> None:
-        self.model = model
-        self._made: dict[str, int] = {}
-        self._last: dict[str, int] = {}
-        for position, node in enumerate(model.ordered):
-            self._made.update((t, position) for t in node.outputs if t in wanted or (t and not model.is_constant(t)))
-            self._last.update(dict.fromkeys((*node.inputs, *node.captured), position))
-        self._made.update(dict.fromkeys((*model.inputs, *(t for t in wanted if t in model.initializers)), -1))
-        self._last.update(dict.fromkeys(wanted, len(model.ordered)))
-
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - one object for a whole tuning
-    def crossing(self, position: int) -> tuple[str, ...]:
-        """Tensors made in front of a node (graph inputs included) that it or what follows still reads."""
-        return tuple(t for t, made in self._made.items() if made < position <= self._last.get(t, -1))
-
-    def behind(self, tensors: Iterable[str]) -> int:
-        """The first cut behind which all of some tensors are made."""
-        return max((self._made[t] for t in tensors), default=-1) + 1
+class Partition(Cuts):
+    """A network in parts, each between two cuts."""
 
     def parts(self, more: int) -> list[Part]:
         """The parts from cut to cut: in front of each node with weights, and one ``more``; branches that lie side by
@@ -81,15 +59,16 @@ class Cuts:
         """
         model = self.model
         ends = {p for p, node in enumerate(model.ordered) if node.op in WEIGHTED} | {more}
-        ends = {p for p in ends if p and all(model.elem_type(t) for t in self.crossing(p))}
-        bounds = [0, *sorted(ends - {len(model.ordered)}), len(model.ordered)]
+        crossing = {p: self.crossing(p) for p in sorted(ends) if 0 < p < len(model.ordered)}
+        bounds = [0, *(p for p, tensors in crossing.items() if all(map(model.elem_type, tensors))), len(model.ordered)]
+        crossing[bounds[-1]] = self.crossing(bounds[-1])
         found: list[Part] = []
         maker: dict[str, int] = {}  # number of the part that makes a tensor
         for a, b in itertools.pairwise(bounds):
-            behind = set(self.crossing(b))
+            behind = set(crossing[b])
             for nodes in self._branches(a, b):
                 made = [t for n in nodes for t in n.outputs if t in behind]
-                given = dict.fromkeys(t for n in nodes for t in (*n.inputs, *n.captured) if self._made.get(t, b) < a)
+                given = dict.fromkeys(t for n in nodes for t in (*n.inputs, *n.captured) if self.made.get(t, b) < a)
                 after = dict.fromkeys(maker[t] for t in given if t in maker)
                 if made:
                     maker.update(dict.fromkeys(made, len(found)))
@@ -351,7 +330,7 @@ class Network:
                 tensor.CopyFrom(own)
         self.model = Model(slim, types=whole, constants=whole)
         self._all = tuple(dict.fromkeys((*job.compared, *job.metric.tensors)))
-        cuts = Cuts(self.model, self._all)
+        cuts = Partition(self.model, self._all)
         self.parts = cuts.parts(cuts.behind(job.compared))
         self._maker = {t: part.number for part in self.parts for t in part.made}
         self.focus = Focus(job.scores) if job.scores else None  # where it looks, if that is known

@@ -6,21 +6,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, switched
 from qdqtool.insertion.losses import (
     LITTLE,
     Compared,
     Losses,
     TensorLoss,
-    _cannot_run,
-    _run,
-    _session,
     candidates,
     compared_tensors,
     measure,
@@ -31,7 +28,6 @@ from qdqtool.model.graph import Model
 from qdqtool.render.insertion_text import render
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction, QuantizedTensor
 from tests.insertion.nets import Net, check, copied, detector, images, run
-from tests.raising import raises
 
 
 def chain() -> Net:
@@ -93,17 +89,18 @@ def test_two_dequantizers_of_one_quantizer_are_switched_together(opset: int, ir:
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, started: list[float], bad: float | None = None) -> None:
-    """Runs take a tenth of a second and are noted by the first value of their sample; those of one sample fail."""
+    """Runs of a stretch take a while and are noted by the first value of their sample; those of one fail."""
+    run_stretch = switched._Stretch.run
 
-    def slow(session: object, sample: dict[str, np.ndarray], switches: object, on: object) -> object:
-        first = float(sample["x"].flat[0])
+    def slow(stretch: switched._Stretch, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        first = float(values["x"].flat[0])
         started.append(first)
         if first == bad:
             raise ModelError("broken sample")
-        time.sleep(0.1)
-        return _run(session, sample, switches, on)  # type: ignore[arg-type]
+        time.sleep(0.03)
+        return run_stretch(stretch, values)
 
-    monkeypatch.setattr(losses, "_run", slow)
+    monkeypatch.setattr(switched._Stretch, "run", slow)
     monkeypatch.setattr(losses, "cores", lambda: 2)
 
 
@@ -118,7 +115,9 @@ def test_samples_are_measured_at_once_and_as_one_after_the_other(monkeypatch: py
     started: list[float] = []
     slowly(monkeypatch, started)
     assert measure(Model(made.model), made.activations, data, activations=made.activations, samples=2)
-    assert len(set(started[:2])) == 2 and len(started) == 2 * (2 + len(made.activations))
+    # In front of the second to the fourth activation is a cut: four stretches with all float, four with all quantized,
+    # and four, three, two, one with each of them left out.
+    assert len(set(started[:2])) == 2 and len(started) == 2 * (4 + 4 + 4 + 3 + 2 + 1)
 
 
 def test_runs_end_when_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +137,14 @@ def test_by_itself_it_looks_at_single_activations_only_where_the_outputs_move_mu
     """Once with float and once with all quantized activations on each of two samples; then each that is tried."""
     data = images(3)
     made = qdqtool.insert(chain().model(), data, predict=False)
-    runs: list[object] = []
-    monkeypatch.setattr(losses, "_run", lambda *given: runs.append(given) or _run(*given))  # type: ignore[func-returns-value]
+    started: list[float] = []
+    slowly(monkeypatch, started)
     monkeypatch.setattr(losses.Compared, "error", lambda self, found: error)
     tried = made.activations
     found = measure(Model(made.model), tried, data, activations=tried, samples=None)
     count = len(tried) if error > LITTLE else 0
     assert found is not None and (found.error, found.samples, found.tried) == (pytest.approx(error), 2, count)
-    assert len(runs) == 2 * (2 + count)
+    assert len(started) == 2 * (4 + 4) + (2 * (4 + 4 + 3 + 2 + 1) if count else 0)
     made.losses = found
     assert ("--losses 2 does" in render(made, 400)) == (not count)
 
@@ -306,25 +305,6 @@ def test_price_in_the_engine_and_text() -> None:
     (pattern,) = shlex.split(line.partition("--exclude ")[2])
     again = qdqtool.insert(detector(), data, exclude=[pattern], predict=False)
     assert made.losses.tensors[0].tensor not in [a.tensor for a in again.activations]
-
-
-def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    session = _session(mismatched(), Model(mismatched()), 1)
-    with raises(ModelError, "_run"):
-        _run(session, {"x": np.zeros((1, 3, 8, 8), np.float32)}, {}, {})
-    told = str(_cannot_run(RuntimeError("a \n b" + "c" * 300)))
-    assert told == f"onnxruntime cannot run the quantized model: a b{'c' * 197}"
-    said = capfd.readouterr()
-    assert said.out == said.err == ""  # nothing of onnxruntime's own
-
-
-def mismatched() -> onnx.ModelProto:
-    """A convolution of four channels on an input that turns out to have three."""
-    weights = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
-    open_ = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
-    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", [open_],
-                              [helper.make_tensor_value_info("y", 1, None)], [weights])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
 def test_what_cannot_be_measured_is_a_warning_and_not_the_end() -> None:

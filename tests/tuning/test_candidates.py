@@ -11,7 +11,7 @@ from qdqtool.model.graph import Model
 from qdqtool.tuning import sites
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.expected import sentence
-from qdqtool.tuning.measure import Cuts
+from qdqtool.tuning.measure import Partition
 from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
 from tests.insertion.nets import Net, images, run
 from tests.raising import raises
@@ -89,7 +89,7 @@ def test_sites_and_cuts() -> None:
     names = [frozenset(s[1]) for s in kinds.values()]
     assert len(names) == len(set(names))
     model = Model(branchy())
-    cuts = Cuts(model, model.outputs)
+    cuts = Partition(model, model.outputs)
     names = [n.name for n in model.ordered]
     assert cuts.crossing(0) == ("x",)
     assert set(cuts.crossing(names.index("c4"))) == {"add.out", "a3/Mul.out"}
@@ -104,7 +104,7 @@ def test_sites_and_cuts() -> None:
     proto = branchy()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
     model = Model(proto)
-    assert "a0/Mul.out" in Cuts(model, model.outputs).crossing(len(model.ordered) - 1)
+    assert "a0/Mul.out" in Partition(model, model.outputs).crossing(len(model.ordered) - 1)
 
 
 def floats(*names: str) -> Configuration:
@@ -148,7 +148,7 @@ def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object)
     data = images(2, channels, 16)
     planner = planner_of(proto, data)
     model = planner.model
-    cuts = Cuts(model, model.outputs)
+    cuts = Partition(model, model.outputs)
     parts = cuts.parts(len(model.ordered))
     assert sorted(i for p in parts for i in p.nodes) == sorted(n.index for n in model.nodes)
     recipe = planner.plan(Configuration()).recipe
