@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
+from qdqtool.base.deferred import NO_TELEMETRY
 from qdqtool.base.process import marked
 from qdqtool.base.said import said
 
@@ -107,7 +108,7 @@ class Sandbox:
             RunError: It does not start.
         """
         if self._process is None or self._process.poll() is not None:
-            environment = marked({**os.environ, "MALLOC_ARENA_MAX": "2"})
+            environment = marked({**NO_TELEMETRY, **os.environ, "MALLOC_ARENA_MAX": "2"})
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
