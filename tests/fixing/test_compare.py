@@ -204,7 +204,7 @@ SCAN = onnx.parser.parse_model("""
 ])  # fmt: skip
 def test_turns_of_loops_are_counted(model: onnx.ModelProto, nodes: int) -> None:
     outside = load_of(model, {}).operations - nodes * budgets.INNER_NODE
-    assert 0 <= outside <= 8
+    assert 0 <= outside <= 4 * (1 + 7)  # what is read
     if nodes * budgets.INNER_NODE > budgets.SESSION_WORK:
         with pytest.raises(compare.TooMuch, match="multiplications"):
             compare.Runs().run(model, {"x": np.ones(4, np.float32)})
