@@ -239,7 +239,8 @@ class Remark(Enum):
     SMS_OF_LOG = "the log says {sms} SMs where the {board} has {own}: taken as the log says"
     CLOCK_OF_LOG = ("the log prints {clock:.0f} MHz and {memory_clock:.0f} MHz; a Jetson prints the GPU's clock for "
                     "the memory's, and the lower one is taken; {`clock`} is better")
-    CONTRADICTED = "the log contradicts {gpu}: {device} has {facts:joined  and }"
+    CONTRADICTED = ("the log contradicts {gpu}: {device} has {facts:joined  and }; name the GPU that it ran on with "
+                    "{`gpu`}, or leave that out")
     BANDWIDTH_GUESSED = "the log says nothing of the memory: taken as that of the {near} for as many SMs"
 
     def __call__(self, **values: Any) -> Note:
