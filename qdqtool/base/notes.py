@@ -33,6 +33,7 @@ class Remark(Enum):
     REUSED_IN_PART = "{cache}: reused for all but {missing} tensors that it does not have"
     RESUMED = "{cache}: resumed after {images} images"
     OTHER_FORMATS = "pictures of other formats are not read ({formats:joined , }): convert them to one of {kinds}"
+    DEAD_LINKS = "passed over {count:counted link} to nothing, {first} first"
     BROKEN_IMAGES = "{broken} of {total} images could not be read and were skipped"
     FEW_IMAGES = "only {images:counted calibration image}; {enough} or more give steadier ranges"
     FAR_INPUTS = ("inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division by 255 missing "
