@@ -356,13 +356,15 @@ def _path_source(
     suffix = path.suffix.lower()
     if path.is_dir():
         passed = dict.fromkeys(OTHER_PICTURES, 0)
-        pictures = files_under(path, IMAGE_SUFFIXES, passed)
+        dead: list[str] = []
+        pictures = files_under(path, IMAGE_SUFFIXES, passed, dead)
         kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
         others = [f"{number} {suffix[1:]}" for suffix, number in passed.items() if number]
         unread = Remark.OTHER_FORMATS(formats=others, kinds=kinds) if others else None
         if len(pictures):
             source = ImageSource(pictures, path, inputs, preprocess, size)
-            source.remarks = [unread] if unread else []
+            lost = [Remark.DEAD_LINKS(count=len(dead), first=min(dead))] if dead else []
+            source.remarks = [*([unread] if unread else []), *lost]
             return source
         arrays = files_under(path, ARRAY_SUFFIXES)
         if len(arrays):

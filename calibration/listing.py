@@ -53,10 +53,13 @@ class Inodes:
         return self.name if bool((pairs == np.array(wanted, np.uint64)).all(axis=1).any()) else None
 
 
-def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int] | None = None) -> Folder:
+def files_under(
+    root: Path, suffixes: Set[str], passed: MutableMapping[str, int] | None = None, dead: list[str] | None = None
+) -> Folder:
     """The files under a folder whose names end so, in the order of their paths; they count as read.
 
-    ``passed`` has suffixes of files to count without taking them, and gets the counts.
+    ``passed`` has suffixes of files to count without taking them, and gets the counts; ``dead`` gets the names of links
+    to nothing, or to themselves, that end as the files do.
 
     Raises:
         DataError: The folder cannot be read.
@@ -71,17 +74,20 @@ def files_under(root: Path, suffixes: Set[str], passed: MutableMapping[str, int]
         return suffix in suffixes
 
     try:
-        names = sorted(scanned(root, take, seen))
+        names = sorted(scanned(root, take, seen, dead))
     except OSError as error:
         raise DataError(f"{root}: cannot be read: {error.strerror or error}") from error
     note_files(seen)
     return Folder(root, names)
 
 
-def scanned(root: Path, take: Callable[[str], bool], seen: Inodes) -> Iterator[str]:
+def scanned(
+    root: Path, take: Callable[[str], bool], seen: Inodes, dead: list[str] | None = None
+) -> Iterator[str]:
     """Names of the regular files under a folder, with slashes; folders are not followed through links.
 
-    What begins with a dot is left out; ``take`` says which other names count, and ``seen`` gets their files.
+    What begins with a dot is left out; ``take`` says which other names count, ``seen`` gets their files, and ``dead``
+    the names of links to nothing.
 
     Raises:
         OSError: The folder cannot be read; those in it that cannot are left out.
@@ -104,7 +110,12 @@ def scanned(root: Path, take: Callable[[str], bool], seen: Inodes) -> Iterator[s
                 name = f"{prefix}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{name}/")
-                elif take(entry.name) and _is_file(entry):
+                elif not take(entry.name):
+                    continue
+                elif not _is_file(entry):
+                    if dead is not None and not os.path.exists(entry.path):
+                        dead.append(name)
+                else:
                     if entry.is_symlink():
                         found = entry.stat()
                         seen.add(found.st_dev, found.st_ino)

@@ -345,7 +345,8 @@ class Shrinking:
         "cannot distinguish one error from another.",
         "What COMMAND prints of the whole, and has to print of the small model.", metavar="TEXT")
     check_timeout: float | None = option(
-        None, f"Seconds that one run of the command may take; {USER_SECONDS:g} by default.",
+        None, f"Seconds of the clock that one run of the command may take; {USER_SECONDS:g} by default. On a smaller "
+        "model it may be at work for ten seconds more than three times as long as on the whole.",
         f"What one run of COMMAND may take. [default: {USER_SECONDS:g}]", metavar="SECONDS", kind="float")
     limit: int | None = option(
         None, f"The most models to try when shrinking (default {TRIES}; {BUILDS} with a builder or a command). Without "

@@ -23,6 +23,7 @@ import pytest
 from onnx import helper
 
 from qdqtool.base import files, text
+from qdqtool.base.deferred import NO_TELEMETRY
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
@@ -441,10 +442,15 @@ def test_constants_inside_functions_count_for_each_call(calls: int, refused: boo
 
 
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
+    """By the command line, by our use of onnxruntime from Python, and by the processes that this starts."""
     (tmp_path / "tmp").mkdir()
-    code = "from qdqtool.base import process; process.prepare(); import onnxruntime"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, check=True)
-    assert not list((tmp_path / "tmp").iterdir())
+    known = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
+    for code in ("from qdqtool.base import process; process.prepare(); import onnxruntime",
+                 "import os; from qdqtool.base.deferred import load_onnxruntime; before = dict(os.environ)\n"
+                 "assert load_onnxruntime().__name__ == 'onnxruntime' and before == dict(os.environ)\n"
+                 "from qdqtool.fixing.sandbox import SHARED; SHARED.ready()"):
+        subprocess.run([sys.executable, "-c", code], env={**known, "TMPDIR": str(tmp_path / "tmp")}, check=True)
+        assert not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("kind", ["ImportError", "RuntimeError", "SystemError"])

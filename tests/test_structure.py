@@ -258,6 +258,16 @@ def onnx_loaded() -> Broken:
                     yield from ((f"onnx: {module}", a.name) for a in node.names if not a.name.endswith("Proto"))
 
 
+def onnxruntime_loaded() -> Broken:
+    """It leaves a file behind where it is not loaded by base/deferred.py, or by a process with such an environment."""
+    for module, path in sources().items():
+        if module not in ("qdqtool.base.deferred", "qdqtool.fixing.worker"):
+            for node in nodes_like(path, ast.Import, ast.ImportFrom):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+                if any(name.partition(".")[0] == "onnxruntime" for name in names):
+                    yield f"onnxruntime: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
+
+
 def docstrings(path: Path) -> set[int]:
     firsts = (n.body[0] for n in nodes_like(path, ast.Module, ast.ClassDef, ast.FunctionDef) if n.body)
     return {id(first.value) for first in firsts if isinstance(first, ast.Expr)}
@@ -448,7 +458,7 @@ def forms_refused() -> Broken:
 
 LAWS = (undeclared, upward, circles_of_rooms, circles_of_modules, calibration_knows_too_much, passes_that_need_another,
         versions_compared, targets_named, long_files, lists_of_operators, lists_with_one_home,
-        onnx_loaded, words_of_the_command_line,
+        onnx_loaded, onnxruntime_loaded, words_of_the_command_line,
         graphs_edited, sentences_read, messages_read, words_compared, words_elsewhere, parameters_in_words, codes_named,
         sentences_as_values,
         cases_read, forms_refused)  # fmt: skip

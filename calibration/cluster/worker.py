@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.said import of_error, said
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model import sessions
@@ -32,13 +33,12 @@ VERSIONS = ("qdqtool", "onnxruntime", "onnx", "numpy", "pillow")
 def facts(threads: int = 1) -> dict[str, str]:
     """The facts of this process, where one onnxruntime session may use so many threads."""
     import onnx
-    import onnxruntime
     import PIL
 
     return {
         "qdqtool": TOOL_VERSION,
         "source": _source(),
-        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime": load_onnxruntime().__version__,
         "onnx": onnx.__version__,
         "numpy": np.__version__,
         "pillow": PIL.__version__,

@@ -73,7 +73,9 @@ INNER_NODE = 50_000  # what a node inside a Loop, Scan or If counts at each turn
 SESSION_WORK_ALL = 2 * 10**12  # of all runs of one `fix`
 SESSION_RUN = 10**8  # what each run counts beside its multiplications: loading the model
 SESSION_WORK_BYTE = 100  # and for each byte of the model
-SESSION_SECONDS = 60.0  # a net for what cannot be counted, such as loops; the first run that it ends is the last
+SESSION_SECONDS = 120.0  # of the processor; a net for what cannot be counted, such as loops whose end a run decides:
+# the work of one run takes a tenth of it. The first run that it ends is the last
+SESSION_STUCK = 3600.0  # of the clock: for a process that neither computes nor ends, however loaded the machine is
 EFFORT = 1000.0  # the most by which `--effort` raises these
 
 # The demo.

@@ -1,15 +1,19 @@
-"""Onnx is loaded only when something asks for it, and of protobuf what its classes need."""
+"""Onnx is loaded only when something asks for it, and of protobuf what its classes need; onnxruntime without leaving a
+file."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 _NAME = "onnx"
 _TEXTS = "google.protobuf.text_format"
+#: What onnxruntime is to have in its environment when it is loaded, else it leaves a file `.ses` in TMPDIR.
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 
 
 class _Deferred(ModuleType):
@@ -46,6 +50,18 @@ def defer() -> None:
         module = importlib.util.module_from_spec(spec)
         module.__class__ = _Deferred
         sys.modules[_NAME] = module
+
+
+def load_onnxruntime() -> Any:
+    """onnxruntime, loaded with :data:`NO_TELEMETRY` in its environment, unless that says otherwise."""
+    added = {} if "onnxruntime" in sys.modules else {k: v for k, v in NO_TELEMETRY.items() if k not in os.environ}
+    os.environ.update(added)
+    try:
+        import onnxruntime
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+    return onnxruntime
 
 
 def defer_text_format() -> None:

@@ -33,6 +33,7 @@ class Remark(Enum):
     REUSED_IN_PART = "{cache}: reused for all but {missing} tensors that it does not have"
     RESUMED = "{cache}: resumed after {images} images"
     OTHER_FORMATS = "pictures of other formats are not read ({formats:joined , }): convert them to one of {kinds}"
+    DEAD_LINKS = "passed over {count:counted link} to nothing, {first} first"
     BROKEN_IMAGES = "{broken} of {total} images could not be read and were skipped"
     FEW_IMAGES = "only {images:counted calibration image}; {enough} or more give steadier ranges"
     FAR_INPUTS = ("inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division by 255 missing "
@@ -239,7 +240,8 @@ class Remark(Enum):
     SMS_OF_LOG = "the log says {sms} SMs where the {board} has {own}: taken as the log says"
     CLOCK_OF_LOG = ("the log prints {clock:.0f} MHz and {memory_clock:.0f} MHz; a Jetson prints the GPU's clock for "
                     "the memory's, and the lower one is taken; {`clock`} is better")
-    CONTRADICTED = "the log contradicts {gpu}: {device} has {facts:joined  and }"
+    CONTRADICTED = ("the log contradicts {gpu}: {device} has {facts:joined  and }; name the GPU that it ran on with "
+                    "{`gpu`}, or leave that out")
     BANDWIDTH_GUESSED = "the log says nothing of the memory: taken as that of the {near} for as many SMs"
 
     def __call__(self, **values: Any) -> Note:

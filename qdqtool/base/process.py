@@ -20,7 +20,7 @@ from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from qdqtool.base.deferred import defer
+from qdqtool.base.deferred import NO_TELEMETRY, defer
 from qdqtool.base.folders import TemporaryFolder
 from qdqtool.errors import QdqtoolError
 
@@ -81,7 +81,8 @@ def prepare() -> None:
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
     atexit.register(end_started)  # as the first, so that libraries end what is theirs before
     defer()
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime leaves its file `.ses` in TMPDIR
+    for variable, value in NO_TELEMETRY.items():
+        os.environ.setdefault(variable, value)  # for what a user's metric or command loads, too
     for name, code in _CODES.items():
         number = getattr(signal, name, None)
         if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):

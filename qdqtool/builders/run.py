@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 import onnx
 
 from qdqtool.base.outputs import atomic_write
+from qdqtool.base.owntime import EVERY, OwnTime
 from qdqtool.base.process import adopt, descendants, end_marked, end_started, marked, temporary_folder, unmarked
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
@@ -318,8 +319,11 @@ if said is not None:
 _ENDING = 5  # seconds that ending a command may take
 
 
-def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL) -> int | None:
-    """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds.
+def exit_code(
+    command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL, own: OwnTime | None = None
+) -> int | None:
+    """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds of the clock,
+    or in its ``own`` time.
 
     No shell reads its words; its errors go to ``output`` as well. Nothing that it started runs on. It raises OSError
     where the command cannot be started, BuilderError where what waits for it was killed.
@@ -338,7 +342,7 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
         finally:
             os.close(write)
         try:
-            in_time = bool(select.select([answer], [], [], timeout)[0])
+            in_time = _answers(answer, process.pid, timeout, own)
         finally:
             _end(process, mark, before)
         if not in_time:
@@ -351,6 +355,17 @@ def exit_code(command: Sequence[str], timeout: float, output: IO[bytes] | int = 
     if words[0] == "failed":
         raise OSError(int(words[1]), os.strerror(int(words[1])))
     return int(words[1])
+
+
+def _answers(answer: IO[bytes], process: int, timeout: float, own: OwnTime | None) -> bool:
+    """Waits for an answer; whether there is one before the time is over."""
+    end = time.monotonic() + timeout
+    while True:
+        left = max(0.0, end - time.monotonic())
+        if select.select([answer], [], [], left if own is None else min(left, EVERY))[0]:
+            return True
+        if not left or (own is not None and own.is_over(process)):
+            return False
 
 
 def _end(process: subprocess.Popen[bytes], mark: str, before: Collection[int] | None) -> None:

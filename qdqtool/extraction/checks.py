@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shlex
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.base.notes import Note, Remark
+from qdqtool.base.owntime import OwnTime
 from qdqtool.base.process import temporary_folder
 from qdqtool.base.said import Said, said
 from qdqtool.builders.child import Child
@@ -31,9 +32,10 @@ from qdqtool.trt.targets import RTX
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
-_PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may take for a smaller one
+_PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may be at work on a smaller one
 _SM = (86,)
 _BLOCK = 2**20
+_AGAIN = 0.1  # seconds
 
 
 class Check(Protocol):
@@ -181,12 +183,17 @@ class CommandCheck:
     The command is split as a shell would, and run without one; ``{}`` in it stands for the model's file, which is
     appended where there is none.
 
+    A smaller model takes no longer than the whole; a command that hangs on one, in a loop or asleep, is not to cost the
+    whole limit each time. So it is ended when it has been at work for three times as long as on the whole model and
+    ten seconds more. Only its own time counts for that (:mod:`qdqtool.base.owntime`): a loaded machine makes no smaller
+    model fail, and no other one come out.
+
     Args:
         proto: The whole model.
         command: The command.
         says: A text that is in its output, errors included; most programs end with 1 whatever went wrong. An
             empty one is not looked for.
-        timeout: In seconds, for the whole model.
+        timeout: In seconds of the clock, for each run; the only limit where the system does not show processes.
 
     Raises:
         QdqtoolError: The command is empty, cannot be split or started, does not end in time, or does not say the text.
@@ -207,10 +214,9 @@ class CommandCheck:
         self._says = says.encode()
         self._folder = temporary_folder("extract-")
         try:
-            start = time.monotonic()
-            code = self.code(proto)
-            # A smaller model takes no longer; a command that hangs on one is not to cost the whole limit each time.
-            self._timeout = min(timeout, _PATIENCE + _SLOWER * (time.monotonic() - start))
+            whole = OwnTime()
+            code = self.code(proto, whole)
+            self._most = _PATIENCE + _SLOWER * whole.seconds
         except BaseException:
             self.close()
             raise
@@ -228,22 +234,22 @@ class CommandCheck:
         self.words = remark(command=self._words[0], code=code, says=says)
         self.shareable = said("the command: exit code {code}" + ", and a text in its output" * bool(says), code=code)
 
-    def code(self, proto: onnx.ModelProto) -> int | None:
+    def code(self, proto: onnx.ModelProto, own: OwnTime) -> int | None:
         """The exit code for a model; None when the time was over."""
         path = Path(self._folder.name) / "model.onnx"
         write_model(proto, path, at_once=True)  # over 2 GB as well
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
             if not self._says:
-                return exit_code(words, self._timeout)
+                return exit_code(words, self._timeout, own=own)
             with _kept(self._output) as output:
-                return exit_code(words, self._timeout, output)
+                return exit_code(words, self._timeout, output, own)
         except (OSError, ValueError) as error:  # a NUL or half a character in its words is a ValueError
             raise QdqtoolError(said("{`check`}: {command!r} cannot be run: {reason}", command=self._words[0],
                                     reason=getattr(error, "strerror", None) or error)) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        return self.code(proto) == self._code and self._said()
+        return self.code(proto, OwnTime(self._most)) == self._code and self._said()
 
     @property
     def _output(self) -> Path:
@@ -269,13 +275,19 @@ class CommandCheck:
 def _kept(path: Path) -> Iterator[int]:
     """A descriptor to write to; the first of what is written is kept in a file, the rest goes nowhere."""
     read, write = os.pipe()
+    ended = threading.Event()
 
     def keep() -> None:
         left = budgets.COMMAND_OUTPUT
         with os.fdopen(read, "rb", 0) as source, path.open("wb") as kept:
-            while block := source.read(_BLOCK):
+            while True:
+                last = ended.is_set()  # what is left of its output is in the pipe, which holds no more than a block
+                more = bool(select.select([source], [], [], 0 if last else _AGAIN)[0])
+                block = source.read(_BLOCK) if more else b""
                 kept.write(block[:left])
                 left -= min(left, len(block))
+                if last or (more and not block):
+                    return
 
     keeper = threading.Thread(target=keep, daemon=True)
     keeper.start()
@@ -283,7 +295,8 @@ def _kept(path: Path) -> Iterator[int]:
         yield write
     finally:
         os.close(write)
-        keeper.join(_PATIENCE)  # what it left running elsewhere may hold the other end
+        ended.set()  # what it left running elsewhere may hold the other end
+        keeper.join()
 
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

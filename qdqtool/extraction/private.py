@@ -22,6 +22,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
+from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.records import record
 from qdqtool.base.said import said
 from qdqtool.errors import ModelError
@@ -242,8 +243,7 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
 @functools.cache
 def _runtime_operators() -> dict[str, frozenset[str]]:
     """The operators that onnxruntime adds, with their attributes."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
-
+    runtime = load_onnxruntime().capi.onnxruntime_pybind11_state
     return {s.name: frozenset(s.attributes) for s in runtime.get_all_operator_schema() if s.domain == "com.microsoft"}
 
 

@@ -1,4 +1,7 @@
-"""Runs models in a process of their own, with limits on time and memory that hold whatever the model is."""
+"""Runs models in a process of their own, with limits on time and memory that hold whatever the model is.
+
+The time is the processor's: neither a loaded machine nor a worker that was stopped meanwhile changes what a run gives.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
+from qdqtool.base.deferred import NO_TELEMETRY
 from qdqtool.base.process import marked
+from qdqtool.base.said import said
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
 _ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
-_STARTS_WITHIN = 60.0  # seconds until Python has loaded onnxruntime, half of one on an idle machine
+_CLOCK = 10  # seconds of the clock for each of the processor, where other programs want that as well
+_TICKS = 60  # parts in which the seconds of a clock are waited for
 
 
 class RunError(Exception):
@@ -53,7 +61,7 @@ class Sandbox:
         Args:
             source: The serialized model.
             inputs: Array for each input.
-            seconds: Until the process is ended.
+            seconds: Of the processor, those of all its cores together, until the process is ended.
             memory: Bytes that the process may take.
 
         Raises:
@@ -74,28 +82,24 @@ class Sandbox:
     def _run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
         process = self.ready()
         self._used = True
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.start()
+        clock = _CLOCK * seconds + (budgets.SESSION_STUCK if hasattr(signal, "setitimer") else 0.0)
         try:
-            return self._ask(process, source, inputs, memory)
+            with _ended_after(process, clock) as late:
+                return self._ask(process, source, inputs, seconds, memory)
         except (BrokenPipeError, EOFError) as error:
+            code = process.wait()
             self.close()
             if late.is_set():
-                raise TookTooLong(f"it did not end within {seconds:.0f} s") from None
+                raise TookTooLong(f"it neither computed nor ended within {clock:g} s of the clock") from None
+            if code == -getattr(signal, "SIGPROF", 0):
+                raise TookTooLong(said("it did not end within {seconds:g} s of the processor; raise it with {`effort`}",
+                                       seconds=seconds)) from None
             raise Crashed("onnxruntime crashed on it, or ran out of memory") from error
         except RunError:
             raise
         except BaseException:
             self.close()
             raise
-        finally:
-            timer.cancel()
 
     def ready(self) -> subprocess.Popen[bytes]:
         """The worker, started where there is none; the time that this takes is none of a model's.
@@ -104,7 +108,7 @@ class Sandbox:
             RunError: It does not start.
         """
         if self._process is None or self._process.poll() is not None:
-            environment = marked({**os.environ, "MALLOC_ARENA_MAX": "2"})
+            environment = marked({**NO_TELEMETRY, **os.environ, "MALLOC_ARENA_MAX": "2"})
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
@@ -115,26 +119,26 @@ class Sandbox:
 
     def _await(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        timer = threading.Timer(_STARTS_WITHIN, process.kill)
-        timer.start()
         try:
-            if not process.stdout.readline():
-                raise RunError("a process for onnxruntime does not start")
+            with _ended_after(process, budgets.SESSION_STUCK):
+                if not process.stdout.readline():
+                    raise RunError("a process for onnxruntime does not start")
         except BaseException:
             self.close()
             raise
-        finally:
-            timer.cancel()
 
     @staticmethod
-    def _ask(process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, memory: int) -> Arrays:
+    def _ask(
+        process: subprocess.Popen[bytes], source: bytes, inputs: Arrays, seconds: float, memory: int
+    ) -> Arrays:
         assert process.stdin is not None and process.stdout is not None
         arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         for name, array in arrays.items():
             if array.dtype.isbuiltin != 1:  # 4-bit, 8-bit float and bfloat16 numbers, which numpy has from elsewhere
                 raise RunError(f"input '{name}' is {array.dtype}, which onnxruntime cannot be given")
         request = {
-            "model": len(source), "memory": memory, "threads": max(1, min(4, os.cpu_count() or 1)),
+            "model": len(source), "seconds": seconds, "memory": memory,
+            "threads": max(1, min(4, os.cpu_count() or 1)),
             "inputs": [{"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}
                        for n, a in arrays.items()],
         }
@@ -143,7 +147,8 @@ class Sandbox:
         for array in arrays.values():
             process.stdin.write(array.data.cast("B") if array.size else b"")
         process.stdin.flush()
-        answer = json.loads(process.stdout.readline() or _ended())
+        line = process.stdout.readline()
+        answer = json.loads(line if line.endswith(b"\n") else _ended())
         if "error" in answer:
             text = answer["error"]
             if "memory" in answer or "bad_alloc" in text:  # the second as C++ says it
@@ -164,6 +169,27 @@ class Sandbox:
             with contextlib.suppress(OSError):
                 if stream is not None:
                     stream.close()
+
+
+@contextlib.contextmanager
+def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
+    """Ends a process after seconds of the clock, and sets what it yields then.
+
+    Only for one that neither computes nor ends. The seconds are waited for in parts, of which one at most goes on while
+    this process is stopped as well.
+    """
+    done, late = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        if not any(done.wait(seconds / _TICKS) for _ in range(_TICKS)):
+            late.set()
+            process.kill()
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield late
+    finally:
+        done.set()
 
 
 def _ended() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -23,6 +24,9 @@ def main() -> None:
     import numpy  # noqa: F401
     import onnxruntime  # noqa: F401
 
+    if hasattr(signal, "SIGPROF"):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it was started with
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     answers.write(b"{}\n")  # ready: what a model takes counts from here on
     answers.flush()
     requests = sys.stdin.buffer
@@ -30,6 +34,7 @@ def main() -> None:
         request = json.loads(line)
         source = requests.read(request["model"])
         _limit(request["memory"])
+        _end_after(request["seconds"])
         try:
             arrays = _arrays(requests, request["inputs"])
             found = _run(source, arrays, request["threads"])
@@ -39,6 +44,7 @@ def main() -> None:
         except Exception as error:  # onnxruntime's own classes
             text = str(error).strip().splitlines()
             found, head = [], {"error": text[0][:2000] if text else type(error).__name__}
+        _end_after(0)
         answers.write(json.dumps(head).encode() + b"\n")
         for _, array in found:
             answers.write(array.tobytes())
@@ -55,6 +61,15 @@ def _limit(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
     except (ImportError, ValueError, OSError):
         return
+
+
+def _end_after(seconds: float) -> None:
+    """Ends the process when it has used the processor for so long, all threads together; 0: never.
+
+    What other programs do with the processor counts nothing, nor does time in which this one is stopped.
+    """
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _arrays(requests: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def insert(
     result = Insertion(
         work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
         losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
-        smoothed=smoothed, findings=findings,
+        smoothed=smoothed, findings=findings, compute_capabilities=chosen.told,
     )  # fmt: skip
     if checking.predict:
         try:

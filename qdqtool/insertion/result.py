@@ -43,6 +43,7 @@ class Insertion:
         agreement: How far an FP16 model's outputs are from the float model's; None when that was not measured.
         smoothed: Where scales of activations were moved into weights.
         findings: What the warnings report of scales and normalizations; ``prediction`` has all others.
+        compute_capabilities: Those of the GPUs that ``target`` builds for; empty where it is made for all.
     """
 
     model: onnx.ModelProto
@@ -63,6 +64,7 @@ class Insertion:
     agreement: Fidelity | None = None
     smoothed: list[Smoothed] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    compute_capabilities: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return (f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "
@@ -103,7 +105,7 @@ class Insertion:
             "model": self.source,
             "output": self.output,
             "target": self.target,
-            "compute_capabilities": list(self.prediction.compute_capabilities) if self.prediction else [],
+            "compute_capabilities": list(self.compute_capabilities),
             "quantized": [q.as_json() for q in self.quantized],
             "skipped": [s.as_json() for s in self.skipped],
             "calibration": self.calibration,

@@ -15,6 +15,7 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.constants import Constants
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.multiplications import elements, multiplications, one_number
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import held
 
@@ -25,8 +26,8 @@ class Load:
 
     Attributes:
         peak_bytes: Of the activations that live at the same time, weights apart.
-        operations: Multiplications of weighted operators, one for each element that another operator writes, and of
-            loops so many for each node inside, as often as they are known to turn.
+        operations: Multiplications (:mod:`qdqtool.model.multiplications`), and of loops so many for each node inside,
+            as often as they are known to turn.
     """
 
     peak_bytes: int
@@ -68,32 +69,12 @@ def load_of(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Load
     live = peak = sum(sizes[t] for t in model.inputs)
     for position, node in enumerate(model.ordered):
         live += sum(sizes[t] for t in node.outputs if t)
-        operations += _operations(model, node)
+        operations += _of_loop(model, node) if node.op in _WITH_GRAPHS else 0
+        operations += multiplications(model, node)
         peak = max(peak, live)
         done = {t for t in (*node.inputs, *node.captured, *node.outputs) if last.get(t, position) == position}
         live -= sum(sizes.get(t, 0) for t in done)
     return Load(peak, operations)
-
-
-def _operations(model: Model, node: Node) -> int:
-    """One for each element written, times those read for each where an operator sums products."""
-    written = sum(_elements(model.shape(t)) for t in node.outputs if t)
-    if node.op in _WITH_GRAPHS:
-        return written + _of_loop(model, node)
-    if len(node.inputs) < 2:
-        return written
-    data, weights = (model.shape(t) for t in node.inputs[:2])
-    if data is None or weights is None:
-        return written
-    if node.op in ("Conv", "ConvInteger"):
-        return written * _elements(weights[1:])
-    if node.op == "ConvTranspose":
-        return _elements(data) * _elements(weights[1:])
-    if node.op in ("MatMul", "MatMulInteger") and data:
-        return written * _elements(data[-1:])
-    if node.op == "Gemm" and len(data) == 2:
-        return written * _elements(data[:1] if node.attributes.get("transA", 0) else data[1:])
-    return written
 
 
 def check_loops(model: Model) -> None:
@@ -110,7 +91,7 @@ def check_loops(model: Model) -> None:
 
 def _of_loop(model: Model, node: Node) -> int:
     constants = Constants(model)
-    return _inner_operations(node.proto, lambda t: _number(constants.value(t)), model.shape)
+    return _inner_operations(node.proto, lambda t: one_number(constants.value(t)), model.shape)
 
 
 _WITH_GRAPHS = ("Loop", "Scan", "If", "SequenceMap")
@@ -127,7 +108,7 @@ def _inner_operations(node: onnx.NodeProto, number: _Number, shape: _Shape) -> i
                   for a in n.attribute if a.name == "value"}
 
         def inside(name: str, known: Mapping[str, onnx.TensorProto] = known) -> int | None:
-            return _number(_array(known[name])) if name in known else number(name)
+            return one_number(_array(known[name])) if name in known else number(name)
 
         each = sum(budgets.INNER_NODE + _inner_operations(n, inside, lambda name: None) for n in graph.node)
         work += each * _turns(node, graph, number, inside, shape)
@@ -160,15 +141,6 @@ def _array(tensor: onnx.TensorProto) -> npt.NDArray[Any] | None:
         return None
 
 
-def _number(value: npt.NDArray[Any] | None) -> int | None:
-    """The one integer or truth value of a constant; None for another."""
-    return int(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "biu" else None
-
-
-def _elements(shape: Sequence[int | None] | None) -> int:
-    return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
-
-
 def bytes_of(model: Model, tensor: str) -> int:
     """Bytes of an activation; open dimensions count as 1, a constant or a tensor of unknown shape counts nothing."""
     shape = None if model.is_constant(tensor) else model.shape(tensor)
@@ -178,4 +150,4 @@ def bytes_of(model: Model, tensor: str) -> int:
         width = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(tensor)).itemsize
     except (KeyError, TypeError):
         width = 4
-    return int(width) * _elements(shape)
+    return int(width) * elements(shape)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
+from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.process import temporary_folder
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
@@ -54,8 +55,7 @@ def open_session(
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
     with silent():
-        import onnxruntime
-
+        onnxruntime = load_onnxruntime()
         onnxruntime.set_default_logger_severity(4)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -86,8 +86,7 @@ def open_session(
 @functools.cache
 def _has_arena() -> bool:
     """Makes the arena of this process's sessions; False where onnxruntime does not, or has one of somebody else's."""
-    import onnxruntime as ort
-
+    ort = load_onnxruntime()
     try:
         cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
         ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(0, 1, -1, -1))  # takes what is asked for, not twice that
@@ -129,15 +128,13 @@ class SharedWeights:
 
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
         """Takes weights of any shape, float32 or float16, in."""
-        import onnxruntime
-
         tensor = onnx.TensorProto(
             name=name, dims=array.shape, data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
             data_location=onnx.TensorProto.EXTERNAL,
         )  # fmt: skip
         for key, entry in (("location", "memory"), ("offset", "0"), ("length", str(array.nbytes))):
             tensor.external_data.add(key=key, value=entry)
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        value = load_onnxruntime().OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
         self._tensors[name] = tensor, value
 
     def used_by(self, proto: onnx.ModelProto) -> dict[str, Any]:

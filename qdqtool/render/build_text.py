@@ -263,8 +263,8 @@ def render_verification(result: Verification, width: int = 80) -> str:
     for name in page.each(unknown, _MISMATCHES, hint=""):
         page.line(f"  {name}")
     for text in _outside(result):
-        page.heading(f"Time: {text} ms, the range of four in five measured times; far outside means another GPU, clock "
-                     "or load.")
+        page.heading(f"Time: {text} ms, the range of four in five measured times; far outside means another GPU or "
+                     "clock (name them with --gpu and --clock), or load.")
     return str(page)
 
 

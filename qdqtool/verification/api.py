@@ -73,9 +73,15 @@ def verify(
     """
     require("target", on.target, str | Target | None, __name__)
     build = build_of(builds)
-    index = load(model)
+    return verified(load(model), build, on.target, machine)[0]
+
+
+def verified(
+    index: Model, build: Build, target: str | Target | None, machine: Machine
+) -> tuple[Verification, Target]:
+    """As :func:`verify`, for what was read; also the target that it predicts for."""
     check_explicit(build, index)
-    chosen, notes = target_of(build, on.target, machine)
+    chosen, notes = target_of(build, target, machine)
     check_same_model(index, build)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
@@ -89,7 +95,7 @@ def verify(
         if result.times is None and machine.gpu is None:
             notes += not_compared(build)
     result.notes[:0] = [*build.notes, *notes]
-    return result
+    return result, chosen
 
 
 def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:

@@ -407,7 +407,11 @@ def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path) -> None:
          and not any(n.startswith(".") for n in p.relative_to(tmp_path).parts) and "around" not in p.parts),
         key=lambda p: p.as_posix(),
     )  # fmt: skip
-    assert list(files_under(tmp_path, {".png"})) == wanted and len(wanted) == 7
+    dead: list[str] = []
+    assert list(files_under(tmp_path, {".png"}, dead=dead)) == wanted and len(wanted) == 7
+    assert sorted(dead) == ["gone.png", "loop.png"]
+    note = open_data(tmp_path, [InputSpec("x", (1, 3, 8, 8))]).warnings[0]
+    assert note.remark is Remark.DEAD_LINKS and note.values == {"count": 2, "first": "gone.png"}
 
 
 def test_no_listed_file_is_written(tmp_path: Path) -> None:

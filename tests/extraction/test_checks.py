@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -14,9 +15,12 @@ import pytest
 import qdqtool
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark, remarks
+from qdqtool.base.owntime import OwnTime
 from qdqtool.base.process import INTERRUPTED, Stopped
 from qdqtool.builders.child import is_installed
+from qdqtool.builders.run import exit_code
 from qdqtool.errors import QdqtoolError
+from qdqtool.extraction import checks
 from qdqtool.extraction.checks import CommandCheck
 from qdqtool.extraction.select import Shrinker
 from tests.extraction.networks import residual, with_constant_nodes
@@ -164,6 +168,40 @@ def test_commands_without_end(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+_HANGS = """
+import sys, time
+data = open(sys.argv[1], 'rb').read()
+while b'Conv' in data:
+    pass
+time.sleep(0 if b'MaxPool' in data else 60)
+"""
+shows_processes = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
+
+
+@shows_processes
+def test_one_that_hangs_on_a_smaller_model_does_not_take_the_whole_limit(
+    g: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_PATIENCE", 0.1)
+    check = CommandCheck(g.model(g.pool(g.input(1, 8, 8, 8), "pool")), script(tmp_path, _HANGS))
+    g = Graph()
+    asleep = g.model(g.relu(g.input(1, 8, 8, 8), "asleep"))
+    began = time.monotonic()
+    assert not check.holds(residual(1)) and not check.holds(asleep)
+    assert time.monotonic() - began < 30
+    check.close()
+
+
+@shows_processes
+def test_only_what_a_command_does_itself_counts_of_its_time() -> None:
+    """One that is stopped and one that sleeps, for half a second of the clock."""
+    for command, least, most in ("sh -c 'kill -STOP $$'", 0, 0.1), ("sleep 60", 0.2, 0.8):
+        own = OwnTime()
+        assert exit_code(shlex.split(command), 0.55, own=own) is None
+        assert least <= own.seconds <= most, command
+
+
 def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:
     """Onnx's own inference gives every tensor behind the input a copy."""
     nodes = [onnx.helper.make_node("Relu", [f"x{i}"], [f"x{i + 1}"], f"r{i}") for i in range(100)]
@@ -185,7 +223,7 @@ def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -
         CommandCheck(residual(1), command, "there")
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
+@shows_processes
 @pytest.mark.parametrize("words", [
     "sh -c 'timeout 900 sleep {}; exit 3'", "bash -c 'set -m; sleep {} & wait'", "sh -c 'setsid sleep {} & sleep 900'",
     "sh -c '(env -i setsid sleep {} &); exec sleep 900'", "sh -c 'kill -STOP $PPID; sleep {}'",

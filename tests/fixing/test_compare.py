@@ -1,7 +1,5 @@
 """Noise against the float network, computed by hand."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -10,7 +8,7 @@ import pytest
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError
-from qdqtool.fixing import compare, sandbox
+from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
 from qdqtool.model.editor import float_model
 from qdqtool.model.graph import Model
@@ -176,22 +174,6 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
         runs.run(model, x)
 
 
-def test_a_slow_machine_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long each run takes, up to the net."""
-    model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
-    real, now = sandbox.SHARED.run, [0.0]
-
-    def slow(*args: Any) -> Any:
-        now[0] += 100.0
-        return real(*args)
-
-    monkeypatch.setattr(sandbox.SHARED, "run", slow)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    runs = compare.Runs()
-    for _ in range(5):
-        assert set(runs.run(model, x)) == {"y"}
-
-
 def loop(turns: str = "n", ends: str = "Identity (c)", inner: str = "Neg (v)", **numbers: int) -> onnx.ModelProto:
     constants = ", ".join(f"int64 {name} = {{{value}}}" for name, value in numbers.items())
     return onnx.parser.parse_model(f"""
@@ -222,7 +204,7 @@ SCAN = onnx.parser.parse_model("""
 ])  # fmt: skip
 def test_turns_of_loops_are_counted(model: onnx.ModelProto, nodes: int) -> None:
     outside = load_of(model, {}).operations - nodes * budgets.INNER_NODE
-    assert 0 <= outside <= 8
+    assert 0 <= outside <= 4 * (1 + 7)  # what is read
     if nodes * budgets.INNER_NODE > budgets.SESSION_WORK:
         with pytest.raises(compare.TooMuch, match="multiplications"):
             compare.Runs().run(model, {"x": np.ones(4, np.float32)})

@@ -1,5 +1,9 @@
 """What fixes gain and cost, on the models that they are tried on."""
 
+import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -7,11 +11,12 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
+from qdqtool.base import budgets
 from qdqtool.base.records import replaced
 from qdqtool.fixing import api, sandbox, weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
-from qdqtool.fixing.sandbox import RunError, Sandbox, TooMuch
+from qdqtool.fixing.sandbox import RunError, Sandbox, TookTooLong
 from qdqtool.fixing.site import Aim
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
@@ -235,17 +240,41 @@ def test_one_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with raises(RunError, "Sandbox._await"):
         Sandbox().run(relu(), {"x": X}, 60, 2**31)
     monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 60))
-    monkeypatch.setattr(sandbox, "_STARTS_WITHIN", 0.2)
+    monkeypatch.setattr(budgets, "SESSION_STUCK", 0.2)
     with raises(RunError, "Sandbox._await"):
         Sandbox().run(relu(), {"x": X}, 60, 2**31)
 
 
-def test_a_model_that_takes_too_long_ends_it_and_the_next_run_starts_another(g: Graph) -> None:
+def test_only_the_time_of_the_processor_ends_a_run(g: Graph) -> None:
+    """One that is stopped for longer than it may compute gives the same; one that computes for longer is ended, and the
+    next run starts another."""
     x = g.input(1, 64, 160, 160)
     for i in range(40):
         x = g.conv(x, f"c{i}", 64, weights="float", scale=None)
+    long, given = g.model(x).SerializeToString(), {"x": np.ones((1, 64, 160, 160), np.float32)}
     box = Sandbox()
-    with raises(TooMuch, "Sandbox._run did"):
-        box.run(g.model(x).SerializeToString(), {"x": np.ones((1, 64, 160, 160), np.float32)}, 0.05, 2**31)
+    process = box.ready()
+    seconds = 0.3
+    process.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(2 * seconds, process.send_signal, [signal.SIGCONT])
+    timer.start()
+    began = time.monotonic()
+    assert np.array_equal(box.run(relu(), {"x": X}, seconds, 2**31)["r:0"], X)
+    assert time.monotonic() - began > seconds and box.ready() is process
+    with raises(TookTooLong, "Sandbox._run 0.05 effort"):
+        box.run(long, given, 0.05, 2**31)
+    assert process.returncode == -signal.SIGPROF
     assert np.array_equal(box.run(relu(), {"x": X}, 60, 2**31)["r:0"], X)
     box.close()
+
+
+def test_one_that_neither_computes_nor_ends_is_ended_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "SESSION_STUCK", 0.2)
+    command = [sys.executable, "-ISc", "import time; time.sleep(60)"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    box = Sandbox()
+    monkeypatch.setattr(box, "ready", lambda: process)
+    with raises(TookTooLong, "Sandbox._run clock"):
+        box.run(relu(), {"x": X}, 0.01, 2**31)
+    for stream in (process.stdin, process.stdout):
+        stream.close()

@@ -21,6 +21,7 @@ from qdqtool.model.graph import Model
 from qdqtool.qat.modules import folded_later
 from qdqtool.qat.trace import Call, drop_marks, export_proto, fold_constants, merge_pairs, transpose_weights
 from qdqtool.testing import assert_int8
+from tests.base.test_parameters import HALVES, NEVER_RIGHT, WRONG
 from tests.insertion.nets import run
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
@@ -446,6 +447,32 @@ def test_an_argument_of_another_type_is_refused_by_name(name: str, parameter: st
     with pytest.raises(QdqtoolError) as error:
         called()
     assert f"`{parameter}=" in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nothing_comes_from_inside(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each parameter, models, samples and data included; what a function of the user's raises is the user's."""
+    monkeypatch.chdir(tmp_path)
+    function, sample = getattr(qat, name), torch.rand(1, 3, 8, 8)
+    bare = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    model = bare if name in ("plan", "prepare") else _ready(bare, sample)
+    for parameter in inspect.signature(function).parameters:
+        own = parameter in ("fn", "report", "metric")
+        for value in (v for v in (*WRONG, *NEVER_RIGHT, *HALVES) if not (own and callable(v))):
+            given = {"model": copy.deepcopy(model), "sample": sample, "data": [sample], "path": "m.onnx", "saved": {}}
+            arguments = {n: v for n, v in given.items() if n in inspect.signature(function).parameters}
+            arguments[parameter] = value
+            said = ""
+            try:
+                with contextlib.nullcontext() if name != "disabled" else function(**arguments):
+                    function(**arguments)
+            except QdqtoolError as error:
+                said = str(error)
+            except BaseException as error:
+                error.add_note(f"{parameter}=..., given {type(value)}")
+                raise
+            assert "\n" not in said
 
 
 def test_numbers_that_no_export_takes(tmp_path: Path) -> None:

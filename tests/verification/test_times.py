@@ -12,6 +12,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.render.build_text import render_verification, verdict
+from qdqtool.render.output import as_options
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen
 from qdqtool.timing.physics import constants
@@ -169,6 +170,7 @@ def test_a_log_of_another_device_is_said(facts: dict[str, str], contradicts: boo
     timed = Build(device="Orin", gpu=facts, performance={"GPU Compute Time": {"median": 1.0}})
     found = compare_times(MODEL, PREDICTED, timed, TARGET, "RTX 3060")
     assert found is not None and (Remark.CONTRADICTED in remarks(found["notes"])) is contradicts
+    assert not contradicts or "--gpu" in as_options(found["notes"][0])  # what to do
 
 
 OTHER_TARGET = TARGETS["trt8.5"]

@@ -402,12 +402,11 @@ def look_at(
     model = load(source)
     verification = None
     if build is not None:
-        from qdqtool.verification.api import target_of, verify
+        from qdqtool.verification.api import verified
 
-        verification = verify(model, build, target=target, machine=machine)
+        verification, on = verified(model, build, target, machine)
         assert verification.prediction is not None
         prediction = verification.prediction
-        on, _ = target_of(build, target, machine)
     else:
         on = settled or target_named(target or DEFAULT_TARGET)
         on = on if settled or gpu is None else on.built_for(gpu.cc, gpu.name)
