@@ -35,6 +35,7 @@ from tests.growth import FAMILIES
 
 EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these
+CHAINS = ("MatMul", "Shape")
 SOME = (("fix", "residual"), ("fix", "fan-out"), ("extract", "lattice"))
 # These cost seconds, and are asked below, or are of the kind of "crossed Concats with pairs".
 ELSEWHERE = ("wide Split with own scales", "Concat of pairs")
@@ -66,7 +67,10 @@ BOUNDS = {surroundings: ("_PATHS", "_STEPS", "STEPS"), refusals: ("STEPS",),
           const_weights_fusion: ("STEPS",), weights: ("STEPS",)}
 # Of others, what begins small and ends soon is still most of it at 100: half of the sizes show the rest as well.
 AT_300 = (*QUICK, *LATER, "mesh", "Relu", "Sigmoid", "Add", "Mul", "Transpose", "MaxPool", "Softmax",
-          "Transposes of a dequantized weight")
+          "Transposes of a dequantized weight", "Gemm", "LayerNormalization", "InstanceNormalization",
+          "BatchNormalization", "ReduceMean", "Loops")
+# Merges of scales; ranks, of which inference learns more in each of four rounds.
+BEGIN_LATER = {"crossed Concats with pairs": (300, 450), "Squeeze": (600, 900)}
 # What fixes save is estimated too, of which the one of residual Adds is made by itself from some 600 nodes on.
 AUTOMATIC = ("predict on a GPU", "residual")
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
@@ -185,17 +189,16 @@ def bounded_by_an_eighth(patch):
 
 
 @pytest.mark.parametrize(("command", "family"), [
-    *(("predict", family) for family in QUICK), ("fix", QUICK[0]), ("extract", QUICK[0]),
+    *(("predict", family) for family in (*QUICK, *CHAINS)), ("fix", QUICK[0]), ("extract", QUICK[0]),
     ("predict on a GPU", "mesh"),
-    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in (*QUICK, *ELSEWHERE)),
+    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in (*QUICK, *CHAINS, *ELSEWHERE)),
     *(pytest.param(*some, marks=pytest.mark.slow) for some in SOME),
 ])  # fmt: skip
 def test_work_of_some(command, family, monkeypatch):
     """`make growth` takes all commands and families, up to 4,000 nodes."""
     if family in LATER:
         bounded_by_an_eighth(monkeypatch)
-    sizes = (150, 300) if family in AT_300 else (100, 200)
-    sizes = (300, 450) if family == "crossed Concats with pairs" else sizes
+    sizes = BEGIN_LATER.get(family, (150, 300) if family in AT_300 else (100, 200))
     _grows_with_the_file(_calls, WORK[command], family, [sizes])
 
 
