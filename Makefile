@@ -7,7 +7,7 @@ N ?= 1000
 SEED ?=
 P ?=
 
-.PHONY: demo test test-all lint package docs bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all growth mutants clean
+.PHONY: demo test test-all lint package docs bench fit-timing fuzz fuzz-logs fuzz-inputs fuzz-all growth growth-sample mutants clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qdqtool needs Python 3.11 or newer")'
@@ -71,8 +71,12 @@ fuzz-all: $(VENV)/.test-installed
 	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
 	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
 
+# All cases take hours; the sample takes some minutes, and asks for the same.
 growth: $(VENV)/.test-installed
 	$(BIN)/pytest -q tests/test_growth.py -m growth --growth
+
+growth-sample: $(VENV)/.test-installed
+	$(BIN)/pytest -q tests/test_growth.py -m sampled --growth
 
 $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'

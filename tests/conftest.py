@@ -99,7 +99,7 @@ def net() -> "Net":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the slow tests as well, and more examples of each property")
-    parser.addoption("--growth", action="store_true", help="the law of growth for all commands and families: an hour")
+    parser.addoption("--growth", action="store_true", help="the law of growth for commands and families: hours")
 
 
 def pytest_configure(config: pytest.Config) -> None:

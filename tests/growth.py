@@ -1,5 +1,6 @@
 """Families of graphs by size, for tests and benchmarks of how cost grows with the input."""
 
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ class Net:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, onnx.TensorProto] = {}
+        self.functions: list[onnx.FunctionProto] = []
         self._constant("zero", np.int8(0))
         self._constant("w", np.ones((8, 8, 1, 1), np.float32))
 
@@ -38,21 +40,153 @@ class Net:
         inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 4, 4])]
         values = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
         graph = helper.make_graph(self.nodes, "g", inputs, values, list(self.weights.values()))
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(f.domain, 1) for f in self.functions)]
+        return helper.make_model(graph, opset_imports=opsets, functions=self.functions, ir_version=8)
 
 
-def chain(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
-    """A convolution, the operator again and again, and a convolution behind a pair."""
+Family = Callable[[int], onnx.ModelProto]  # by its number of nodes
+Step = Callable[[Net, str], str]  # from one tensor to the next
+
+
+def repeated(step: Step) -> Family:
+    """A convolution, some nodes again and again, and a convolution behind a pair."""
 
     def make(size: int) -> onnx.ModelProto:
         net = Net()
-        last = net.conv("x")
-        for _ in range(size):
-            last = net.add(op, last, *(["w1"] if op in ("Add", "Mul") else []), **attributes)
-        net._constant("w1", np.ones((1, 8, 1, 1), np.float32))
-        return net.done(net.conv(last))
+        tensor = net.conv("x")
+        begin = len(net.nodes)
+        while len(net.nodes) < begin + size:
+            tensor = step(net, tensor)
+        return net.done(net.conv(tensor))
 
     return make
+
+
+def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> Step:
+    """One node, with constants as its other inputs."""
+
+    def add(net: Net, tensor: str) -> str:
+        names = [net._constant(f"{op}.{zlib.crc32(np.asarray(value).tobytes())}", value) for value in others]
+        return net.add(op, tensor, *names, outputs=outputs, **attributes)
+
+    return add
+
+
+def in_turn(*steps: Step) -> Step:
+    def add(net: Net, tensor: str) -> str:
+        for step in steps:
+            tensor = step(net, tensor)
+        return tensor
+
+    return add
+
+
+def chain(op: str, *others: object, **attributes: object) -> Family:
+    """The operator again and again."""
+    return repeated(node(op, *others, **attributes))
+
+
+def by_turns(*steps: Step) -> Family:
+    """Operators of which the last gives back the shape that was there before the first."""
+    return repeated(in_turn(*steps))
+
+
+def quantized(*steps: Step) -> Family:
+    """The same with a pair in front of each."""
+    return by_turns(Net.pair, *steps)
+
+
+def product(net: Net, tensor: str) -> str:
+    return net.add("MatMul", tensor, net.pair(net._constant("w4", np.ones((4, 4), np.float32))))
+
+
+def gemm(net: Net, tensor: str) -> str:
+    return net.add("Gemm", tensor, net.pair(net._constant("w8", np.ones((8, 8), np.float32))))
+
+
+def deconvolution(net: Net, tensor: str) -> str:
+    return net.add("ConvTranspose", tensor, net.pair("w"))
+
+
+def attention(net: Net, tensor: str) -> str:
+    turned = net.pair(net.add("Transpose", tensor, perm=[0, 1, 3, 2]))
+    return net.add("MatMul", net.pair(net.add("Softmax", net.add("MatMul", net.pair(tensor), turned))), turned)
+
+
+def resize(by: float) -> Step:
+    def add(net: Net, tensor: str) -> str:
+        return net.add("Resize", tensor, "", net._constant(f"by {by}", np.array([1, 1, by, by], np.float32)))
+
+    return add
+
+
+def excited(net: Net, tensor: str) -> str:
+    """As in squeeze and excitation: scaled by the means of its channels."""
+    return net.add("Mul", tensor, net.add("ReduceMean", tensor, axes=[2, 3]))
+
+
+def chosen(net: Net, tensor: str) -> str:
+    mask = net._constant("mask", np.ones((1, 8, 4, 4), bool))
+    return net.add("Where", mask, tensor, net._constant("one", np.float32(1)))
+
+
+def by_its_shape(net: Net, tensor: str) -> str:
+    """As exporters write it: the first two dimensions stay, the others are joined, and then restored."""
+    shape = net.add("Shape", tensor)
+    kept = net.add("Slice", shape, *(net._constant(f"{i}", np.array([i])) for i in (0, 2)))
+    joined = net.add("Reshape", tensor, net.add("Concat", kept, net._constant("-1", np.array([-1])), axis=0))
+    return net.add("Reshape", joined, shape)
+
+
+def sizes(size: int) -> onnx.ModelProto:
+    """A shape that is multiplied by one again and again; half of the results are read by a Reshape behind a pair."""
+    net = Net()
+    last = net.conv("x")
+    shape = net.add("Shape", last)
+    for i in range(size // 3):
+        shape = net.add("Mul", shape, net._constant("1", np.array([1])))
+        last = net.add("Reshape", net.pair(last), shape) if i % 2 else last
+    return net.done(net.conv(last))
+
+
+def _result(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def nested_ifs(size: int) -> onnx.ModelProto:
+    """Eight Ifs, each in a branch of the one around it; a pair; and so on."""
+    net = Net()
+    last, condition = net.conv("x"), net._constant("c", np.asarray(True))
+    for _ in range(size // 18):
+        inner = helper.make_node("Relu", [last], ["z"])
+        for _ in range(8):
+            other = helper.make_graph([helper.make_node("Neg", [last], ["z"])], "b", [], [_result("z")])
+            same = helper.make_graph([inner], "a", [], [_result("z")])
+            inner = helper.make_node("If", [condition], ["z"], then_branch=same, else_branch=other)
+        last = net.pair(net.add("If", condition, **{a.name: a.g for a in inner.attribute}))
+    return net.done(net.conv(last))
+
+
+def loop(net: Net, tensor: str) -> str:
+    number, go, on = (helper.make_tensor_value_info(name, kind, []) for name, kind in (
+        ("i", TensorProto.INT64), ("go", TensorProto.BOOL), ("on", TensorProto.BOOL)))
+    turn = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Relu", ["a"], ["b"])]
+    body = helper.make_graph(turn, "body", [number, go, _result("a")], [on, _result("b")])
+    twice, always = net._constant("twice", np.int64(2)), net._constant("c", np.asarray(True))
+    return net.pair(net.add("Loop", twice, always, tensor, body=body))
+
+
+def function(net: Net, tensor: str) -> str:
+    """A call of the model's own function: a convolution behind a pair, and a Relu."""
+    if not net.functions:
+        inner = [helper.make_node("QuantizeLinear", ["a", "s", "zero"], ["q"]),
+                 helper.make_node("DequantizeLinear", ["q", "s", "zero"], ["d"]),
+                 helper.make_node("Conv", ["d", "w"], ["e"]), helper.make_node("Relu", ["e"], ["b"])]
+        inputs = ["a", "s", "zero", "w"]
+        opsets = [helper.make_opsetid("", 17)]
+        net.functions.append(helper.make_function("own", "Block", inputs, ["b"], inner, opsets))
+    scale = net._constant("s0.5", np.float32(0.5))
+    return net.add("Block", tensor, scale, "zero", net.pair("w"), domain="own")
 
 
 def pairs(size: int) -> onnx.ModelProto:
@@ -74,7 +208,7 @@ def constants(size: int) -> onnx.ModelProto:
     return net.done(net.conv(last))
 
 
-def weights(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
+def weights(op: str, **attributes: object) -> Family:
     """The operator again and again on one weight; convolutions read half of the results through a pair."""
 
     def make(size: int) -> onnx.ModelProto:
@@ -274,7 +408,7 @@ def wide_split(size: int) -> onnx.ModelProto:
     return net.done(*ends)
 
 
-def read_along(op: str, **attributes: object) -> Callable[[int], onnx.ModelProto]:
+def read_along(op: str, **attributes: object) -> Family:
     """The operator again and again, each result read by a pair with one of thirteen scales."""
 
     def make(size: int) -> onnx.ModelProto:
@@ -318,16 +452,18 @@ def crossed_pairs(size: int) -> onnx.ModelProto:
 def branches(size: int) -> onnx.ModelProto:
     net = Net()
     last = net.conv("x")
-    net.weights["c"] = numpy_helper.from_array(np.asarray(True), "c")
+    net._constant("c", np.asarray(True))
     for _ in range(size // 3):
-        result = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
-        inner = [helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [result]) for op in ("Relu", "Neg")]
+        inner = [helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [_result("z")])
+                 for op in ("Relu", "Neg")]
         last = net.pair(net.add("If", "c", then_branch=inner[0], else_branch=inner[1]))
     return net.done(net.conv(last))
 
 
-FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
-    "Relu": chain("Relu"), "Sigmoid": chain("Sigmoid"), "Add": chain("Add"), "Mul": chain("Mul"),
+TO_IMAGE = node("Reshape", np.array([1, 8, 4, 4]))
+FAMILIES: dict[str, Family] = {
+    "Relu": chain("Relu"), "Sigmoid": chain("Sigmoid"),
+    "Add": chain("Add", np.ones((1, 8, 1, 1), np.float32)), "Mul": chain("Mul", np.ones((1, 8, 1, 1), np.float32)),
     "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
     "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
     "Casts of a weight": weights("Cast", to=TensorProto.FLOAT),
@@ -342,4 +478,28 @@ FAMILIES: dict[str, Callable[[int], onnx.ModelProto]] = {
     "wide Split": wide_split, "wide Split with own scales": split_joined, "crossed Concats": crossed,
     "crossed Concats with pairs": crossed_pairs, "If": branches,
     "MaxPool, read along": read_along("MaxPool", kernel_shape=[1, 1]),
+    "Identity": chain("Identity"), "Cast": chain("Cast", to=TensorProto.FLOAT),
+    "Slice": chain("Slice", np.array([3]), np.array([-5]), np.array([3]), np.array([-1])),
+    "Gather": chain("Gather", np.arange(8)[::-1], axis=1), "Expand": chain("Expand", np.array([1, 8, 4, 4])),
+    "Clip": chain("Clip", np.float32(0), np.float32(6)), "PRelu": chain("PRelu", np.ones((8, 1, 1), np.float32)),
+    "TopK": chain("TopK", np.array([4]), outputs=2), "Flatten": by_turns(node("Flatten"), TO_IMAGE),
+    "Tile": chain("Tile", np.ones(4, np.int64)), "GridSample": chain("GridSample", np.zeros((1, 4, 4, 2), np.float32)),
+    "AveragePool": chain("AveragePool", kernel_shape=[1, 1]), "Where": repeated(chosen),
+    "Pad and Slice": by_turns(node("Pad", np.array([0, 0, 0, 1] * 2)),
+                              node("Slice", np.array([1]), np.array([5]), np.array([3]))),
+    "Reshape": by_turns(node("Reshape", np.array([1, 8, 16])), TO_IMAGE),
+    "Squeeze": by_turns(node("Squeeze", np.array([0])), node("Unsqueeze", np.array([0]))),
+    "DepthToSpace": by_turns(node("DepthToSpace", blocksize=2), node("SpaceToDepth", blocksize=2)),
+    "Resize": by_turns(resize(2), resize(0.5)), "Transposes and Reshapes": by_turns(
+        node("Transpose", perm=[0, 2, 3, 1]), node("Reshape", np.array([1, 16, 8])),
+        node("Transpose", perm=[0, 2, 1]), TO_IMAGE),
+    "MatMul": quantized(product), "attention": repeated(attention), "ConvTranspose": quantized(deconvolution),
+    "Gemm": quantized(node("Reshape", np.array([16, 8])), gemm, TO_IMAGE),
+    "LayerNormalization": quantized(node("LayerNormalization", np.ones(4, np.float32))),
+    "InstanceNormalization": quantized(node("InstanceNormalization", *[np.ones(8, np.float32)] * 2)),
+    "BatchNormalization": quantized(node("BatchNormalization", *[np.ones(8, np.float32)] * 4)),
+    "Einsum": quantized(node("Einsum", np.ones((4, 4), np.float32), equation="bchw,wv->bchv")),
+    "ReduceMean": quantized(excited), "Shape": repeated(by_its_shape), "sizes": sizes,
+    "Shapes between pairs": quantized(by_its_shape), "nested Ifs": nested_ifs, "Loops": repeated(loop),
+    "functions": repeated(function),
 }

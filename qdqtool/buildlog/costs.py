@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from qdqtool.base.records import published
 from qdqtool.base.text import ending
 from qdqtool.buildlog.layers import int_list, precision_of
@@ -470,13 +472,11 @@ def align(
         return []
     kinds = dict.fromkeys(two for _, two in right)
     of_kind = {one: {two: likeness(one, two) for two in kinds} for one in dict.fromkeys(one for _, one in left)}
-    rows = {one: [known[two] for _, two in right] for one, known in of_kind.items()}
+    rows = {one: np.array([known[two] for _, two in right], np.int32) for one, known in of_kind.items()}
     alike = [rows[one] for _, one in left]
-    best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
-    for i in range(len(left) - 1, -1, -1):
-        row, below = best[i], best[i + 1]
-        for j in range(len(right) - 1, -1, -1):
-            row[j] = max(below[j], row[j + 1], below[j + 1] + alike[i][j])
+    best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
+    for row, below, own in zip(best[-2::-1], best[:0:-1], reversed(alike), strict=True):
+        row[-2::-1] = np.maximum.accumulate(np.maximum(below[:-1], below[1:] + own)[::-1])
     pairs = []
     i = j = 0
     while i < len(left) and j < len(right):

@@ -115,15 +115,15 @@ class Reader:
 
 @record
 class Origin:
-    """What writes a tensor, looked for up past the operators that a Q could pass.
+    """What writes a tensor, looked for up past operators that a Q could pass.
 
     Attributes:
         tensor: The tensor above the first of them.
         node: The ONNX node that writes it; empty for a network input.
         op: Its operator.
         convolution: The convolution whose layer the node is a part of; empty where it is none.
-        path: The operators passed, the nearest to the tensor that was asked for first; of a longer way the first
-            :data:`STEPS`.
+        path: The operators passed, the nearest to the tensor that was asked for first; a way of more than
+            :data:`STEPS` is not followed further.
         int8: Whether the layer computes in INT8.
         boundary: The last node of that layer.
         quantizer: For a tensor that comes from a DQ: the Q's node in front of it, else the DQ's.

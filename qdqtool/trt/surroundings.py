@@ -218,12 +218,13 @@ def differ(quantizers: Sequence[Reader]) -> bool:
 
 
 def origin_of(tensor: Tensor) -> Origin:
-    """What writes a tensor, looked for up past the operators that a Q could pass; it ends at a Concat."""
+    """What writes a tensor, looked for up past at most :data:`STEPS` operators that a Q could pass, but no Concat."""
     path: list[Step] = []
     maker = tensor.producer
-    while maker is not None and maker.inputs and maker.passage is not None and maker.kind != LayerKind.CONCATENATION:
-        if len(path) < STEPS:
-            path.append(step_of(maker))
+    for _ in range(STEPS):
+        if maker is None or not maker.inputs or maker.passage is None or maker.kind == LayerKind.CONCATENATION:
+            break
+        path.append(step_of(maker))
         tensor = maker.data
         maker = tensor.producer
     if maker is None:
