@@ -16,17 +16,8 @@ import numpy as np
 
 from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable, spread
 from calibration.listing import BLOCK, block_starts, file_digest, files_under
-from calibration.pictures import (
-    IMAGE_SUFFIXES,
-    OTHER_PICTURES,
-    ImageSource,
-    decode,
-    describe,
-    is_url,
-    local_path,
-    prepare,
-    url_source,
-)
+from calibration.pictures import IMAGE_SUFFIXES, OTHER_PICTURES, ImageSource, decode, describe, prepare
+from calibration.urls import is_url, local_path, url_source
 from qdqtool.base import budgets
 from qdqtool.base.archives import Archive, Header, read_values
 from qdqtool.base.files import NO_NAME, open_input, read_input

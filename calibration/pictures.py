@@ -1,37 +1,29 @@
-"""Pictures as network inputs: decoding, letterbox, layout, normalisation; from files, and from behind URLs.
-
-URLs (``s3://bucket/images``) are opened through fsspec and what it finds installed for the protocol.
-"""
+"""Pictures as network inputs: decoding, letterbox, layout, normalisation."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
-import hashlib
 import io
 import math
 import os
-import posixpath
-import re
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from calibration.dataset import Array, FilesSource, InputSpec, printable
-from calibration.listing import UNREADABLE, Folder
+from calibration.dataset import Array, FilesSource, InputSpec
+from calibration.listing import Folder
 from qdqtool.base import budgets
-from qdqtool.base.files import note_read, open_readable, unreadable
+from qdqtool.base.files import note_read, open_readable, read_all, unreadable
 from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
-from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
@@ -40,10 +32,11 @@ _FORMATS = (
     JpegImagePlugin.JpegImageFile.format, PngImagePlugin.PngImageFile.format, BmpImagePlugin.BmpImageFile.format,
     BmpImagePlugin.DibImageFile.format, WebPImagePlugin.WebPImageFile.format,
 )  # fmt: skip
-_STRIP = 1 << 22  # pixels
-_PILLOW, _WEBP = 4, 14  # bytes a pixel: of Pillow's own image; a WebP's decoder holds it packed and unpacked as well
-_ARRAY = 3
-_SCAN, _SCANS = b"\xff\xda", 100  # of a JPEG whose scans are kept; encoders write about ten
+_STRIP = 1 << 20  # pixels
+_PILLOW, _ARRAY = 4, 3  # bytes a pixel: of Pillow's own image, and of ours
+_WEBP = 10  # beside Pillow's: two canvases of its decoder, and the file where that is not larger
+_SCALES = (2, 4, 8)  # by which the decoder of a JPEG can divide the sides
+_SCAN, _SCANS = b"\xff\xda", 100  # of a JPEG whose scans are kept, fewer of a larger one; encoders write about ten
 # Pillow's default of 16 MB glibc keeps for the thread that freed it; of more than 32 MB it keeps nothing.
 Image.core.set_block_size(1 << 26)  # type: ignore[attr-defined]
 _ORIENTATION = 0x0112  # EXIF's tag
@@ -72,20 +65,54 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
         return _as_array(picture)
 
 
-def _bytes_each(picture: Image.Image) -> int:
-    """How many bytes a pixel takes while a picture is decoded, or turned and converted behind that.
+def _fit(picture: Image.Image, packed: int, least: int | None) -> int:
+    """How many bytes a picture takes while it is decoded, or turned and converted behind that.
 
-    A JPEG of several scans is kept whole as two bytes for each value of each of its components until the last is there.
+    A JPEG for which that is too much is set to be decoded with its sides divided by 2, 4 or 8, where that is not.
+
+    Args:
+        picture: Opened, not loaded.
+        packed: Bytes that it holds of its file.
+        least: Pixels that have to be left of it then; None where it has to be whole.
 
     Raises:
-        DataError: It is a JPEG of more scans than any encoder writes: each costs the time of a picture.
+        DataError: It is too much, or it is a JPEG of more scans than any encoder writes.
     """
-    if picture.format == "WEBP":
-        return _WEBP
-    areas = [max(1, across * down) for _, across, down, *_ in getattr(picture, "layer", ())] or [1]
-    several = picture.format == "JPEG" and _in_several_scans(picture, len(areas))
-    scans_kept = math.ceil(2 * sum(areas) / max(areas)) if several else 0
-    return _PILLOW + max(scans_kept, _ARRAY)
+    width, height = picture.size
+    scales, kept, more, limit = [1], 0, 0, budgets.PICTURE_BYTES
+    most = limit
+    if isinstance(picture, JpegImagePlugin.JpegImageFile):
+        kept = _scans_kept(picture)
+        if least is not None:
+            most = budgets.PICTURE_REDUCED
+            scales += [s for s in _SCALES if _divided(width, s) * _divided(height, s) >= least]
+    elif picture.format == "WEBP":
+        kept, more = _WEBP, max(0, packed - 2 * width * height)
+    for scale in scales if width * height <= most else ():
+        pixels = _divided(width, scale) * _divided(height, scale)
+        size = more + max(kept * width * height + _PILLOW * pixels, (_PILLOW + _ARRAY) * pixels)
+        if size <= limit:
+            if scale > 1:
+                picture.draft(None, (width // scale, height // scale))
+            return size
+    each = max(kept + _PILLOW / scales[-1] ** 2, (_PILLOW + _ARRAY) / scales[-1] ** 2)
+    most = min(most, int((limit - more) / each))
+    kind = "progressive " * ("progressive" in picture.info) + str(picture.format)
+    raise DataError(f"{width}x{height} pixels; the limit for such a {kind} is {most}")
+
+
+def _divided(side: int, scale: int) -> int:
+    return -(-side // scale)
+
+
+def _scans_kept(picture: JpegImagePlugin.JpegImageFile) -> int:
+    """Bytes a pixel that a JPEG's decoder keeps: of one of several scans two for each value of each component.
+
+    Raises:
+        DataError: It has more scans than any encoder writes: each costs the time of a picture.
+    """
+    areas = [max(1, across * down) for _, across, down, *_ in picture.layer] or [1]
+    return math.ceil(2 * sum(areas) / max(areas)) if _in_several_scans(picture, len(areas)) else 0
 
 
 def _in_several_scans(picture: Image.Image, components: int) -> bool:
@@ -104,8 +131,10 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
             last = block[-1:]
     finally:
         file.seek(place)
-    if scans > _SCANS:
-        raise DataError(f"a JPEG of {scans} scans; the limit is {_SCANS}")
+    whole = budgets.PICTURE_BYTES // (_PILLOW + _ARRAY)
+    most = _SCANS * whole // max(whole, picture.width * picture.height)
+    if scans > most:
+        raise DataError(f"a JPEG of {scans} scans; the limit is {most}")
     return True
 
 
@@ -126,12 +155,20 @@ def _first_scan(file: IO[bytes]) -> int:
 
 
 @contextlib.contextmanager
-def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Iterator[_Picture]:
+def decoded(
+    source: str | os.PathLike[str] | IO[bytes], name: str = "", least: int | None = None
+) -> Iterator[_Picture]:
     """As :func:`decode`, as Pillow's own image where that is RGB already.
 
     Until the end of the block the picture counts among those that are in memory.
 
     A thread that waits for its turn must not hold another one.
+
+    Args:
+        source: As there.
+        name: As there.
+        least: So many pixels are enough of a JPEG that is too large otherwise: its decoder divides its sides by 2, 4 or
+            8, which gives the mean of as many pixels.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -140,16 +177,11 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
                     raise DataError(reason)
                 name, source = Path(source).name, stack.enter_context(open_readable(source))
             elif not source.seekable():
-                source = io.BytesIO(source.read())
-            with _opened(cast(IO[bytes], _Pieces(source)), name) as picture:
-                if max(picture.size) > budgets.PICTURE_SIDE:
-                    raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
-                count, each = picture.width * picture.height, _bytes_each(picture)
-                if count * each > budgets.PICTURE_BYTES:
-                    kind = "progressive " * ("progressive" in picture.info) + str(picture.format)
-                    raise DataError(f"{picture.width}x{picture.height} pixels; the limit for such a {kind} is "
-                                    f"{budgets.PICTURE_BYTES // each}")
-                stack.enter_context(_DECODING.taken(count * each))
+                data = read_all(source, budgets.PICTURE_FILE)
+                if data is None:
+                    raise DataError(f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit")
+                source = io.BytesIO(data)
+            with _begun(_Pieces(source), name, least, stack) as picture:
                 orientation = picture.getexif().get(_ORIENTATION, 1)
                 found: _Picture = picture
                 if picture.mode == "RGB" and orientation not in _TURNED:
@@ -169,24 +201,65 @@ def decoded(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Itera
 
 
 class _Pieces(io.RawIOBase):
-    """A file of which a decoder reads so many pieces at most.
+    """A file of which a decoder reads so many pieces at most, and so many bytes that it holds.
 
-    Pillow goes through headers in Python, a chunk of a PNG in four reads, what fills a JPEG up byte by byte.
+    Pillow goes through headers in Python, a chunk of a PNG in four reads, what fills a JPEG up byte by byte, and keeps
+    what it finds there.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._left = budgets.PICTURE_PIECES
+        self.held, self.most = 0, budgets.PICTURE_HEADER
+        self.flows = False  # what is read is used at once
         self.seek, self.tell = file.seek, file.tell  # type: ignore[method-assign]
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._left -= 1
         if self._left < 0:
             raise DataError(f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit")
-        return self._file.read(-1 if size is None else size)
+        if self.flows and size is not None and size >= 0:
+            return self._file.read(size)
+        room = self.most - self.held
+        data = read_all(self._file, room) if size is None or size < 0 else self._file.read(min(size, room + 1))
+        if data is None or len(data) > room:
+            raise DataError(f"more than {budgets.amount(self.most)} of its file are not pixels, the limit")
+        self.held += len(data)
+        return data
 
 
-def _opened(file: IO[bytes], name: str) -> Image.Image:
+class _Png(PngImagePlugin.PngImageFile):
+    """What comes behind the pixels is held again."""
+
+    def load_end(self) -> None:
+        self.fp.flows = False  # type: ignore[union-attr]
+        super().load_end()
+
+
+class _WebP(WebPImagePlugin.WebPImageFile):
+    """Its decoder goes, with two canvases and the file, when it has given the pixels, before Pillow copies them."""
+
+    def load_prepare(self) -> None:
+        self._decoder = None
+        super().load_prepare()
+
+
+_OWN = {_Png.format: _Png, _WebP.format: _WebP}
+_LARGE = threading.Lock()  # of one thread that waits for its turn and holds much of a file
+
+
+def _begun(file: _Pieces, name: str, least: int | None, turn: contextlib.ExitStack) -> Image.Image:
+    """A picture that is opened, as soon as it may be decoded, which it may until the end of ``turn``."""
+    with _LARGE if file.seek(0, os.SEEK_END) > budgets.PICTURE_HEADER else contextlib.nullcontext():
+        picture = _opened(file, name)
+        if max(picture.size) > budgets.PICTURE_SIDE:
+            raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
+        file.flows = True
+        turn.enter_context(_DECODING.taken(_fit(picture, file.held, least)))
+    return picture
+
+
+def _opened(file: _Pieces, name: str) -> Image.Image:
     """As Pillow's ``Image.open``, which Ultralytics replaces by one that installs a package for what is no picture."""
     file.seek(0)
     start = file.read(16)
@@ -195,7 +268,8 @@ def _opened(file: IO[bytes], name: str) -> Image.Image:
         with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # a plugin's "this is not mine"
             if accept is None or accept(start) is True:
                 file.seek(0)
-                return factory(file, "")
+                file.most = budgets.PICTURE_FILE if form == _WebP.format else budgets.PICTURE_HEADER
+                return _OWN.get(form, factory)(cast(IO[bytes], file), "")
     raise DataError(f"cannot identify image file {name!r}")
 
 
@@ -231,8 +305,9 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
 class _Decoding:
     """How many bytes may be decoded at the same time, over all threads; one picture alone always may."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, folder: str = "") -> None:
+        """With a ``folder``, over all processes that are given the same one; small pictures of others do not count."""
+        self._limit, self._folder = limit, folder
         self._used = 0
         self._changed = threading.Condition()
 
@@ -242,14 +317,45 @@ class _Decoding:
             self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
             self._used += size
         try:
-            yield
+            with self._slots(size):
+                yield
         finally:
             with self._changed:
                 self._used -= size
                 self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def _slots(self, size: int) -> Iterator[None]:
+        """As many slots as the size makes: locks of files, which end with their process."""
+        wanted = min(_SLOTS, math.ceil(size * _SLOTS / self._limit))
+        with contextlib.ExitStack() as taken:
+            if self._folder and size * _SLOTS * 4 > self._limit:
+                with self._locked("gate", wait=True):  # who has some waits for the others alone
+                    while wanted:
+                        for place in range(_SLOTS):
+                            if wanted and (lock := self._locked(f"slot{place}")):
+                                taken.enter_context(lock)
+                                wanted -= 1
+                        time.sleep(_LOOK_SECONDS * bool(wanted))
+            yield
 
-_DECODING = _Decoding(budgets.PICTURE_BYTES)
+    def _locked(self, name: str, wait: bool = False) -> Any:
+        """A lock of that name, to be closed; None where another one has it."""
+        import fcntl
+
+        file = open(os.path.join(self._folder, name), "ab")  # noqa: SIM115 - it is what is given
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            return None
+        return file
+
+
+_SLOTS, _LOOK_SECONDS = 16, 0.005
+#: In a process's environment: a folder of those that share the budget of pictures.
+TOGETHER = "QDQTOOL_PICTURES_TOGETHER"
+_DECODING = _Decoding(budgets.PICTURE_BYTES, os.environ.get(TOGETHER, ""))
 
 
 def prepare(
@@ -376,7 +482,7 @@ class ImageSource(FilesSource):
 
     def prepared(self, source: str | os.PathLike[str] | IO[bytes], name: str = "") -> dict[str, Array]:
         """A picture as the network takes it; see :func:`calibration.pictures.decode`."""
-        with decoded(source, name) as pixels:
+        with decoded(source, name, self.height * self.width) as pixels:
             array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
             del pixels  # until here it counts
         if self.nhwc:
@@ -407,164 +513,3 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
         raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
                         f"{budgets.INPUT_PIXELS} pixels")
     return nhwc, channels, height, width
-
-
-# Pictures behind URLs ------------------------------------------------------------------------------------------------
-
-_URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
-_CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")  # as the file systems call them
-
-
-def is_url(text: str) -> bool:
-    """Whether a text is a URL of a protocol other than ``file``."""
-    return _URL.match(text) is not None and local_path(text) == text
-
-
-def local_path(text: str) -> str:
-    """The path of a ``file://`` URL; anything else as it is."""
-    for begin in ("file://", "local://"):
-        if text.lower().startswith(begin):
-            return text[len(begin):]
-    return text
-
-
-def opened(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it.
-
-    Raises:
-        DataError: fsspec is not installed, or nothing for that protocol.
-    """
-    try:
-        import fsspec
-    except ImportError:
-        raise DataError(f"{url}: URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like") from None
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise DataError(f"{url}: {' '.join(str(error).split())} (pip install it here and on every worker)") from None
-    except Exception as error:  # each file system has classes of its own
-        raise DataError(f"{url}: cannot be opened: {reason_of(error)}") from None
-    return system, str(path)
-
-
-def url_source(
-    url: str, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
-) -> UrlSource:
-    """Pictures under a URL, in the order of their paths, or one picture.
-
-    Raises:
-        DataError: There are none, or the URL cannot be listed.
-    """
-    system, path = opened(url)
-    try:
-        if system.isfile(path):
-            folder, _, name = path.rpartition("/")
-            return UrlSource(url.rpartition("/")[0], folder, [name], inputs, preprocess, size)
-        names = sorted(_pictures(system, path.rstrip("/")))
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{url}: cannot be listed: {reason_of(error)}") from None
-    if not len(names):
-        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
-        raise DataError(f"{url}: no images ({kinds}) under this URL")
-    return UrlSource(url, path.rstrip("/"), names, inputs, preprocess, size)
-
-
-def _pictures(system: Any, root: str) -> Iterator[str]:
-    """Names under a folder, one folder at a time; what begins with a dot is left out."""
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
-        for entry in system.ls(folder, detail=True):
-            path = str(entry["name"]).rstrip("/")
-            last = path.rpartition("/")[2]
-            if last.startswith(".") or path == folder:
-                continue
-            if entry["type"] == "directory":
-                waiting.append(path)
-            elif posixpath.splitext(last)[1].lower() in IMAGE_SUFFIXES and "\0" not in path:
-                yield path.removeprefix(root).lstrip("/")
-
-
-class UrlSource(ImageSource):
-    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.budgets.PICTURE_FILE`."""
-
-    def __init__(
-        self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,
-        size: tuple[int, int] | None,
-    ) -> None:
-        """Describes them; nothing is read yet. ``folder`` is that of the URL in its file system."""
-        self.describe(url, inputs, preprocess, size)
-        self.url, self.folder, self.names = url, folder, names
-
-    @functools.cached_property
-    def _read(self) -> threading.local:
-        """The picture that a thread has read and not loaded yet."""
-        return threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_read"}
-
-    def count(self) -> int:
-        return len(self.names)
-
-    def name(self, index: int) -> str:
-        return printable(self.names[index])
-
-    def portion(self, indices: Sequence[int]) -> Self:
-        part = copy.copy(self)
-        part.names = [self.names[i] for i in indices]
-        return part
-
-    def digest(self, index: int) -> bytes:
-        """Name and checksum: the store's own where it has one, so that the client need not read the pictures."""
-        return self.name(index).encode() + self._checksum(index)
-
-    def load(self, index: int) -> dict[str, Array]:
-        data = self._content(index)[0]
-        self._read.held = None
-        return self.prepared(io.BytesIO(data), self.names[index].rpartition("/")[2])
-
-    def _path(self, index: int) -> str:
-        return f"{self.folder}/{self.names[index]}"
-
-    def _checksum(self, index: int) -> bytes:
-        system, _ = opened(self.url)
-        try:
-            mark = _mark(system.info(self._path(index)))
-            return mark or self._content(index)[1]
-        except Exception:
-            return UNREADABLE
-
-    def _content(self, index: int) -> tuple[bytes, bytes]:
-        """What a picture's file holds, and its checksum; held until it is loaded, so that it travels once.
-
-        Raises:
-            DataError: It cannot be read, or is too large.
-        """
-        held = getattr(self._read, "held", None)
-        if held is not None and held[0] == index:
-            return held[1], held[2]
-        system, _ = opened(self.url)
-        try:
-            with system.open(self._path(index), "rb") as file:
-                details = getattr(file, "details", None)
-                data = file.read(budgets.PICTURE_FILE + 1)
-        except FileNotFoundError:
-            raise DataError("no such file") from None
-        except Exception as error:
-            raise DataError(reason_of(error)) from None
-        budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
-        mark = _mark(details) if isinstance(details, dict) else b""
-        mark = mark or hashlib.blake2b(data, digest_size=16).digest()
-        self._read.held = (index, data, mark)
-        return data, mark
-
-
-def _mark(details: dict[str, Any]) -> bytes:
-    """The checksum that a store gives of a file, with its size; empty where it gives none."""
-    for name in _CHECKSUMS:
-        if details.get(name):
-            return f"{details.get('size')} {details[name]}".encode()
-    return b""

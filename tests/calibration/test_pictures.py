@@ -3,8 +3,6 @@
 import io
 import os
 import struct
-import subprocess
-import sys
 import threading
 import zlib
 from pathlib import Path
@@ -16,7 +14,7 @@ from PIL import Image, ImageOps
 
 from calibration import pictures
 from calibration.arrays import Dataset, open_data
-from calibration.dataset import InputSpec
+from calibration.dataset import Array, InputSpec
 from calibration.listing import file_digest
 from calibration.pictures import ImageSource, Preprocess, _Decoding, decode, describe, prepare
 from qdqtool.base import budgets
@@ -98,12 +96,16 @@ def test_each_channel_has_its_mean_and_deviation(
     np.testing.assert_allclose(grey, ((light * 0.5 - mean[0]) / std[0])[None, None], rtol=1e-6)
 
 
+MPO = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}  # what two pictures make
+
+
 # A pixel is 4 bytes in Pillow and 3 in the array; a progressive JPEG's coefficients are 2 bytes each until it is whole.
 @pytest.mark.parametrize(("kind", "mode", "each", "options"), [
     ("PNG", "RGB", 7, {}), ("PNG", "RGBA", 7, {}), ("PNG", "L", 7, {}), ("WEBP", "RGB", 14, {}), ("JPEG", "RGB", 7, {}),
     ("JPEG", "CMYK", 7, {}), ("progressive JPEG", "CMYK", 12, {"progressive": True}),
     ("progressive JPEG", "RGB", 10, {"progressive": True, "subsampling": 0}),
     ("progressive JPEG", "RGB", 7, {"progressive": True, "subsampling": 2}),
+    ("progressive MPO", "RGB", 10, {"progressive": True, "subsampling": 0, **MPO}),
 ])  # fmt: skip
 def test_as_many_pixels_as_there_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, each: int, options: dict[str, object]
@@ -113,7 +115,7 @@ def test_as_many_pixels_as_there_may_be(
     monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each)
     assert decode(path).shape == (10, 12, 3)
     monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each - 1)
-    with raises(DataError, f"decoded 12x10 {kind} 119"):
+    with raises(DataError, f"_fit 12x10 {kind} 119"):
         decode(path)
 
 
@@ -184,13 +186,15 @@ def test_strips_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
     assert (decode(path) == whole).all()
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "MPO"])
 @pytest.mark.parametrize(("more", "refused"), [(0, False), (40, False), (200, True)])
-def test_a_jpeg_of_many_scans_is_refused(tmp_path: Path, more: int, refused: bool) -> None:
+def test_a_jpeg_of_many_scans_is_refused(tmp_path: Path, more: int, refused: bool, kind: str) -> None:
     """Each costs the time of a picture: 298 kB with 506 scans took 17 s, in which Ctrl-C does nothing."""
     path = tmp_path / "p.jpg"
-    Image.fromarray(noise(16, 16)).save(path, progressive=True)
+    Image.fromarray(noise(16, 16)).save(path, kind, progressive=True, **(MPO if kind == "MPO" else {}))
     data = path.read_bytes()
-    path.write_bytes(data[:-2] + data[data.rindex(b"\xff\xda"):-2] * more + data[-2:])
+    end = data.index(b"\xff\xd9")
+    path.write_bytes(data[:end] + data[data.rindex(b"\xff\xda", 0, end):end] * more + data[end:])
     if refused:
         with raises(DataError, "_in_several_scans 100"):
             decode(path)
@@ -219,7 +223,7 @@ def test_jpegs_whose_components_have_scans_of_their_own(monkeypatch: pytest.Monk
         monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each)
         assert (decode(io.BytesIO(data)) == 128).all()
         monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each - 1)
-        with raises(DataError, "decoded 12x10 JPEG 119"):
+        with raises(DataError, "_fit 12x10 JPEG 119"):
             decode(io.BytesIO(data))
     monkeypatch.undo()
     assert decode(io.BytesIO(jpeg_in_scans(12, 10, 33))).shape == (10, 12, 3)
@@ -239,7 +243,7 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
     """Each row costs a pointer in every copy: 148 kB of PNG were 1.9 GB."""
     for size in ((1, 65_536), (65_536, 1)):
         Image.new("L", size).save(tmp_path / "p.png")
-        with raises(DataError, f"decoded {size[0]}x{size[1]} 65535"):
+        with raises(DataError, f"_begun {size[0]}x{size[1]} 65535"):
             decode(tmp_path / "p.png")
     pixels = _Decoding(100)
     with pixels.taken(60):
@@ -251,38 +255,77 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
     assert not waits(pixels, 100) and pixels._used == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
-@pytest.mark.slow
-def test_memory_of_pictures_in_flight(tmp_path: Path) -> None:
-    """Three of them in as many threads: one at a time, with what it becomes; each fills a quarter of the budget."""
-    cases = (("RGBA", "PNG", 3950, 190), ("RGB", "JPEG", 3950, 100), ("CMYK", "JPEG", 3050, 155))
-    paths = [tmp_path / mode for mode, *_ in cases]
-    for path, (mode, kind, side, _) in zip(paths, cases, strict=True):
-        Image.new(mode, (side, side)).save(path, kind, compress_level=1, progressive=mode == "CMYK")
-    code = (
-        "import os, re, sys, threading\n"
-        "from qdqtool.base import budgets\n"
-        "budgets.PICTURE_BYTES //= 4\n"
-        "from calibration.dataset import InputSpec\n"
-        "from calibration.pictures import ImageSource\n"
-        "from calibration.pictures import YOLO_PREPROCESS\n"
-        "from pathlib import Path\n"
-        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10\n"
-        "def shows(path):\n"
-        "    source = ImageSource([path] * 3, path.parent, [InputSpec('x', (1, 3, 64, 64))], YOLO_PREPROCESS, None)\n"
-        "    before = peak()\n"
-        "    threads = [threading.Thread(target=source.load, args=(i,)) for i in range(3)]\n"
-        "    [t.start() for t in threads]; [t.join() for t in threads]\n"
-        "    print(peak() - before, flush=True)\n"
-        "for path in sys.argv[1:]:\n"  # each in a process of its own, which begins with what is loaded
-        "    if os.fork() == 0:\n"
-        "        shows(Path(path))\n"
-        "        os._exit(0)\n"
-        "    os.wait()\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True)
-    for taken, (mode, *_, most) in zip(run.stdout.split(), cases, strict=True):
-        assert 25 < int(taken) < most, (mode, run.stderr)
+@in_turn(("scale", "each", "way"), [
+    (2, 7 / 4, {}), (4, 7 / 16, {}), (8, 7 / 64, {}), (2, 7 / 4, MPO), (4, 7 / 16, {"orientation": 6}),
+    (4, 6 + 4 / 16, {"progressive": True, "subsampling": 0}), (8, 3 + 4 / 64, {"progressive": True, "subsampling": 2}),
+])  # fmt: skip
+def test_a_jpeg_that_is_too_large_is_divided(
+    monkeypatch: pytest.MonkeyPatch, scale: int, each: float, way: dict[str, object]
+) -> None:
+    """Each pixel is the mean of as many, as long as there are as many as the input has."""
+    smooth = np.add.outer(np.arange(64) * 2, np.arange(128))[..., None] * np.array([1, 0.5, 0.25])
+    exif, made, options = Image.Exif(), io.BytesIO(), dict(way)
+    exif[0x0112] = turned = options.pop("orientation", 1)
+    kind = "MPO" if way is MPO else "JPEG"
+    Image.fromarray(smooth.astype(np.uint8)).save(made, kind, quality=100, exif=exif, **options)
+    whole = np.rot90(smooth, -1) if turned == 6 else smooth
+    height, width = whole.shape[0] // scale, whole.shape[1] // scale
+    budget = int(64 * 128 * each)
+
+    def read(height: int, **limits: int) -> Array:
+        for name, limit in ({"PICTURE_BYTES": budget} | limits).items():
+            monkeypatch.setattr(budgets, name, limit)
+        (found,) = source((1, height, width, 3), None, resize="stretch", scale=1.0).prepared(made).values()
+        return found[0]
+
+    wanted = whole.reshape(height, scale, width, scale, 3).mean((1, 3))
+    assert np.abs(read(height) - wanted).max() < 8
+    for limits in ({"PICTURE_BYTES": budget - 1}, {"PICTURE_REDUCED": 64 * 128 - 1}):
+        with raises(DataError, "_fit 128x64"):
+            read(height, **limits)
+    monkeypatch.undo()
+    with raises(DataError, "_fit 128x64"):
+        read(height + 1)
+    with raises(DataError, "_fit 128x64"):
+        decode(made)
+
+
+@in_turn(("kind", "place", "chunk"), [
+    ("JPEG", 2, b""), ("PNG", 33, b"teSt"), ("PNG", -12, b"teSt"), ("PNG", -12, b"IDAT"), ("WEBP", None, b""),
+])  # fmt: skip
+def test_what_a_decoder_holds_beside_the_pixels_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: str, place: int | None, chunk: bytes
+) -> None:
+    """A gigabyte of profiles, texts or chunks of somebody's own before or behind the pixels would be kept."""
+    made = io.BytesIO()
+    Image.fromarray(noise(40, 40)).save(made, kind, lossless=True)
+    data = made.getvalue()
+    monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
+    monkeypatch.setattr(budgets, "PICTURE_FILE", len(data) + 3000)
+    for size, fits in ((1000, True), (9000, False)):
+        more = {"JPEG": b"\xff\xed" + (size + 2).to_bytes(2) + bytes(size), "WEBP": bytes(size),
+                "PNG": size.to_bytes(4) + chunk + bytes(size) + zlib.crc32(chunk + bytes(size)).to_bytes(4)}[kind]
+        file = io.BytesIO(data[:place] + more + data[len(data) if place is None else place:])
+        if fits:
+            assert (decode(file) == decode(io.BytesIO(data))).all()
+        else:
+            with raises(DataError, "_Pieces.read limit"):
+                decode(file)
+
+
+def test_processes_that_share_the_budget(tmp_path: Path) -> None:
+    """As those of `local:N`: a picture waits where others together with it would take more."""
+    one, other = (_Decoding(1600, str(tmp_path)) for _ in range(2))
+    with one.taken(1001):
+        assert not waits(other, 500) and not waits(other, 25)
+        assert waits(other, 501)
+    assert not waits(other, 10_000), "one picture alone always may"
+    with one.taken(10_000):
+        assert not waits(other, 25), "small ones do not count"
+        assert waits(other, 26)
+    apart = _Decoding(1600)
+    with one.taken(1600):
+        assert not waits(apart, 1600)
 
 
 def waits(pixels: _Decoding, count: int) -> bool:

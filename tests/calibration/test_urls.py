@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration import collect
-from calibration import pictures as urls
+from calibration import collect, urls
 from calibration.arrays import open_data
 from calibration.dataset import InputSpec
 from calibration.listing import UNREADABLE
-from calibration.pictures import UrlSource, _mark, is_url, local_path
+from calibration.urls import UrlSource, _mark, is_url, local_path
 from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, refused, stored, write_pictures

@@ -1,0 +1,100 @@
+"""What a process takes for pictures of each kind, as large as they may be, in several threads."""
+
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from qdqtool.base import budgets
+
+_BESIDE = 32_000_000  # strips that are converted, and what a decoder takes whatever the size
+_CODE = """
+import re, sys, threading
+from pathlib import Path
+from calibration.dataset import InputSpec
+from calibration.pictures import ImageSource, YOLO_PREPROCESS, decode
+path = Path(sys.argv[1])
+taken = lambda what: int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+source = ImageSource([path], path.parent, [InputSpec("x", (1, 3, 64, 64))], YOLO_PREPROCESS, None)
+before = taken("VmRSS")
+threads = [threading.Thread(target=source.load, args=(0,)) for _ in range(3)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(taken("VmHWM") - before, flush=True)
+decode(path)
+print(taken("VmHWM") - before)
+"""
+
+
+def png(path: Path, side: int, depth: int, kind: int, interlaced: bool) -> None:
+    """One of no colour, of what Pillow does not write: 16 bits of several channels, and interlaced ones."""
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    bits = depth * {0: 1, 2: 3, 6: 4}[kind]
+    packing, packed = zlib.compressobj(1), b""
+    starts = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    for x, y, across, down in starts if interlaced else ((0, 0, 1, 1),):
+        row = bytes(1 + (-((x - side) // across) * bits + 7) // 8)
+        for _ in range(-((y - side) // down)):
+            packed += packing.compress(row)
+    header = struct.pack(">IIBBBBB", side, side, depth, kind, 0, 0, interlaced)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed + packing.flush())
+                     + chunk(b"IEND", b""))
+
+
+def written() -> Iterator[tuple[str, str, int, dict[str, object]]]:
+    """Format, mode, bytes a pixel that count, and how it is written."""
+    for mode in ("1", "L", "P", "LA", "RGB", "RGBA", "I;16"):
+        yield "PNG", mode, 7, {"compress_level": 1}
+    for mode in ("1", "P", "RGB", "RGBA"):
+        yield "BMP", mode, 7, {}
+    yield "DIB", "L", 7, {}
+    for mode in ("L", "RGB", "CMYK"):
+        yield "JPEG", mode, 7, {}
+    for subsampling, each in ((0, 10), (1, 8), (2, 7)):
+        yield "JPEG", "RGB", each, {"progressive": True, "subsampling": subsampling}
+    yield "JPEG", "CMYK", 12, {"progressive": True}
+    more = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}
+    yield "MPO", "RGB", 10, {"progressive": True, "subsampling": 0, **more}
+    for mode in ("RGB", "RGBA"):
+        for lossless in (False, True):
+            yield "WEBP", mode, 14, {"lossless": lossless, "method": 0, "quality": 10}
+
+
+def pictures(folder: Path) -> Iterator[Path]:
+    """One after another, each of as many pixels as fit."""
+    for form, mode, each, options in written():
+        side = int((budgets.PICTURE_BYTES / each) ** 0.5)
+        Image.new(mode, (side, side)).save(folder / f"{form} {mode} {options}", form, **options)
+        yield folder / f"{form} {mode} {options}"
+    side = int((budgets.PICTURE_BYTES / 7) ** 0.5)
+    for depth, kind in ((16, 2), (16, 6), (8, 2), (16, 0), (1, 0)):
+        for interlaced in (False, True):
+            path = folder / f"PNG {depth} {kind} {interlaced}"
+            png(path, side, depth, kind, interlaced)
+            yield path
+    for scale, side in ((2, 15_900), (4, 16_300)):
+        Image.new("RGB", (side, side)).save(folder / f"JPEG divided by {scale}", "JPEG")
+        yield folder / f"JPEG divided by {scale}"
+    for subsampling, side in ((0, 8600), (2, 12_100)):
+        path = folder / f"progressive JPEG {subsampling}"
+        Image.new("RGB", (side, side)).save(path, "JPEG", progressive=True, subsampling=subsampling)
+        yield path
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.slow
+def test_the_peak_of_a_process_for_each_kind_of_picture(tmp_path: Path) -> None:
+    for path in pictures(tmp_path):
+        run = subprocess.run([sys.executable, "-c", _CODE, str(path)], capture_output=True, text=True)
+        divided = "divided" in path.name or path.name.startswith("progressive")  # never read whole
+        assert divided == ("DataError" in run.stderr), (path.name, run.stderr)
+        print(path.name, run.stdout.split())
+        for taken in map(int, run.stdout.split()):
+            assert 50_000_000 < taken < budgets.PICTURE_BYTES + _BESIDE, path.name
+        path.unlink()
