@@ -27,6 +27,7 @@ from qdqtool.base.deferred import NO_TELEMETRY
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
+from qdqtool.fixing.sandbox import Sandbox
 from qdqtool.model.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
 from tests.fuzz.grammar import network
@@ -441,16 +442,26 @@ def test_constants_inside_functions_count_for_each_call(calls: int, refused: boo
         assert len(load(model).nodes) == calls
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
-    """By the command line, by our use of onnxruntime from Python, and by the processes that this starts."""
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By our use of onnxruntime from Python; the command line and the worker of fix have the same in their environment.
+    """
     (tmp_path / "tmp").mkdir()
     known = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
-    for code in ("from qdqtool.base import process; process.prepare(); import onnxruntime",
-                 "import os; from qdqtool.base.deferred import load_onnxruntime; before = dict(os.environ)\n"
-                 "assert load_onnxruntime().__name__ == 'onnxruntime' and before == dict(os.environ)\n"
-                 "from qdqtool.fixing.sandbox import SHARED; SHARED.ready()"):
-        subprocess.run([sys.executable, "-c", code], env={**known, "TMPDIR": str(tmp_path / "tmp")}, check=True)
-        assert not list((tmp_path / "tmp").iterdir())
+    code = ("import os; from qdqtool.base.deferred import NO_TELEMETRY, load_onnxruntime; before = dict(os.environ)\n"
+            "assert load_onnxruntime().__name__ == 'onnxruntime' and before == dict(os.environ)\n"
+            "from qdqtool.base.process import prepare; prepare()\n"
+            "assert dict(os.environ) == {**before, **NO_TELEMETRY}")
+    subprocess.run([sys.executable, "-c", code], env={**known, "TMPDIR": str(tmp_path / "tmp")}, check=True)
+    assert not list((tmp_path / "tmp").iterdir())
+
+    def start(command: list[str], env: dict[str, str], **others: object) -> None:
+        raise OSError(*(NO_TELEMETRY.items() - env.items()))
+
+    for name in NO_TELEMETRY:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("subprocess.Popen", start)
+    with pytest.raises(OSError, match=r"^$"):
+        Sandbox().ready()
 
 
 @pytest.mark.parametrize("kind", ["ImportError", "RuntimeError", "SystemError"])
