@@ -35,6 +35,7 @@ _FORMATS = (
 _STRIP = 1 << 20  # pixels
 _PILLOW, _ARRAY = 4, 3  # bytes a pixel: of Pillow's own image, and of ours
 _WEBP = 10  # beside Pillow's: two canvases of its decoder, and the file where that is not larger
+_RUNS = 24  # in place of time: Pillow unpacks the runs of a BMP in Python
 _SCALES = (2, 4, 8)  # by which the decoder of a JPEG can divide the sides
 _SCAN, _SCANS = b"\xff\xda", 100  # of a JPEG whose scans are kept, fewer of a larger one; encoders write about ten
 # Pillow's default of 16 MB glibc keeps for the thread that freed it; of more than 32 MB it keeps nothing.
@@ -88,6 +89,8 @@ def _fit(picture: Image.Image, packed: int, least: int | None) -> int:
             scales += [s for s in _SCALES if _divided(width, s) * _divided(height, s) >= least]
     elif picture.format == "WEBP":
         kept, more = _WEBP, max(0, packed - 2 * width * height)
+    elif isinstance(picture, BmpImagePlugin.BmpImageFile) and picture.tile[0][0] == "bmp_rle":
+        kept = _RUNS
     for scale in scales if width * height <= most else ():
         pixels = _divided(width, scale) * _divided(height, scale)
         size = more + max(kept * width * height + _PILLOW * pixels, (_PILLOW + _ARRAY) * pixels)
@@ -127,6 +130,7 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
         file.seek(0)
         scans, last = 0, b""
         while block := file.read(_STRIP):
+            budgets.require(file.tell(), budgets.PICTURE_FILE, "the file of a JPEG of several scans has", DataError)
             scans += (last + block).count(_SCAN)
             last = block[-1:]
     finally:
@@ -223,7 +227,7 @@ class _Pieces(io.RawIOBase):
         room = self.most - self.held
         data = read_all(self._file, room) if size is None or size < 0 else self._file.read(min(size, room + 1))
         if data is None or len(data) > room:
-            raise DataError(f"more than {budgets.amount(self.most)} of its file are not pixels, the limit")
+            raise DataError(f"more than {budgets.amount(self.most)} of its file would be held, the limit")
         self.held += len(data)
         return data
 
@@ -303,11 +307,14 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
 
 
 class _Decoding:
-    """How many bytes may be decoded at the same time, over all threads; one picture alone always may."""
+    """How many bytes may be decoded at the same time, over all threads; one picture alone always may.
 
-    def __init__(self, limit: int, folder: str = "") -> None:
-        """With a ``folder``, over all processes that are given the same one; small pictures of others do not count."""
-        self._limit, self._folder = limit, folder
+    Over all processes that have the same folder in their environment (:data:`qdqtool.base.budgets.TOGETHER`), but for
+    small pictures.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._used = 0
         self._changed = threading.Condition()
 
@@ -326,36 +333,36 @@ class _Decoding:
 
     @contextlib.contextmanager
     def _slots(self, size: int) -> Iterator[None]:
-        """As many slots as the size makes: locks of files, which end with their process."""
+        """As many slots as the size makes."""
+        folder = os.environ.get(budgets.TOGETHER)
         wanted = min(_SLOTS, math.ceil(size * _SLOTS / self._limit))
         with contextlib.ExitStack() as taken:
-            if self._folder and size * _SLOTS * 4 > self._limit:
-                with self._locked("gate", wait=True):  # who has some waits for the others alone
+            if folder and size * _SLOTS * 4 > self._limit:
+                with _locked(folder, "gate", wait=True):  # one at a time waits, and holds some already
                     while wanted:
                         for place in range(_SLOTS):
-                            if wanted and (lock := self._locked(f"slot{place}")):
+                            if wanted and (lock := _locked(folder, f"slot{place}")):
                                 taken.enter_context(lock)
                                 wanted -= 1
                         time.sleep(_LOOK_SECONDS * bool(wanted))
             yield
 
-    def _locked(self, name: str, wait: bool = False) -> Any:
-        """A lock of that name, to be closed; None where another one has it."""
-        import fcntl
 
-        file = open(os.path.join(self._folder, name), "ab")  # noqa: SIM115 - it is what is given
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+def _locked(folder: str, name: str, wait: bool = False) -> Any:
+    """A lock between processes, which ends with its own, or when this is closed; None where another one has it."""
+    import fcntl
+
+    file = open(os.path.join(folder, name), "ab")  # noqa: SIM115 - it is what is given
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 _SLOTS, _LOOK_SECONDS = 16, 0.005
-#: In a process's environment: a folder of those that share the budget of pictures.
-TOGETHER = "QDQTOOL_PICTURES_TOGETHER"
-_DECODING = _Decoding(budgets.PICTURE_BYTES, os.environ.get(TOGETHER, ""))
+_DECODING = _Decoding(budgets.PICTURE_BYTES)
 
 
 def prepare(

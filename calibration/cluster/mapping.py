@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import importlib.util
 import logging
 import multiprocessing.resource_tracker
 import queue
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from qdqtool.base.budgets import TOGETHER
 from qdqtool.base.process import temporary_folder
 from qdqtool.base.said import said
 from qdqtool.errors import ClusterError, QdqtoolError
@@ -112,6 +114,8 @@ def connected(where: object) -> Iterator[Client]:
 def _processes(count: str | None) -> Iterator[Any]:
     """Workers of one thread each on this machine, with what they write in a folder that goes with them.
 
+    They share the budget of pictures, where the system has the locks that it takes.
+
     Other users of the machine reach its ports, and whoever may connect to a worker runs programs on it: certificates
     that this process makes for itself admit nobody else. There are no web pages: they ask for none.
 
@@ -127,8 +131,10 @@ def _processes(count: str | None) -> Iterator[Any]:
         raise ClusterError(said("{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
                                 error=str(error))) from None
     wanted = int(count) if count else cores()
-    with temporary_folder("cluster-") as folder, \
-            dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder}):
+    with temporary_folder("cluster-") as folder, contextlib.ExitStack() as settings:
+        settings.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder}))
+        if importlib.util.find_spec("fcntl") is not None:
+            settings.enter_context(dask.config.set({f"distributed.nanny.environ.{TOGETHER}": folder}))
         cluster = None
         try:
             try:

@@ -36,11 +36,12 @@ EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they
 # Calibration.
 SAMPLE = 512 * MB  # one sample of an array file
 PICTURE_BYTES = 448_000_000  # that pictures take while they are decoded, over all threads: 64 million pixels
+TOGETHER = "QDQTOOL_TOGETHER"  # in the environment of processes that share that: a folder of theirs
 PICTURE_REDUCED = 1 << 28  # pixels of a JPEG, of which a half, a quarter or an eighth of each side is decoded
 PICTURE_SIDE = 65_535  # pixels, JPEG's limit; a decoder keeps a pointer for each row
 PICTURE_PIECES = 500_000  # that a decoder reads of a picture's file; 256 MB in chunks of a PNG of 8 KB are 130,000
-PICTURE_HEADER = 32 * MB  # of a picture's file, before and behind its pixels: profiles, thumbnails, texts
-PICTURE_FILE = 256 * MB  # of one picture behind a URL, which is held packed: as many pixels as a picture may have
+PICTURE_HEADER = 16 * MB  # of a picture's file, before and behind its pixels: profiles, thumbnails, texts
+PICTURE_FILE = 256 * MB  # of one that is held packed, as behind a URL, or gone through: as many pixels as there may be
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
 FETCHED = 128 * MB  # of wanted tensors, held by all threads together
 COUNTED = 512 * MB  # of counts of values, one of each tensor for each thread and one that they are merged into

@@ -215,6 +215,26 @@ def test_headers_in_many_pieces_are_refused(monkeypatch: pytest.MonkeyPatch, kin
         decode(io.BytesIO(data[:place] + piece * 1000 + data[place:]))
 
 
+def test_files_of_several_scans_and_bmps_of_runs_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 GB of holes behind a progressive JPEG were gone through; 4 kB of a BMP, its lines short, took half a minute."""
+    made = io.BytesIO()
+    Image.fromarray(noise(16, 16)).save(made, "JPEG", progressive=True)
+    monkeypatch.setattr(budgets, "PICTURE_FILE", len(made.getvalue()))
+    assert decode(made).shape == (16, 16, 3)
+    with raises(DataError, "require limit"):
+        decode(io.BytesIO(made.getvalue() + b"\0"))
+    runs, start = b"\2\1\0\0" * 10 + b"\0\1", 54 + 1024
+    form = (40, 12, 10, 1, 8, 1, len(runs), 1, 1, 256, 0)
+    header = struct.pack("<IHHIIiiHHIIiiII", start + len(runs), 0, 0, start, *form)
+    bmp = io.BytesIO(b"BM" + header + b"\0\0\0\0\7\7\7\0" + bytes(1016) + runs)
+    monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * 28)
+    found = decode(bmp)
+    assert (found[:, :2] == 7).all() and not found[:, 2:].any()
+    monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * 28 - 1)
+    with raises(DataError, "_fit 12x10 BMP 119"):
+        decode(bmp)
+
+
 def test_jpegs_whose_components_have_scans_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their coefficients are kept like those of a progressive one (62 million pixels took 640 MB), and scans cost time
     (540 kB of them, without an end).
@@ -313,9 +333,10 @@ def test_what_a_decoder_holds_beside_the_pixels_is_refused(
                 decode(file)
 
 
-def test_processes_that_share_the_budget(tmp_path: Path) -> None:
+def test_processes_that_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of `local:N`: a picture waits where others together with it would take more."""
-    one, other = (_Decoding(1600, str(tmp_path)) for _ in range(2))
+    monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
+    one, other = _Decoding(1600), _Decoding(1600)
     with one.taken(1001):
         assert not waits(other, 500) and not waits(other, 25)
         assert waits(other, 501)
@@ -323,9 +344,8 @@ def test_processes_that_share_the_budget(tmp_path: Path) -> None:
     with one.taken(10_000):
         assert not waits(other, 25), "small ones do not count"
         assert waits(other, 26)
-    apart = _Decoding(1600)
-    with one.taken(1600):
-        assert not waits(apart, 1600)
+        monkeypatch.delenv(budgets.TOGETHER)
+        assert not waits(_Decoding(1600), 1600), "another process, of no such folder"
 
 
 def waits(pixels: _Decoding, count: int) -> bool:
