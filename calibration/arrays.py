@@ -372,20 +372,28 @@ def _path_source(
     raise DataError(f"{path}: not a folder, a list of images (.txt), an image, .npz or .npy")
 
 
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # as Python's `splitlines` has them
+_LONGEST = 32_767  # on Windows, and elsewhere less
+
+
 def _listed(path: Path, wanted: int) -> list[Path]:
     """The paths in a text file; relative ones count from the file's folder, else from the current one.
 
     Of a long list they are those alone that are used for ``wanted`` samples: a million files take long to look for.
     """
     try:
-        lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
+        content = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
+    if sum(map(content.count, _LINE_ENDS)) > budgets.LIST_LINES:
+        raise DataError(f"{path}: has more than {budgets.LIST_LINES:,} lines, the limit")
     texts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content.splitlines(), 1):
         text = line.strip()
         if "\0" in text:
             raise DataError(f"{path}: line {number}: {NO_NAME}")
+        if len(text) > _LONGEST:
+            raise DataError(f"{path}: line {number}: is no path, which has {_LONGEST:,} characters at most")
         if text and not text.startswith("#"):
             texts.append(text)
     if not texts:
@@ -395,5 +403,5 @@ def _listed(path: Path, wanted: int) -> list[Path]:
     found = []
     for text in texts:
         beside = path.parent / text
-        found.append(beside if beside.exists() or not Path(text).exists() else Path(text))
+        found.append(beside if os.path.exists(beside) or not os.path.exists(text) else Path(text))
     return found

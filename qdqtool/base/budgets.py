@@ -20,6 +20,7 @@ UNPACKED_ARRAYS = 512 * MB
 UNPACKED_CACHE = 256 * MB
 UNPACKED_TIMES = 8
 LIST_FILE = 64 * MB  # a text file of paths, a calibration table, a recorded JSON
+LIST_LINES = 4_000_000  # of such a text file of paths: each is an object of Python's
 LISTED = 20_000  # paths in such a file that are looked for on the disk; of more, those used alone
 CACHE_HEADER = 64 * MB
 UNPACKED_LOG = 4 * GB  # read in one pass, never held
