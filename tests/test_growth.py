@@ -75,7 +75,7 @@ BEGIN_LATER = {"crossed Concats with pairs": (300, 450), "Squeeze": (600, 900)}
 AUTOMATIC = ("predict on a GPU", "residual")
 # For each subgraph onnx's shape inference and its converter of opsets, and onnxruntime, copy the table of all tensors,
 # a second for what is inferred; what else these cost is counted below.
-SQUARED = ("If", "Loops")
+SQUARED = ("If", "nested Ifs", "Loops")
 _LEAST = 16  # nodes; of one, some families have no Q/DQ
 SIZES = (500, 1000, 2000, 4000)
 SHORT, LITTLE = 0.1, 16e6  # seconds and bytes that are chance: what the process had left free is not counted
