@@ -14,6 +14,7 @@ from onnx import TensorProto
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.outputs import json_text, write_text
+from qdqtool.base.process import collector_paused
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.messages import GpuFact, GpuLacks
@@ -448,10 +449,11 @@ def predict_on(
         chosen = gpus.used_by(on, chosen)
         settled_on = assumed_target(on, assumed.assume)
         plain = Precision.FP32 if request.no_fp16 else chosen.plain
-        time = estimate(index, prediction, chosen, settled_on, plain=plain, batch=request.batch,
-                        calibrate=request.calibrate)  # fmt: skip
-        if also is not None:
-            also(index, prediction, time, settled_on)
+        with collector_paused():
+            time = estimate(index, prediction, chosen, settled_on, plain=plain, batch=request.batch,
+                            calibrate=request.calibrate)  # fmt: skip
+            if also is not None:
+                also(index, prediction, time, settled_on)
         prediction.time = time.as_json()
         if request.save_calibration and time.calibration is not None:
             write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")
