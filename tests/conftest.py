@@ -108,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings
 
     # A busy machine is no defect of the code under test.
-    for name, examples in (("quick", 10), ("all", 20)):
+    for name, examples in (("quick", 6), ("all", 20)):
         settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("all" if config.getoption("--all") else "quick")
 
@@ -202,6 +202,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(str(r.longrepr[2]) for r in terminalreporter.stats.get("skipped", ()))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
+
+
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # pytest looks through all that is left five times
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,7 +27,7 @@ from tests.fuzz_inputs.seeds import COMMANDS, PROGRESS, write_seeds
 from tests.growth import Net
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.sources import nodes_of
+from tests.sources import nodes_like
 from tests.tables import cases
 from tests.verification.comparing.networks import network
 
@@ -387,12 +387,11 @@ def test_every_file_is_read_through_the_guard() -> None:
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
-            for node in nodes_of(path):
-                if isinstance(node, ast.Call):
-                    function = node.func
-                    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-                    reads = name in ("read_text", "read_bytes") or (isinstance(function, ast.Name) and name == "open")
-                    assert not reads or path.name in own | children, f"{path.name}:{node.lineno}"
+            for node in nodes_like(path, ast.Call):
+                function = node.func
+                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                reads = name in ("read_text", "read_bytes") or (isinstance(function, ast.Name) and name == "open")
+                assert not reads or path.name in own | children, f"{path.name}:{node.lineno}"
 
 
 def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> None:

@@ -584,7 +584,7 @@ def test_ctrl_c_while_a_library_of_python_modules_loads(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (130, "loaded whole\n"), run.stderr
 
 
-@pytest.mark.parametrize("place", slow_after(2, [3, 5, 1, 0, 2, 4]))
+@pytest.mark.parametrize("place", slow_after(1, [3, 5, 1, 0, 2, 4]))
 def test_ctrl_c_at_any_moment(tmp_path: Path, place: int) -> None:
     (tmp_path / "model.onnx").write_bytes(network(11).SerializeToString())
     code, _, said = interrupts.trial("fix", tmp_path, place * 0.08)
@@ -592,7 +592,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, place: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
-@pytest.mark.parametrize(("command", "limits"), slow_after(2, [
+@pytest.mark.parametrize(("command", "limits"), slow_after(1, [
     ("predict {m}", (60_000, 115_000, 155_000)), ("fix {m} -o {m}.out", (155_000,)),
     ("predict {m}", (90_000, 135_000)),
     ("fix {m} -o {m}.out", (60_000, 90_000, 115_000, 135_000)),  # where less is loaded, which is the same

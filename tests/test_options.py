@@ -21,7 +21,7 @@ from qdqtool.extraction.job import extract
 from qdqtool.fixing.api import fix
 from qdqtool.verification.api import verify_from_log, verify_with_builder
 from tests.raising import raises
-from tests.sources import nodes_of
+from tests.sources import nodes_like, nodes_of
 from tests.tables import in_turn
 from tests.test_structure import sources
 
@@ -224,8 +224,8 @@ def stated(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, bo
 def written(module: str, value: ast.AST | None) -> object:
     """What is written out there, or where the name comes from; None where it is another's."""
     if isinstance(value, ast.Name) and module in sources():
-        for node in nodes_of(sources()[module]):
-            if isinstance(node, ast.Assign) and value.id in map(ast.unparse, node.targets):
+        for node in nodes_like(sources()[module], ast.Assign, ast.ImportFrom):
+            if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == value.id for t in node.targets):
                 return written(module, node.value)
             if isinstance(node, ast.ImportFrom) and value.id in [a.asname or a.name for a in node.names]:
                 return None if node.module == "qdqtool.options" else written(str(node.module), value)
@@ -240,7 +240,8 @@ def test_no_default_is_stated_twice() -> None:
     known = {(o.name, said_by(o.default)) for group in concerns() for o in options_of(group)}
     found: dict[tuple[str, str], list[str]] = {}
     for module, path in sources().items():
-        for name, said, of_option, where in stated(module, nodes_of(path)):
+        kinds = (ast.FunctionDef, ast.AnnAssign, ast.Assign, ast.BoolOp, ast.IfExp)
+        for name, said, of_option, where in stated(module, nodes_like(path, *kinds)):
             if (name, said) in known:
                 found.setdefault((name, said), [] if of_option else ["beside the option"]).append(where)
     assert {key: places for key, places in found.items() if len(places) > 1} == {}

@@ -126,6 +126,7 @@ def rows_of(table: ast.expr) -> list[ast.expr]:
             for row in given]
 
 
+@pytest.mark.slow
 def test_no_test_matches_a_sentence_of_an_error() -> None:
     found = {str(path): sentences(path.read_text(encoding="utf-8")) for path in TESTS.rglob("*.py")}
     assert not {path: lines for path, lines in found.items() if lines and path != __file__}

@@ -299,7 +299,8 @@ def words_of_the_command_line() -> Broken:
 def graphs_edited() -> Broken:
     """Nodes, constants and ends are put into a graph, taken out of it and tied otherwise by ``model`` alone."""
     left = {f"{module}.{function}" for module, function in EDITORS.items()}
-    others = {module: nodes_of(path) for module, path in sources().items() if room_of(module) != "model"}
+    functions = {module: nodes_like(path, ast.FunctionDef) for module, path in sources().items()}
+    others = {module: list(nodes) for module, nodes in functions.items() if room_of(module) != "model"}
     known = functions_of(node for nodes in others.values() for node in nodes)
     for module, path in sources().items():
         if module in others:
@@ -314,7 +315,7 @@ def graphs_edited() -> Broken:
 
 def sentences_read() -> Broken:
     """A note, a finding or a change is asked for its remark, code and values, not for its words (base/notes.py)."""
-    ours = [*sources().values()]
+    ours = dict.fromkeys(sources().values())
     for path in (*ours, *sorted((HOME / "tests").rglob("*.py"))):
         name = str(path.relative_to(HOME))
         if not name.startswith(OF_WORDS):

@@ -21,6 +21,7 @@ from tests.explain.graphs import GRAPHS
 from tests.explain.test_producers import prediction
 from tests.explain.test_refusals import TARGETS
 from tests.fuzz.grammar import network
+from tests.slow import slow_after
 from tests.tables import in_turn
 
 
@@ -129,7 +130,7 @@ def compared(proto: onnx.ModelProto, target: str) -> Iterator[tuple[bool, bool]]
                 yield found
 
 
-@pytest.mark.parametrize("target", ["trt8.6", "rtx1.7"])
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.6", "rtx1.7"]))
 def test_findings_of_a_part_are_alike_where_they_tell_the_same(target: str) -> None:
     """The words are what a user compares: extracts grew until a value was the same that nobody is told."""
     nets = [*(make() for make in GRAPHS.values()), *map(network, (4, 5, 16, 30, 36, 52))]

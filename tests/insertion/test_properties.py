@@ -253,11 +253,11 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("target", slow_after(3, ["trt8.5", "trt10", "rtx1.7", "trt8.0", "trt8.6", "trt11"]))
+@pytest.mark.parametrize("target", slow_after(2, ["trt8.5", "rtx1.7", "trt10", "trt8.0", "trt8.6", "trt11"]))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nothing_warns_of_what_insertion_did_with_parts_of_known_networks(net: Net, name: str, target: str) -> None:
     net.output(net.conv("end", NETWORKS[name](net), kernel=1))
-    made = insert(net.model(), images(1), method="max", target=target)
+    made = insert(net.model(), images(1), method="max", target=target, losses=0)
     assert made.prediction is not None
     assert not [f.code for f in made.prediction.findings if f.severity != Severity.INFO]
     if name == "depthwise":  # builds of 8.5 and 8.6 failed on it

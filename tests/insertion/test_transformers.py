@@ -287,7 +287,7 @@ def test_what_makes_places_stays_float(kind: str) -> None:
         assert {s.node for s in skipped if of_network(s.refusal)} == nodes | vectors
 
 
-@pytest.mark.parametrize(("kind", "target"), slow_after(3, [
+@pytest.mark.parametrize(("kind", "target"), slow_after(2, [
     (kind, ("trt8.6", "trt10", "rtx1.7")[i % 3]) for i, kind in enumerate(KINDS)
 ]))
 def test_places_in_int8_are_warned_of(kind: str, target: str) -> None:

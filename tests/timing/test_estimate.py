@@ -98,7 +98,7 @@ def test_every_target_and_gpu(name, typed, gpu):
         assert (half.best is None) is not half.gpu.has_int8
 
 
-@pytest.mark.parametrize(("name", "typed"), TARGETS_TYPED)
+@pytest.mark.parametrize(("name", "typed"), slow_after(7, TARGETS_TYPED[::-1]))
 def test_equal_networks_have_equal_times(name, typed):
     """What is said of the placement by ``insert`` is what is said of the file that it writes."""
     from qdqtool.insertion.api import insert

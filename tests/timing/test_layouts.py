@@ -14,6 +14,7 @@ from qdqtool.timing.gpus import find, gpus
 from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
 from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
+from tests.slow import slow_after
 from tests.tables import in_turn
 from tests.timing.models import GPU, workload
 from tests.trt import evidence
@@ -84,10 +85,10 @@ def test_what_has_no_positions_has_no_layout(shape):
 
 
 # Reformats of origin REFORMAT in the published listings (conversions have origin QDQ); the engine's own count.
-@pytest.mark.parametrize(("case", "built"), [
+@pytest.mark.parametrize(("case", "built"), slow_after(3, [
     ("resnet18-a100-qat-residual", 0), ("resnet18-a100-qat", 2), ("mobilenetv2-titanrtx-qat-residual", 1),
     ("bevfusion-camera-rtx3080ti-trt8600", 2),
-])  # fmt: skip
+]))  # fmt: skip
 def test_published_engines_have_about_as_many(case, built):
     found = workload(evidence.graph(case), "trt8.6")
     assert abs(sum(e.reformat is not None for e in found.extras) - built) <= 2

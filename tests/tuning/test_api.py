@@ -411,7 +411,7 @@ def test_budgets_and_fast_models() -> None:
     assert all(p.cost.int8 for p in [*without.front, *without.others])
 
 
-@pytest.mark.parametrize("after", slow_after(2, [16, 60, 40]))
+@pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
 def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     seen: list[Result] = []
     clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
