@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
 def main() -> None:
     """Entry point of the `qdqtool` script."""
     try:
+        sys.unraisablehook = _lost
         completing = "_QDQTOOL_COMPLETE" in os.environ  # click answers the shell
         if not completing and sys.argv[1:] in ([], ["-h"], ["--help"]) and sys.stdout is not None:
             _overview()
@@ -16,10 +18,18 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        import signal
-
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would end Python while it ends, by the signal
         sys.exit(130)
+
+
+def _lost(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raises Ctrl-C again, soon, that came where Python drops exceptions, as in what it calls when a module was loaded;
+    until base/process.py sees to that."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+    elif hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
 def _overview() -> None:

@@ -464,6 +464,22 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path, monke
         Sandbox().ready()
 
 
+def test_ctrl_c_that_python_drops_while_the_command_line_is_loaded_comes_again() -> None:
+    code = (
+        "import sys, time, types, weakref\n"
+        "import qdqtool.__main__ as program\n"
+        "def stop(_):\n"
+        "    raise KeyboardInterrupt\n"
+        "def main():\n"
+        "    gone = weakref.ref(type('Gone', (), {})(), stop)\n"
+        "    time.sleep(20)\n"
+        "sys.modules['qdqtool.commands.cli'] = types.SimpleNamespace(main=main)\n"
+        "program.main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, "predict"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("kind", ["ImportError", "RuntimeError", "SystemError"])
 def test_a_signal_that_a_library_turned_into_its_own_error(kind: str) -> None:
     """Ctrl-C while onnxruntime is loaded came as an error of its bindings, and ended with 2."""
