@@ -360,7 +360,8 @@ def _path_source(
         arrays = files_under(path, ARRAY_SUFFIXES)
         if len(arrays):
             return SampleFilesSource(arrays, path, inputs)
-        raise DataError(f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}")
+        broken = f"; {len(dead)} links in it lead nowhere ({min(dead)}, ...): are the images mounted?" if dead else ""
+        raise DataError(f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}{broken}")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix in ARRAY_SUFFIXES:
@@ -385,7 +386,7 @@ def _listed(path: Path, wanted: int) -> list[Path]:
         content = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
-    if sum(map(content.count, _LINE_ENDS)) > budgets.LIST_LINES:
+    if sum(map(content.count, _LINE_ENDS)) - content.count("\r\n") > budgets.LIST_LINES:
         raise DataError(f"{path}: has more than {budgets.LIST_LINES:,} lines, the limit")
     texts = []
     for number, line in enumerate(content.splitlines(), 1):

@@ -24,7 +24,8 @@ from qdqtool.base import budgets
 from qdqtool.base.files import note_read, open_readable, read_all, unreadable
 from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.model.sessions import cores
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 # Pillow loads all that it has, forty, where one that is asked for is not loaded yet.
@@ -195,7 +196,7 @@ def decoded(
             del picture  # with its own copy of the pixels, which would live as long as the block
             if not isinstance(found, Image.Image):
                 found = _turned(found, orientation)
-        except DataError:
+        except QdqtoolError:
             raise
         except Exception as error:  # a damaged file can raise nearly anything in the decoders
             reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
@@ -233,7 +234,12 @@ class _Pieces(io.RawIOBase):
 
 
 class _Png(PngImagePlugin.PngImageFile):
-    """What comes behind the pixels is held again."""
+    """What comes behind the pixels is held again; texts, of four bytes a character, have a quarter of the room."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, PngImagePlugin.PngStream):  # 68 kB became 266 MB, for each thread
+            value.text_memory = PngImagePlugin.MAX_TEXT_MEMORY - budgets.PICTURE_HEADER // 4
+        super().__setattr__(name, value)
 
     def load_end(self) -> None:
         self.fp.flows = False  # type: ignore[union-attr]
@@ -309,8 +315,8 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
 class _Decoding:
     """How many bytes may be decoded at the same time, over all threads; one picture alone always may.
 
-    Over all processes that have the same folder in their environment (:data:`qdqtool.base.budgets.TOGETHER`), but for
-    small pictures.
+    Processes that have the same folder in their environment (:data:`qdqtool.base.budgets.TOGETHER`) share so much for
+    every eight cores, but for small pictures: many cores decode many photographs at once.
     """
 
     def __init__(self, limit: int) -> None:
@@ -334,34 +340,45 @@ class _Decoding:
     @contextlib.contextmanager
     def _slots(self, size: int) -> Iterator[None]:
         """As many slots as the size makes."""
-        folder = os.environ.get(budgets.TOGETHER)
+        folder, places = os.environ.get(budgets.TOGETHER), _SLOTS * max(1, cores() // _CORES)
         wanted = min(_SLOTS, math.ceil(size * _SLOTS / self._limit))
         with contextlib.ExitStack() as taken:
             if folder and size * _SLOTS * 4 > self._limit:
-                with _locked(folder, "gate", wait=True):  # one at a time waits, and holds some already
+                with contextlib.ExitStack() as gate:  # one at a time waits, and holds some already
+                    _locked(gate, folder, "gate", wait=True)
                     while wanted:
-                        for place in range(_SLOTS):
-                            if wanted and (lock := _locked(folder, f"slot{place}")):
-                                taken.enter_context(lock)
-                                wanted -= 1
+                        for place in range(places):
+                            wanted -= bool(wanted and _locked(taken, folder, f"slot{place}"))
                         time.sleep(_LOOK_SECONDS * bool(wanted))
             yield
 
 
-def _locked(folder: str, name: str, wait: bool = False) -> Any:
-    """A lock between processes, which ends with its own, or when this is closed; None where another one has it."""
-    import fcntl
+def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = False) -> bool:
+    """Whether a lock between processes was taken, which another one may have; it ends with ``held``, or its process.
 
-    file = open(os.path.join(folder, name), "ab")  # noqa: SIM115 - it is what is given
+    Raises:
+        QdqtoolError: The folder cannot have locks. It is no picture's fault, none of which is passed over for it.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        import fcntl
+
+        file = open(os.path.join(folder, name), "ab")  # noqa: SIM115 - it is closed with what holds it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BaseException:
+            file.close()
+            raise
     except BlockingIOError:
-        file.close()
-        return None
-    return file
+        return False
+    except (OSError, ImportError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QdqtoolError(f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}") from None
+    held.callback(file.close)
+    held.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file too
+    return True
 
 
-_SLOTS, _LOOK_SECONDS = 16, 0.005
+_SLOTS, _CORES, _LOOK_SECONDS = 16, 8, 0.005
 _DECODING = _Decoding(budgets.PICTURE_BYTES)
 
 

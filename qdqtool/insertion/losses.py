@@ -170,10 +170,9 @@ def measure(
                 loaded = load()
                 if loaded is not None:
                     before, each = compared(number, loaded[0]), {}
-                    for left, found in network.runs(loaded[0], alone):
-                        each[left] = before.error(found)
-                        if crew.stopped:
-                            return
+                    runs = network.runs(loaded[0], alone)
+                    while not crew.stopped and (run := next(runs, None)):
+                        each[run[0]] = before.error(run[1])
                     crew.put((number, each))
 
         by_sample = [each for _, each in sorted(crew.results([work] * at_once))]

@@ -1,5 +1,6 @@
 """Pictures: sizes, colours and numbers at their limits, against arithmetic by hand; and folders of them."""
 
+import contextlib
 import io
 import os
 import struct
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from calibration import pictures
 from calibration.arrays import Dataset, open_data
@@ -19,7 +20,7 @@ from calibration.listing import file_digest
 from calibration.pictures import ImageSource, Preprocess, _Decoding, decode, describe, prepare
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
-from qdqtool.errors import DataError
+from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import refused, write_pictures
 from tests.fuzz_inputs.seeds import jpeg_in_scans
 from tests.raising import raises
@@ -333,19 +334,42 @@ def test_what_a_decoder_holds_beside_the_pixels_is_refused(
                 decode(file)
 
 
+def test_texts_of_a_png_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They unpack to many times what they take in the file, four bytes a character."""
+    monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
+    for characters, fits in ((1990, True), (2010, False)):
+        text, made = PngImagePlugin.PngInfo(), io.BytesIO()
+        text.add_itxt("note", "\u00e9" * (characters // 2), zip=True)  # two bytes of UTF-8 each
+        text.add_itxt("more", "\u00e9" * (characters // 2), zip=True)
+        Image.new("RGB", (40, 40)).save(made, "PNG", pnginfo=text)
+        with contextlib.nullcontext() if fits else raises(DataError, "decoded"):
+            decode(made)
+
+
 def test_processes_that_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of `local:N`: a picture waits where others together with it would take more."""
     monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
+    monkeypatch.setattr(pictures, "cores", lambda: 8)
     one, other = _Decoding(1600), _Decoding(1600)
     with one.taken(1001):
         assert not waits(other, 500) and not waits(other, 25)
         assert waits(other, 501)
     assert not waits(other, 10_000), "one picture alone always may"
+    with one.taken(10_000), monkeypatch.context() as patch:
+        patch.setattr(pictures, "cores", lambda: 16)
+        assert not waits(other, 10_000), "a second budget for eight cores more"
     with one.taken(10_000):
         assert not waits(other, 25), "small ones do not count"
         assert waits(other, 26)
+        with contextlib.ExitStack() as held:
+            assert not pictures._locked(held, str(tmp_path), "gate"), "one at a time takes slots"
         monkeypatch.delenv(budgets.TOGETHER)
         assert not waits(_Decoding(1600), 1600), "another process, of no such folder"
+    monkeypatch.setenv(budgets.TOGETHER, str(tmp_path / "none"))
+    Image.new("RGB", (1200, 900)).save(tmp_path / "p.png")
+    with raises(QdqtoolError, f"_locked {budgets.TOGETHER}={tmp_path / 'none'}") as caught:
+        decode(tmp_path / "p.png")
+    assert not isinstance(caught.value, DataError), "no picture is passed over for it"
 
 
 def waits(pixels: _Decoding, count: int) -> bool:

@@ -16,6 +16,7 @@ from qdqtool.extraction.cut import Cutter
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import OutputNotQuantized, Reader, ReaderKind, ReduceNotPooling, Size, Stays, Step
+from qdqtool.trt.rtx.operands import IntegersLost, Why
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from tests.explain.graphs import GRAPHS
 from tests.explain.test_producers import prediction
@@ -68,6 +69,14 @@ def test_code_class_severity_and_gains_count() -> None:
 def test_a_scale_that_is_no_number_equals_another() -> None:
     readers = [(replaced(CONV, scale=float("nan")),) for _ in range(2)]
     assert key(made(replaced(PLAIN, readers=readers[0]))) == key(made(replaced(PLAIN, readers=readers[1])))
+
+
+def test_integers_that_are_lost_at_a_convolution_count_by_it() -> None:
+    """But where its input's scales are at fault, whichever convolution reads them."""
+    for why, alike in ((Why.OPERATOR, False), (Why.INPUT_AXIS, True)):
+        keys = [key(made(IntegersLost("pass", node, why, Step(node, "Relu"), "q"))) for node in "ab"]
+        assert (keys[0] == keys[1]) is alike
+        assert key(made(IntegersLost("pass", "a", why, Step("a", "Relu"), "q", True))) != keys[0]
 
 
 def test_a_conversion_that_another_finding_explains() -> None:

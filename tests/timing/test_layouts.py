@@ -51,6 +51,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
     ([Q, TO_HALF, (layer("Pooling", "h", "p"), Work(work.POOL, HALF, HALF))], (), [("h", "NC/32HW32", "NC/2HW2")]),
     ([Q, TO_HALF, (layer("Convolution", "h", "b"), conv(HALF, HALF))], (), [("h", "NC/32HW32", "NHWC8")]),
     ([Q, TO_HALF, (layer("Softmax", "h", "p"), Work(work.SOFTMAX, HALF, HALF))], (), [("h", "NC/32HW32", "linear")]),
+    ([Q, TO_HALF, (layer("Resize", "h", "r"), Work(work.RESIZE, HALF, HALF))], (), []),  # as it comes
     ([Q, TO_HALF], ("h",), [("h", "NC/32HW32", "linear")]),
     ([Q, (layer("Convolution", "q", "f"), conv(I8, FULL))], ("f",), []),  # FP32 is written linear
     ([(layer("Convolution", "x", "a"), conv(HALF, HALF)), (layer("Convolution", "a", "b"), conv(HALF, HALF))], (),
