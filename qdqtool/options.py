@@ -128,7 +128,7 @@ class Measuring:
     losses: int | None = option(
         0, "On so many samples, measure how far INT8 moves the outputs, which activations cost most of that, see "
         ":mod:`qdqtool.insertion.losses`, and how far an FP16 model's outputs are from the float model's. That runs "
-        "the network some ten times for each sample; None takes 2, and looks at single activations only where the "
+        "the network up to ten times for each sample; None takes 2, and looks at single activations only where the "
         f"outputs move by {LITTLE:.0%} or more. 0 measures nothing, and the command takes None.",
         "Measure on so many samples which activations cost most; 0 does not. [default: 2, and single ones only where "
         f"INT8 moves the outputs by {LITTLE:.0%} or more]", metavar="SAMPLES", least=0, commanded=None)

@@ -561,6 +561,23 @@ def test_a_stop_that_python_drops_comes_again() -> None:
     assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
 
 
+def test_a_stop_does_not_wait_for_threads_that_are_at_work(tmp_path: Path) -> None:
+    """A second Ctrl-C leaves threads in a library; what is done at the end is done."""
+    code = f"""if 1:
+        import atexit, os, signal, threading, time
+        from qdqtool.commands import cli
+        def work():
+            threading.Thread(target=time.sleep, args=(50,)).start()
+            atexit.register(os.mkdir, {str(tmp_path / "ended")!r})
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(50)
+        cli.run = work
+        cli.main()
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
+    assert (run.returncode, run.stderr, (tmp_path / "ended").is_dir()) == (130, "", True)
+
+
 def test_a_signal_waits_for_a_compiled_module_whichever_thread_takes_it() -> None:
     """Threads that libraries start take signals as well, and Python's handler runs in the one that loads."""
     code = (

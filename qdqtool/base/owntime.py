@@ -1,4 +1,7 @@
-"""How long a command has been at work, whatever else the machine does: a limit on it gives the same under any load."""
+"""How long a command has been at work: a limit on it gives the same under any load of the machine.
+
+But for a command that waits for programs that it has not started, as those of a server: that counts as sleep.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class OwnTime:
         most: How many they may take.
 
     Attributes:
-        seconds: How many that were when they were last looked at; 0 where the system does not show processes.
+        seconds: How many that were when they were last looked at; those of the clock where the system does not show
+            processes.
     """
 
     def __init__(self, most: float = math.inf) -> None:
@@ -36,7 +40,7 @@ class OwnTime:
         try:
             used, wants = _looked_at(process)
         except (OSError, ValueError, IndexError, AttributeError):  # no Linux, or it has ended
-            return False
+            used, wants = self._used, False
         now = time.monotonic()
         computed = max(0.0, used - self._used)
         self.seconds += computed if wants else max(computed, min(now - self._last, _LATE * EVERY))
@@ -46,9 +50,9 @@ class OwnTime:
 
 def _looked_at(process: int) -> tuple[float, bool]:
     """Seconds of the processor that a process and those that it started have used, ended ones included, and whether one
-    of their threads wants to go on; also where those that it started are not shown."""
+    of their threads wants to go on."""
     ticks, found = 0, descendants(process)
-    wants = not found
+    wants = False
     for one in (process, *found):
         try:
             ticks += sum(map(int, _stat(f"/proc/{one}/stat")[11:15]))

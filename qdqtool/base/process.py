@@ -242,6 +242,14 @@ def _lost(unraisable: sys.UnraisableHookArgs) -> None:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
 
 
+def end_at_once(code: int) -> None:
+    """Ends a process that was stopped while threads of it are at work: Python would pull them out of libraries, which
+    abort then (a second Ctrl-C while onnxruntime runs), or wait for them."""
+    if code in _CODES.values() and threading.active_count() > 1:
+        atexit._run_exitfuncs()
+        os._exit(code)
+
+
 def silence_stdout() -> None:
     """Points descriptor 1 at nothing, so that what is left in the buffer can be dropped."""
     try:

@@ -173,6 +173,7 @@ def main() -> None:
         code = process.finish(_prepared())
     except (KeyboardInterrupt, process.Stopped):  # behind what `run` answers for
         code = process.INTERRUPTED
+    process.end_at_once(code)
     sys.exit(code)
 
 

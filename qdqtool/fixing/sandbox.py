@@ -29,6 +29,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
 _ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
 _CLOCK = 10  # seconds of the clock for each of the processor, where other programs want that as well
+_ENDS_WITHIN = 10.0  # seconds, once it has closed its output
 _TICKS = 60  # parts in which the seconds of a clock are waited for
 
 
@@ -87,11 +88,13 @@ class Sandbox:
             with _ended_after(process, clock) as late:
                 return self._ask(process, source, inputs, seconds, memory)
         except (BrokenPipeError, EOFError) as error:
-            code = process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDS_WITHIN)
+            code = process.poll()
             self.close()
             if late.is_set():
                 raise TookTooLong(f"it neither computed nor ended within {clock:g} s of the clock") from None
-            if code == -getattr(signal, "SIGPROF", 0):
+            if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:
                 raise TookTooLong(said("it did not end within {seconds:g} s of the processor; raise it with {`effort`}",
                                        seconds=seconds)) from None
             raise Crashed("onnxruntime crashed on it, or ran out of memory") from error

@@ -161,8 +161,8 @@ def measure(
             floats[number] = Compared(found, focus.find(found) if focus else None)
         return floats[number]
 
-    def errors(alone: Sequence[str]) -> dict[str | None, float]:
-        """With each of these float, and with none (None); the sum over the samples."""
+    def errors(left_out: Sequence[str | None]) -> dict[str | None, float]:
+        """With each of these float, with none for None; the sum over the samples."""
         crew: Crew[tuple[int, Task], tuple[int, dict[str | None, float]]] = Crew(dataset.tasks())
 
         def work() -> None:
@@ -170,16 +170,16 @@ def measure(
                 loaded = load()
                 if loaded is not None:
                     before, each = compared(number, loaded[0]), {}
-                    runs = network.runs(loaded[0], alone)
+                    runs = network.runs(loaded[0], left_out)
                     while not crew.stopped and (run := next(runs, None)):
                         each[run[0]] = before.error(run[1])
                     crew.put((number, each))
 
         by_sample = [each for _, each in sorted(crew.results([work] * at_once))]
-        return {left: float(np.sum([each[left] for each in by_sample])) for left in (None, *alone)}
+        return {left: float(np.sum([each[left] for each in by_sample])) for left in left_out}
 
     names = [entry.tensor for entry in tried]
-    found = errors(names if samples is not None else [])
+    found = errors([None, *names] if samples is not None else [None])
     total, used = found[None], len(floats)
     if total <= 0.0:
         return None

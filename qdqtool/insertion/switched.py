@@ -100,20 +100,24 @@ class SwitchedNetwork:
         """
         return self._run(sample, floats, 0, {})
 
-    def runs(self, sample: Feeds, alone: Sequence[str]) -> Iterator[tuple[str | None, Feeds]]:
-        """What is wanted with each of some activations float alone, as they come in the network, then with none.
+    def runs(self, sample: Feeds, left_out: Sequence[str | None]) -> Iterator[tuple[str | None, Feeds]]:
+        """What is wanted with each of some activations float alone, as they come in the network; None is none of them.
 
         Raises:
             ModelError: onnxruntime fails.
         """
+        end = len(self._stretches)
+        begins = {t: end if t is None else self._first.get(t, 0) for t in left_out}
         values: Feeds = {}
         given = self._given(sample, ())
-        for number, stretch in enumerate(self._stretches):
-            for tensor in alone:
-                if self._first.get(tensor, 0) == number:
-                    yield tensor, self._run(sample, (tensor,), number, values)
-            values = stretch.run({**given, **values})
-        yield None, values
+        last = max(begins.values(), default=-1)
+        for number in range(last + 1):
+            for tensor, begin in begins.items():
+                if begin == number:
+                    floats = () if tensor is None else (tensor,)
+                    yield tensor, self._run(sample, floats, number, values)
+            if number < last:
+                values = self._stretches[number].run({**given, **values})
 
     def _run(self, sample: Feeds, floats: Collection[str], number: int, values: Feeds) -> Feeds:
         given = self._given(sample, floats)

@@ -15,7 +15,7 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model.constants import Constants
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.multiplications import elements, multiplications, one_number
+from qdqtool.model.multiplications import elements, known_number, multiplications, one_number
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import held
 
@@ -65,12 +65,12 @@ def load_of(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Load
         last.update(dict.fromkeys((*node.inputs, *node.captured), position))
     last.update(dict.fromkeys((*model.inputs, *model.outputs), len(model.ordered)))
     sizes = {t: bytes_of(model, t) for t in (*model.inputs, *model.producers)}
-    operations = 0
+    constants, operations = Constants(model), 0
     live = peak = sum(sizes[t] for t in model.inputs)
     for position, node in enumerate(model.ordered):
         live += sum(sizes[t] for t in node.outputs if t)
-        operations += _of_loop(model, node) if node.op in _WITH_GRAPHS else 0
-        operations += multiplications(model, node)
+        operations += _of_loop(model, node, constants) if node.op in _WITH_GRAPHS else 0
+        operations += multiplications(model, node, constants)
         peak = max(peak, live)
         done = {t for t in (*node.inputs, *node.captured, *node.outputs) if last.get(t, position) == position}
         live -= sum(sizes.get(t, 0) for t in done)
@@ -83,15 +83,15 @@ def check_loops(model: Model) -> None:
     Raises:
         ModelError: One takes more than :data:`qdqtool.base.budgets.LOOP_WORK`.
     """
+    constants = Constants(model)
     for node in model.nodes:
-        if node.op in _WITH_GRAPHS and _of_loop(model, node) > budgets.LOOP_WORK:
+        if node.op in _WITH_GRAPHS and _of_loop(model, node, constants) > budgets.LOOP_WORK:
             raise ModelError(f"{model.path or 'model'}: node '{node.name}' ({node.op}) turns so often that one run "
                              "would take days; check its trip count, or cut it off")
 
 
-def _of_loop(model: Model, node: Node) -> int:
-    constants = Constants(model)
-    return _inner_operations(node.proto, lambda t: one_number(constants.value(t)), model.shape)
+def _of_loop(model: Model, node: Node, constants: Constants) -> int:
+    return _inner_operations(node.proto, lambda t: known_number(constants, t), model.shape)
 
 
 _WITH_GRAPHS = ("Loop", "Scan", "If", "SequenceMap")

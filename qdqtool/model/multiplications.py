@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from qdqtool.errors import ModelError
 from qdqtool.model.constants import Constants
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.subgraphs import DOMAINS
@@ -34,8 +35,8 @@ class _At:
         moved: Elements of its outputs, or of its inputs where those are more.
     """
 
-    def __init__(self, model: Model, node: Node) -> None:
-        self.model, self.node = model, node
+    def __init__(self, model: Model, node: Node, constants: Constants) -> None:
+        self.model, self.node, self.constants = model, node, constants
         self.written = sum(elements(model.shape(t)) for t in node.outputs if t)
         self.moved = max(self.written, sum(elements(model.shape(t)) for t in node.inputs if t))
 
@@ -56,12 +57,12 @@ class _At:
         return str(self.node.attributes.get(name, ""))
 
 
-def multiplications(model: Model, node: Node) -> int:
+def multiplications(model: Model, node: Node, constants: Constants) -> int:
     """One for each element read or written, or for each product that is summed; those of graphs inside apart.
 
-    An open dimension counts as 1, a tensor of unknown shape nothing.
+    An open dimension counts as 1, a tensor of unknown shape nothing. ``constants`` are the model's.
     """
-    at = _At(model, node)
+    at = _At(model, node, constants)
     if node.domain in DOMAINS and node.op in _COUNTED:
         return _COUNTED[node.op](at)
     return max(at.moved, _by_table(at)) if node.domain == "ai.onnx.ml" else at.moved
@@ -77,6 +78,14 @@ def one_number(value: npt.NDArray[Any] | None) -> int | None:
     if value is None or value.size != 1 or value.dtype.kind not in "biu":
         return None
     return int(value.reshape(-1)[0])
+
+
+def known_number(constants: Constants, tensor: str) -> int | None:
+    """The same of a tensor; None as well where it comes from large weights and the model has none."""
+    try:
+        return one_number(constants.value(tensor))
+    except ModelError:
+        return None
 
 
 def _products(position: int) -> Callable[[_At], int]:
@@ -166,7 +175,7 @@ def _suppressed(at: _At) -> int:
     """Each box with all that were chosen before, for each class."""
     scores = at.dims(1)
     boxes = math.prod(scores[-1:])
-    chosen = one_number(Constants(at.model).value(at.node.input(2)))
+    chosen = known_number(at.constants, at.node.input(2))
     return max(at.moved, math.prod(scores) * (boxes if chosen is None else max(1, min(chosen, boxes))))
 
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import budgets, owntime
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.base.owntime import OwnTime
 from qdqtool.base.process import INTERRUPTED, Stopped
@@ -199,6 +199,17 @@ def test_what_a_command_waits_for_the_processor_counts_nothing() -> None:
     own = OwnTime()
     assert run.exit_code(["sh", "-c", "kill -STOP $$"], 0.55, own=own) is None
     assert own.seconds < 0.2
+
+
+def test_the_clock_counts_where_processes_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owntime, "_stat", lambda path: Path("/none").read_text(encoding="utf-8"))
+    now = [10.0]
+    monkeypatch.setattr(owntime.time, "monotonic", lambda: now[0])
+    own = OwnTime(1.4)
+    for later, over in ((0.5, False), (0.8, False), (0.2, True)):
+        now[0] += later
+        assert own.is_over(1) is over
+    assert own.seconds == pytest.approx(1.5)
 
 
 def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:

@@ -37,8 +37,6 @@ def mismatched() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
-
-
 def branched() -> Net:
     """A residual block, a branch that is read again behind it, and a sequence that crosses what is switched there."""
     net = Net()
@@ -102,7 +100,7 @@ def test_what_is_left_out_is_what_the_model_without_it_computes(
     assert list(found) == names and ran == list(range(stretches))
     assert all(near(found[t], w) for t, w in zip(names, run(floats, sample), strict=True))
     ran.clear()
-    by_tensor = dict(network.runs(sample, alone))
+    by_tensor = dict(network.runs(sample, [None, *alone]))
     begun = [n for n, before in zip(ran, [-1, *ran], strict=False) if n != before + 1]
     assert sorted(by_tensor, key=str) == sorted([None, *alone], key=str)
     assert len(ran) < (len(alone) + 1) * stretches and set(begun) >= set(range(1, stretches))
@@ -124,9 +122,11 @@ def test_a_run_begins_where_the_activation_is_read(monkeypatch: pytest.MonkeyPat
         tensor = net.op("Relu", f"{name}/relu", net.conv(name, tensor))
     net.output(net.conv("d", tensor))
     made = qdqtool.insert(net.model(), images(1), predict=False)
-    for alone, wanted in (["c/relu.out"], [0, 1, 1]), (["x"], [0, 0]), ([], [0]), (["a/relu.out", "c/relu.out"],
-                                                                                  [0, 1, 2, 1, 2, 2]):
-        network, ran = opened(made, alone, monkeypatch)
-        assert [t for t, _ in network.runs(images(1)[0], alone)] == [*alone, None]
+    for left_out, wanted in (
+        (["c/relu.out", None], [0, 1, 1]), (["c/relu.out"], [0, 1]), (["x", None], [0, 0]), ([None], [0]), ([], []),
+        (["a/relu.out", "c/relu.out", None], [0, 1, 2, 1, 2, 2]), (["a/relu.out", "c/relu.out"], [0, 1, 2, 1, 2]),
+    ):  # fmt: skip
+        network, ran = opened(made, [t for t in left_out if t], monkeypatch)
+        assert [t for t, _ in network.runs(images(1)[0], left_out)] == left_out
         assert ran == wanted
         monkeypatch.undo()

@@ -1,8 +1,12 @@
 """What operators compute, counted by hand."""
 
+import numpy as np
 import onnx
 import onnx.parser
+import pytest
 
+from qdqtool.model import live
+from qdqtool.model.constants import Constants
 from qdqtool.model.live import load_of
 from qdqtool.model.multiplications import _COUNTED
 from tests.tables import in_turn
@@ -93,6 +97,22 @@ def test_work_of_one_operator(given: str, made: str, op: str, wanted: int) -> No
 def test_work_that_goes_by_constants(given: str, made: str, op: str, constants: str, wanted: int) -> None:
     read = work(given, made, op, constants)
     assert wanted <= read <= wanted * 1.1  # the constants are read as well
+
+
+def test_a_number_that_comes_from_large_weights_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their data is not at hand where work is counted; what the model's constants are is worked out once."""
+    model = onnx.parser.parse_model("""<ir_version: 11, opset_import: ["" : 24]>
+        g (float[1,50,4] b, float[1,3,50] c) => (int64[n,3] y, int64[m,3] z) <float[8400,4] w, int64[1] first = {0}> {
+            s = Shape (w)
+            most = Gather <axis = 0> (s, first)
+            y = NonMaxSuppression (b, c, most)
+            z = NonMaxSuppression (b, c, most)
+        }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8400, 4), np.float32), "w"))
+    made: list[Constants] = []
+    monkeypatch.setattr(live, "Constants", lambda model: made.append(Constants(model)) or made[-1])
+    assert 2 * 150 * 50 <= load_of(model, {}).operations < 2 * 150 * 50 * 1.1 + 8400 * 4
+    assert len(made) == 1
 
 
 def test_what_is_damaged_is_counted_as_any_other() -> None:
