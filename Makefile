@@ -73,7 +73,7 @@ fuzz-all: $(VENV)/.test-installed
 
 # All cases take hours; the sample takes some minutes, and asks for the same.
 growth: $(VENV)/.test-installed
-	$(BIN)/pytest -q tests/test_growth.py -m growth --growth
+	$(BIN)/pytest -q tests/test_growth.py tests/calibration/test_picture_memory.py -m growth --growth
 
 growth-sample: $(VENV)/.test-installed
 	$(BIN)/pytest -q tests/test_growth.py -m sampled --growth

@@ -362,7 +362,7 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
     try:
         import fcntl
 
-        file = open(os.path.join(folder, name), "ab")  # noqa: SIM115 - it is closed with what holds it
+        file = Path(folder, name).open("ab")  # noqa: SIM115 - it is closed with what holds it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException:

@@ -32,6 +32,7 @@ from qdqtool.trt import refusals, surroundings
 from qdqtool.trt.passes import const_weights_fusion
 from qdqtool.trt.targets import TARGETS
 from tests.growth import FAMILIES
+from tests.slow import slow_after
 
 EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these
@@ -39,6 +40,11 @@ CHAINS = ("MatMul", "Shape")
 SOME = (("fix", "residual"), ("fix", "fan-out"), ("extract", "lattice"))
 # These cost seconds, and are asked below, or are of the kind of "crossed Concats with pairs".
 ELSEWHERE = ("wide Split with own scales", "Concat of pairs")
+
+
+# ... and here is no code that is for these alone.
+ELSEWHERE += ("Identity", "Cast", "Clip", "PRelu", "Flatten", "Tile", "AveragePool", "Where", "Expand", "GridSample",
+              "DepthToSpace", "InstanceNormalization", "BatchNormalization", "Reshape")
 
 
 def _extract(model, **how):
@@ -238,23 +244,27 @@ def test_nothing_is_collected_while_times_are_estimated():
     assert seen == [False, True]
 
 
+@pytest.mark.slow
 def test_names_of_folded_constants_are_bounded():
     _grows_with_the_file(_bytes, WORK["predict"], "constants", [(300, 600)])
 
 
+@pytest.mark.slow
 def test_what_is_between_weights_and_their_quantizers_is_listed_in_part(monkeypatch):
     bounded_by_an_eighth(monkeypatch)
     for measured in (_calls, _bytes):
         _grows_with_the_file(measured, WORK["predict"], "Casts of a weight", [(125, 250)])
 
 
-@pytest.mark.parametrize(("family", "sizes"), [("Casts of a weight", (250, 500)), ("one pair of weights", (100, 200))])
+@pytest.mark.parametrize(("family", "sizes"), slow_after(1, [("one pair of weights", (100, 200)),
+                                                             ("Casts of a weight", (250, 500))]))
 def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
     """The constants on the way are computed once, and one refusal does not name all that read them."""
     bounded_by_an_eighth(monkeypatch)
     _grows_with_the_file(_calls, WORK["fix"], family, [sizes])
 
 
+@pytest.mark.slow
 def test_what_many_read_is_asked_once_whether_it_becomes_half():
     _grows_with_the_file(_calls, WORK["fix to half"], "Concat with the root", [(100, 200)])
     _grows_with_the_file(_calls, WORK["fix to half"], "wide Split", [(150, 300)])  # read by one node n times
@@ -293,6 +303,7 @@ def _grows(seconds, size: int, ratio: float = RATIO) -> None:
     assert any(seconds(4 * size) < ratio * max(seconds(size), LEAST) for _ in range(2))
 
 
+@pytest.mark.slow
 def test_what_many_quantizers_share_costs_no_more_to_leave():
     """A change leaves the index true in time that goes with its size, also where all scales are one tensor."""
     def work(model):
@@ -304,6 +315,7 @@ def test_what_many_quantizers_share_costs_no_more_to_leave():
     _grows(lambda size: _seconds(work, Model(FAMILIES["fan-out, equal"](size))), 2000)
 
 
+@pytest.mark.slow
 def test_what_is_read_past_a_chain_is_found_in_one_walk():
     """Each reader along a chain of nodes that are all passed by reads what the first of them reads."""
     def work(model):
@@ -315,6 +327,7 @@ def test_what_is_read_past_a_chain_is_found_in_one_walk():
     _grows(lambda size: _seconds(work, Model(FAMILIES["Casts of a weight"](size))), 4000)
 
 
+@pytest.mark.slow
 def test_graph_from_a_log():
     """Of Qs of which each has its scales for channels, and which all write and read the same tensors."""
     node = ("q [QuantizeLinear] inputs: [x -> (16, 3, 3, 3)[FLOAT]], [s -> (16)[FLOAT]], [z -> (16)[INT8]], ",

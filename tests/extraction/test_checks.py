@@ -98,10 +98,10 @@ def test_the_same_exit_code_for_another_reason_is_another_fault(g: Graph, tmp_pa
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
     model = g.model(g.relu(g.pool(x, "pool"), "r1"))
     command = script(tmp_path, _TWO_FAULTS)
-    loose = qdqtool.extract(model, check=command, limit=25)
+    loose = qdqtool.extract(model, check=command, limit=12)
     assert all(n.op_type != "Conv" for n in loose.proto.graph.node)
     assert Remark.EXIT_CODE_ALONE in remarks(loose.notes)
-    held = qdqtool.extract(model, check=command, says="pooling of", limit=60)
+    held = qdqtool.extract(model, check=command, says="pooling of", limit=30)
     assert {"Conv", "MaxPool"} <= {n.op_type for n in held.proto.graph.node}
     assert held.checked.remark is Remark.CHECKED_COMMAND_SAYING
     assert (held.checked.values["code"], held.checked.values["says"]) == (1, "pooling of")

@@ -58,6 +58,7 @@ def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
     assert left_behind(client) == (0, 0, [])
 
 
+@pytest.mark.slow
 def test_the_network_reaches_each_worker_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job, tasks = job_and_tasks()
     handed: list[Any] = []
