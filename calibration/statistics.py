@@ -45,7 +45,7 @@ MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal flo
 # Elements per step. The buffers of smaller ones would fit a core's caches better, but at every step threads wait for
 # the interpreter: two threads take a fifth more processor time with half of it, a third more with a quarter.
 _CHUNK = 1 << 17
-_ABS_MASK = np.uint32(0x7FFFFFFF)
+_ABS_MASK = np.array(0x7FFFFFFF, np.uint32)  # as an array: numpy makes one of each number, at every step
 DEFAULT_BINS = 2048
 _MOST_BITS = 15  # of 65536 bins
 _MOST_BINS = 1_000_000  # of equal width
@@ -138,9 +138,7 @@ class MagnitudeCounter:
         if also is not None and also.top != self.top:
             also.add(values, scratch, None, every, extremes)
             also = None
-        shift = np.uint32(23 - self.bits)
-        # One bin below the window's first value, in float32 bit patterns: everything smaller is raised to it.
-        lowest = np.uint32(((self.top - OCTAVES + 127) << 23) - (1 << int(shift)))
+        shift, lowest = _window(self.bits, self.top)
         buffers = scratch_buffer() if scratch is None else scratch
         counts = self.counts
         if also is not None:
@@ -218,6 +216,15 @@ def scratch_buffer() -> Scratch:
     """Work buffers for :meth:`MagnitudeCounter.add`; one set per thread."""
     counts = np.zeros(1 + (OCTAVES << _MOST_BITS), np.int64)  # only as much takes memory as a counter has bins
     return Scratch(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp), counts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _window(bits: int, top: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """The shift that leaves a bin of a float32's bit pattern, and the pattern one bin below the window's first value:
+    everything smaller is raised to it."""
+    shift = 23 - bits
+    lowest = ((top - OCTAVES + 127) << 23) - (1 << shift)
+    return np.array(shift, np.uint32), np.array(lowest, np.uint32)
 
 
 @functools.lru_cache(maxsize=8)

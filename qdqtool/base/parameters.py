@@ -36,6 +36,7 @@ _SOUND = ("builtins", "numpy", *_OURS)  # packages whose classes do what they ar
 _LISTS = (list, tuple)
 _CONTAINERS = (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Mapping, dict, tuple)
 _DECIDED = (str, float, type(None))  # built in, and whether one fits is decided by its type alone
+_NUMBERS = (int, bool, float, type(None))
 _fitting: set[tuple[str, str, type, Any]] = set()  # what was found to fit: a call for each tensor of each image asks
 _UNSTATED = inspect.Parameter.empty
 _SHOWN = 60  # characters of a value in a message
@@ -47,22 +48,42 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     Numbers of numpy are numbers, whatever has ``__fspath__`` is a path, any collection is a list.
     """
 
+    fitting: set[tuple[Any, ...]] = set()  # kinds of arguments, by place, that were found to fit
+
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
+        kinds = () if keywords else tuple(map(_kind, args))
+        if kinds in fitting:
+            return function(*args, **keywords)
         single, rest, known = _parameters(function)
         first: Any = list(args)
         named: Any = dict(keywords)
         module = function.__module__
+        decided = bool(kinds) and None not in kinds
         for place, value in enumerate(args):
             parameter = single[place] if place < len(single) else rest
             if not (parameter is None or parameter.annotation is _UNSTATED or value is parameter.default):
                 first[place] = require(parameter.name, value, parameter.annotation, module)
+                if decided:
+                    kind, dtype = type(value), kinds[place] if kinds[place] is not type(value) else None
+                    known_fit = (parameter.annotation, module, kind, dtype) in _fitting
+                    decided = first[place] is value and (known_fit or kind.__name__ == parameter.annotation)
+        if decided:
+            fitting.add(kinds)
         for name, value in keywords.items():
             if name in known and value is not known[name].default:
                 named[name] = require(name, value, known[name].annotation, module)
         return function(*first, **named)  # a TypeError as for any function of Python where they do not fit
 
     return call
+
+
+def _kind(value: Any) -> Any:
+    """What decides whether an argument fits where its type does; None where the value may, as of a text."""
+    kind = type(value)
+    if kind in _NUMBERS or kind.__module__.partition(".")[0] in _OURS:
+        return kind
+    return value.dtype if kind.__module__ == "numpy" and kind.__name__ == "ndarray" else None
 
 
 def require(name: str, value: Any, annotation: Any, module: str) -> Any:

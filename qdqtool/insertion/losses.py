@@ -148,8 +148,13 @@ def measure(
         return None
     held = peak_bytes(model.proto, {n: array.shape for n, array in first.items()})
     at_once = max(1, min(count, worker_count(held, cores())))
-    network = SwitchedNetwork(model, activations, tried, compared_tensors(model), max(1, cores() // at_once))
-    return_freed_memory()
+
+    def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:
+        found = SwitchedNetwork(model, activations, alone, compared_tensors(model), max(1, cores() // at_once))
+        return_freed_memory()
+        return found
+
+    network = opened([] if samples is None else tried)
     floats: dict[int, Compared] = {}
     everything = [entry.tensor for entry in activations]
 
@@ -184,6 +189,8 @@ def measure(
     if total <= 0.0:
         return None
     if samples is None and total >= LITTLE * used:
+        del network  # before there is another one
+        network = opened(tried)
         found = errors(names)
     tried = [entry for entry in tried if entry.tensor in found]
     without = np.array([found[entry.tensor] for entry in tried])

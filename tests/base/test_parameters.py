@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import calibration
 import qdqtool
 import qdqtool.testing
 from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
-from qdqtool.base.parameters import require
+from qdqtool.base.parameters import require, typed
 from qdqtool.base.said import of_error
 from qdqtool.base.said import said as said_of
 from qdqtool.errors import DataError, QdqtoolError
@@ -307,3 +308,29 @@ def test_objects_of_numpy_that_hold_anything(tmp_path: Path) -> None:
     records = np.rec.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")])
     with raises(QdqtoolError, "require numbers"):
         TensorStatistics().add(records)
+
+
+def test_what_fits_once_does_not_let_others_in() -> None:
+    """Kinds of arguments that were found to fit are not looked at again; one of another kind is."""
+    @typed
+    def taken(number: float, array: npt.NDArray[Any], some: Sequence[float], whole: int = 1) -> object:
+        return number, array, some, whole
+
+    good = (1, np.ones(2), [1.0], 2)
+    for _ in range(3):
+        assert taken(*good) == good
+    for place, bad in ((0, "x"), (0, None), (1, [1.0]), (1, np.array([object()])), (2, ["x"]), (2, 1.0), (3, 1.5)):
+        for _ in range(2):
+            with pytest.raises(QdqtoolError):
+                taken(*good[:place], bad, *good[place + 1:])  # type: ignore[arg-type]
+
+    @typed
+    def numbers(number: float, array: npt.NDArray[Any], whole: int | None = None) -> object:
+        return number, array, whole
+
+    for _ in range(3):
+        assert numbers(1.5, good[1], 3) == (1.5, good[1], 3) and numbers(2, good[1]) == (2, good[1], None)
+    for bad_call in (("x", good[1], 3), (1.5, good[1], "x"), (1.5, np.array(["x"]), 3), (1.5, 3, 3)):
+        for _ in range(2):
+            with pytest.raises(QdqtoolError):
+                numbers(*bad_call)  # type: ignore[arg-type]

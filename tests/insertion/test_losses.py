@@ -147,7 +147,7 @@ def test_by_itself_it_looks_at_single_activations_only_where_the_outputs_move_mu
     found = measure(Model(made.model), tried, data, activations=tried, samples=None)
     count = len(tried) if error > LITTLE else 0
     assert found is not None and (found.error, found.samples, found.tried) == (pytest.approx(error), 2, count)
-    assert len(started) == 2 * (4 + 4) + (2 * (3 + 4 + 3 + 2 + 1) if count else 0)
+    assert len(started) == 2 * (1 + 1) + (2 * (3 + 4 + 3 + 2 + 1) if count else 0)
     made.losses = found
     assert ("--losses 2 does" in render(made, 400)) == (not count)
 
