@@ -44,7 +44,8 @@ ELSEWHERE = ("wide Split with own scales", "Concat of pairs")
 
 # ... and here is no code that is for these alone.
 ELSEWHERE += ("Identity", "Cast", "Clip", "PRelu", "Flatten", "Tile", "AveragePool", "Where", "Expand", "GridSample",
-              "DepthToSpace", "InstanceNormalization", "BatchNormalization", "Reshape")
+              "DepthToSpace", "InstanceNormalization", "BatchNormalization", "Reshape", "Slice", "Gather", "TopK",
+              "Pad and Slice", "LayerNormalization", "ReduceMean", "Gemm")
 
 
 def _extract(model, **how):
