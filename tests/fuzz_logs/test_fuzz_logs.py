@@ -1,4 +1,4 @@
-"""A hundred mutated files, five hundred when slow, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
+"""A hundred mutated files, two hundred when slow, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
 
 import io
 import subprocess
@@ -21,7 +21,7 @@ def test_the_seeds_themselves_are_read() -> None:
     assert [check(seed) for seed in seeds()] == ["read"] * len(seeds())
 
 
-@pytest.mark.parametrize("part", slow_after(1, range(5)))
+@pytest.mark.parametrize("part", slow_after(1, range(2)))
 def test_no_file_breaks_the_reader(part: int) -> None:
     outcomes = [check(mutated(number)) for number in range(part * 100, (part + 1) * 100)]
     assert outcomes.count("read") > 20  # the mutations are mild enough to get past the door
