@@ -343,7 +343,7 @@ class _Decoding:
         folder, places = os.environ.get(budgets.TOGETHER), _SLOTS * max(1, cores() // _CORES)
         wanted = min(_SLOTS, math.ceil(size * _SLOTS / self._limit))
         with contextlib.ExitStack() as taken:
-            if folder and size * _SLOTS * 4 > self._limit:
+            if folder and size * _SMALL > self._limit:
                 with contextlib.ExitStack() as gate:  # one at a time waits, and holds some already
                     _locked(gate, folder, "gate", wait=True)
                     while wanted:
@@ -379,6 +379,7 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
 
 
 _SLOTS, _CORES, _LOOK_SECONDS = 16, 8, 0.005
+_SMALL = 64  # pictures of so small a part of the budget, or smaller, do not count
 _DECODING = _Decoding(budgets.PICTURE_BYTES)
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.steps import chain as one_by_one  # a family is called chain here
+
 
 class Net:
     """A network under construction: INT8 pairs and convolutions of eight channels."""
@@ -72,15 +74,6 @@ def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> St
     return add
 
 
-def in_turn(*steps: Step) -> Step:
-    def add(net: Net, tensor: str) -> str:
-        for step in steps:
-            tensor = step(net, tensor)
-        return tensor
-
-    return add
-
-
 def chain(op: str, *others: object, **attributes: object) -> Family:
     """The operator again and again."""
     return repeated(node(op, *others, **attributes))
@@ -88,7 +81,7 @@ def chain(op: str, *others: object, **attributes: object) -> Family:
 
 def by_turns(*steps: Step) -> Family:
     """Operators of which the last gives back the shape that was there before the first."""
-    return repeated(in_turn(*steps))
+    return repeated(one_by_one(*steps))
 
 
 def quantized(*steps: Step) -> Family:

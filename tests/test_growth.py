@@ -38,14 +38,12 @@ EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these
 CHAINS = ("MatMul", "Shape")
 SOME = (("fix", "residual"), ("fix", "fan-out"), ("extract", "lattice"))
-# These cost seconds, and are asked below, or are of the kind of "crossed Concats with pairs".
-ELSEWHERE = ("wide Split with own scales", "Concat of pairs")
-
-
-# ... and here is no code that is for these alone.
-ELSEWHERE += ("Identity", "Cast", "Clip", "PRelu", "Flatten", "Tile", "AveragePool", "Where", "Expand", "GridSample",
-              "DepthToSpace", "InstanceNormalization", "BatchNormalization", "Reshape", "Slice", "Gather", "TopK",
-              "Pad and Slice", "LayerNormalization", "ReduceMean", "Gemm")
+# The first two cost seconds, and are asked below, or are of the kind of "crossed Concats with pairs"; for no other of
+# them alone is there any code.
+ELSEWHERE = ("wide Split with own scales", "Concat of pairs", "Identity", "Cast", "Clip", "PRelu", "Flatten", "Tile",
+             "AveragePool", "Where", "Expand", "GridSample", "DepthToSpace", "InstanceNormalization",
+             "BatchNormalization", "Reshape", "Slice", "Gather", "TopK", "Pad and Slice", "LayerNormalization",
+             "ReduceMean", "Gemm")
 
 
 def _extract(model, **how):

@@ -23,7 +23,7 @@ from qdqtool.base.options import Images, Preprocess
 from qdqtool.base.process import Crew
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
-from qdqtool.insertion.switched import SwitchedNetwork
+from qdqtool.insertion.switched import Feeds, SwitchedNetwork
 from qdqtool.model.editor import Editor, with_more
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import half_nodes
@@ -43,7 +43,6 @@ TRIED = 8
 SAMPLES = 2
 NAMED = 5
 AS_CALIBRATED = Images()
-_Feeds = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def measure(
     floats: dict[int, Compared] = {}
     everything = [entry.tensor for entry in activations]
 
-    def compared(number: int, sample: _Feeds) -> Compared:
+    def compared(number: int, sample: Feeds) -> Compared:
         if number not in floats:
             found = network.run(sample, everything)
             if not all(np.isfinite(array).all() for array in found.values()):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.fuzz.net import Net
+from tests.steps import chain
 
 Step = Callable[[Net, str], str]
 I64 = np.int64
@@ -46,14 +47,6 @@ def casts(*types: int) -> Step:
     def step(net: Net, x: str) -> str:
         for kind in types:
             x = net.op("Cast", x, to=kind)
-        return x
-    return step
-
-
-def chain(*steps: Step) -> Step:
-    def step(net: Net, x: str) -> str:
-        for one in steps:
-            x = one(net, x)
         return x
     return step
 
