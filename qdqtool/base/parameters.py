@@ -59,15 +59,14 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         first: Any = list(args)
         named: Any = dict(keywords)
         module = function.__module__
-        decided = bool(kinds) and None not in kinds
+        decided = bool(kinds) and None not in kinds  # by the kinds alone
         for place, value in enumerate(args):
             parameter = single[place] if place < len(single) else rest
             if not (parameter is None or parameter.annotation is _UNSTATED or value is parameter.default):
                 first[place] = require(parameter.name, value, parameter.annotation, module)
-                if decided:
-                    kind, dtype = type(value), kinds[place] if kinds[place] is not type(value) else None
-                    known_fit = (parameter.annotation, module, kind, dtype) in _fitting
-                    decided = first[place] is value and (known_fit or kind.__name__ == parameter.annotation)
+                exact = type(value).__name__ == parameter.annotation
+                decided = decided and first[place] is value and (
+                    exact or _key(value, parameter.annotation, module) in _fitting)
         if decided:
             fitting.add(kinds)
         for name, value in keywords.items():
@@ -84,6 +83,15 @@ def _kind(value: Any) -> Any:
     if kind in _NUMBERS or kind.__module__.partition(".")[0] in _OURS:
         return kind
     return value.dtype if kind.__module__ == "numpy" and kind.__name__ == "ndarray" else None
+
+
+def _key(value: Any, annotation: Any, module: str) -> tuple[str, str, type, Any] | None:
+    """By what it is remembered that a value fits; None where its type does not decide that."""
+    kind = type(value)
+    array = kind.__module__ == "numpy" and kind.__name__ == "ndarray"
+    if isinstance(annotation, str) and (array or kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS):
+        return annotation, module, kind, value.dtype if array else None
+    return None
 
 
 def require(name: str, value: Any, annotation: Any, module: str) -> Any:
@@ -108,12 +116,9 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
                                 parameter=Parameter(name), value=shown(value)))
     if kind is hint:
         return value
-    array = kind.__module__ == "numpy" and kind.__name__ == "ndarray"
-    key = None
-    if isinstance(annotation, str) and (array or kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS):
-        key = annotation, module, kind, value.dtype if array else None
-        if key in _fitting:
-            return value
+    key = _key(value, annotation, module)
+    if key in _fitting:
+        return value
     asked: str = ""
     try:
         right = _sound(value) and fits(value, hint)
