@@ -44,7 +44,7 @@ PICTURE_PIECES = 500_000  # that a decoder reads of a picture's file; 256 MB in 
 PICTURE_HEADER = 16 * MB  # of a picture's file, before and behind its pixels: profiles, thumbnails, texts
 PICTURE_FILE = 256 * MB  # of one that is held packed, as behind a URL, or gone through: as many pixels as there may be
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
-FETCHED = 128 * MB  # of wanted tensors, held by all threads together
+FETCHED = 256 * MB  # of wanted tensors, held by all threads together
 COUNTED = 512 * MB  # of counts of values, one of each tensor for each thread and one that they are merged into
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 

@@ -208,7 +208,7 @@ def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched:
 
 @pytest.mark.parametrize(
     ("threads", "fetched", "tallies", "counters"),
-    [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 64 << 20, 2, 4), (7, 1 << 40, 1, 7)],
+    [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
 )  # fmt: skip
 def test_portions_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, tallies: int, counters: int

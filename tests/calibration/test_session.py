@@ -112,8 +112,8 @@ MB = 1 << 20
 def test_workers_sizes_and_their_pace() -> None:
     assert [worker_count(1, cores) for cores in range(1, 11)] == [1, 2, 3, 2, 2, 3, 3, 4, 4, 4]
     assert worker_count(1, 0) == 1
-    assert budgets.FETCHED == 128 * MB
-    sizes = [0, 1, 32 * MB, 32 * MB + 1, 42 * MB, 43 * MB, 64 * MB, 64 * MB + 1, 128 * MB, 129 * MB, 1 << 50]
+    assert budgets.FETCHED == 256 * MB
+    sizes = [0, 1, 64 * MB, 64 * MB + 1, 85 * MB, 86 * MB, 128 * MB, 128 * MB + 1, 256 * MB, 257 * MB, 1 << 50]
     assert [worker_count(s, 64) for s in sizes] == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1]
     assert budgets.COUNTED == 512 * MB
     assert [worker_count(1, 64, s * MB) for s in (1, 102, 103, 128, 129, 170, 171, 4096)] == [4, 4, 3, 3, 2, 2, 1, 1]
