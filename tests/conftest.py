@@ -32,7 +32,11 @@ os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's, which comes with selenium, 
 #: of training.
 SHARING = (
     ("tests/test_structure.py", "tests/test_files.py", "tests/test_options.py", "tests/explain/test_producers.py",
-     "tests/explain/test_alike.py", "tests/fixing/test_api.py", "tests/fixing/test_places.py"),
+     "tests/explain/test_alike.py", "tests/explain/test_each_code.py", "tests/fixing/test_api.py",
+     "tests/fixing/test_places.py", "tests/trt/rtx/test_experiments.py", "tests/base/test_base.py"),
+    ("tests/trt/test_evidence.py", "tests/trt/test_cases.py", "tests/trt/test_network.py",
+     "tests/explain/test_codes.py", "tests/render/reporting/test_collect.py", "tests/timing/", "tests/verification/",
+     "tests/fixing/test_effects.py", "tests/commands/test_verify.py"),
     ("tests/calibration/test_clustered.py", "tests/calibration/cluster/test_mapping.py",
      "tests/tuning/test_clustered.py"),
     ("tests/qat/",),
@@ -193,7 +197,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what all imports made is never garbage
-    gc.set_threshold(20_000)
+    gc.set_threshold(200_000)  # what tests make is soon let go by itself
     gc.enable()
 
 

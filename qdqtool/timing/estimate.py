@@ -471,7 +471,7 @@ def of_capability(sm: str) -> gpus.Gpu:
 
 # What a named GPU cannot do with a prediction ------------------------------------------------------------------------
 
-_SINCE = ((10.0, (10, 0)), (8.9, (8, 5)), (8.6, (8, 0)))  # compute capability, first target that knows it
+_SINCE = ((10.0, (10, 0)), (8.9, (8, 5)))  # compute capability, first target that knows it; of others all do
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from this target on
 
 

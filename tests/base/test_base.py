@@ -27,7 +27,7 @@ from qdqtool.base.records import contents, record, replaced
 from qdqtool.base.text import reason_of
 from qdqtool.buildlog.names import base_name, parts
 from qdqtool.explain.errors import _MAX_MESSAGE
-from tests.sources import walked
+from tests.sources import nodes_like
 from tests.tables import in_turn
 
 # Records: a frozen dataclass's behaviour, compared with one.
@@ -106,7 +106,7 @@ def compiled() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
         if name.startswith("qdqtool.qat."):  # takes seconds to import, with libraries for training
             spec = importlib.util.find_spec(name)
             assert spec is not None
-            source = Path(str(spec.origin)).read_text()
+            source = (path := Path(str(spec.origin))).read_text()
             assert "re.compile" not in source, f"{name} is read and not imported: give re the pattern where it is used"
         else:
             try:
@@ -114,9 +114,9 @@ def compiled() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
             except ImportError:  # an optional part, whose library is missing
                 continue
             known = {label: patterns for label, value in vars(module).items() if (patterns := [*_patterns(value)])}
-            source = Path(str(module.__file__)).read_text()
+            source = (path := Path(str(module.__file__))).read_text()
         used: dict[str, set[str]] = {}
-        for node in walked(ast.parse(source)) if known or re.search(r"\bre\.", source) else ():
+        for node in nodes_like(path, ast.Attribute, ast.Call) if known or re.search(r"\bre\.", source) else ():
             if isinstance(node, ast.Attribute) and node.attr in METHODS and isinstance(node.value, ast.Name):
                 used.setdefault(node.value.id, set()).add(node.attr)
             if (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from qdqtool.base.notes import Remark, remarks
+from qdqtool.buildlog import log
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import summarize, what_was_read
@@ -40,14 +41,15 @@ def test_prose_is_refused(text: str) -> None:
         read(text)
 
 
-def test_blank_lines_and_junk_take_no_time() -> None:
+def test_blank_lines_and_junk_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     started = time.process_time()
     build = read("\n" * 50_000 + "[V] [TRT] Bindings:\na\n\nb\n" + "\n" * 50_000)
     assert time.process_time() - started < 1
     assert (build.bindings, build.lines.total, build.lines.blank) == (["a"], 100_004, 100_001)
     started = time.process_time()
-    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 110_000)
-    assert time.process_time() - started < 3
+    monkeypatch.setattr(log, "_MAX_UNEXPLAINED", 20_000)
+    build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 22_000)
+    assert time.process_time() - started < 0.6
     assert Remark.NOT_UNDERSTOOD in remarks(build.notes)
     assert [g.lack for g in build.gaps if g.section == Section.ALL] == [Lack.BEYOND_LINE]
 

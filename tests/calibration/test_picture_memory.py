@@ -100,7 +100,7 @@ def pictures(folder: Path, some: bool) -> Iterator[Path]:
     pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.growth)])
 def test_the_peak_of_a_process_for_each_kind_of_picture(tmp_path: Path, some: bool) -> None:
     for path in pictures(tmp_path, some):
-        threads = 3 if path.name.startswith("PNG RGBA") else 1
+        threads = 2 if path.name.startswith("PNG RGBA") else 1
         run = subprocess.run([sys.executable, "-c", _CODE, str(path), str(_BUDGET), str(threads)],
                              capture_output=True, text=True, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"})
         divided = path.name.startswith("divided")  # never read whole

@@ -18,7 +18,6 @@ from qdqtool.explain.errors import KNOWN
 from qdqtool.explain.lines import HEADINGS, MEANINGS, LineAnswer, explain_line
 from qdqtool.explain.report import Report
 from qdqtool.explain.ways import WAYS, way_named
-from qdqtool.prediction import predict
 from qdqtool.render.log_text import line_text
 from qdqtool.trt.pipeline import cases as all_cases
 from qdqtool.trt.pipeline import passes
@@ -29,8 +28,7 @@ from tests.explain.test_causes import residual
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import cases, in_turn
-from tests.trt.evidence import DIFFERENT
-from tests.trt.evidence import model as published
+from tests.trt.evidence import DIFFERENT, advised
 
 
 @in_turn("entry", codes.CODES.values())
@@ -91,7 +89,7 @@ def test_codes_are_found_however_they_are_typed(typed, code):
 
 @pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
 def test_everything_is_explained(case):
-    prediction = predict(published(case), "trt8.5")
+    prediction = advised(case, "trt8.5")
     for conv in prediction.convolutions:
         assert conv.int8_in_int8_out or conv.findings, conv.name
     told = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
@@ -102,14 +100,14 @@ def test_everything_is_explained(case):
 
 def test_engines_and_ways_to_build():
     """The log has eight Adds fused with a float residual, a MaxPool with two readers, three unfolded norms."""
-    prediction = predict(published("yolo-resnet18-orin-trt8502"), "trt8.5")
+    prediction = advised("yolo-resnet18-orin-trt8502", "trt8.5")
     found = Counter(f.code for f in prediction.findings)
     assert found["SKIP-FLOAT"] == 8 and found["POOL-MIXED"] == 1 and found["BN-UNFOLDED"] == 3
     pool = next(f for f in prediction.findings if f.code == "POOL-MIXED")
     assert pool.node == "/backbone/maxpool/MaxPool" and pool.convolutions == ["/backbone/conv1/Conv"]
     assert found["CONVERSION"] == 11 and found["INPUT-CONVERSION"] == 1
     # Its residual DQ stays as a layer of its own, and the last convolution reads and writes float
-    prediction = predict(published("resnet18-a100-qat-residual"), "trt8.5")
+    prediction = advised("resnet18-a100-qat-residual", "trt8.5")
     found = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
     assert found.node == "Add_292" and found.convolutions == ["Conv_284"] and "DequantizeLinear_291" in found.nodes
     for way in WAYS.values():
@@ -126,7 +124,7 @@ def test_engines_and_ways_to_build():
 
 @pytest.mark.parametrize("case", ["resnet18-qat-rtx2000-trt8510", "resnet18-a100-qat-residual-qgap"])
 def test_well_placed_models_have_no_warning(case):
-    prediction = predict(published(case), "trt8.5")
+    prediction = advised(case, "trt8.5")
     assert not [f for f in prediction.findings if f.severity != "info"]
 
 

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from onnx import ModelProto
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.slim import without_large_weights
 from qdqtool.prediction import predict
+from qdqtool.trt import pipeline, trace
+from qdqtool.trt.network import Network
+from qdqtool.trt.pipeline import Run
+from qdqtool.trt.targets import Target
 from qdqtool.types import Event, Prediction
 
 HOME = Path(__file__).parents[1] / "data" / "evidence"
@@ -45,6 +50,40 @@ def graph(case: str) -> Model:
     return Model(without_large_weights(ModelProto.FromString(gzip.decompress(packed)), 1 << 16))
 
 
+#: Ids of the cases that a simulation rests on; the passes with the kinds of those of their lines that do not name them.
+Rests = tuple[set[str], set[tuple[str, str]]]
+
+
+def rests(network: Network, run: Run) -> Rests:
+    """Cases of its lines and those of its layers."""
+    ids = {event.case for event in run.trace}
+    unnamed = {(event.pass_name or event.case.partition("/")[0], event.kind) for event in run.trace
+               if trace.FORMATS[event.kind].scope != "printed"}
+    return ids | {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}, unnamed
+
+
 @functools.cache
+def simulated(case: str) -> tuple[Prediction, Rests]:
+    """Both of one simulation."""
+    found: list[Rests] = []
+    real = pipeline.run
+
+    def run(network: Network, target: Target) -> Run:
+        done = real(network, target)
+        found.append(rests(network, done))
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "run", run)
+        predicted = predict(graph(case), target=truth(case)["target"], advice=False)
+    return predicted, found[0]
+
+
+@functools.cache
+def advised(case: str, target: str) -> Prediction:
+    """With findings; nobody changes it."""
+    return predict(model(case), target)
+
+
 def prediction(case: str) -> Prediction:
-    return predict(graph(case), target=truth(case)["target"], advice=False)
+    return simulated(case)[0]

@@ -10,12 +10,11 @@ import onnx
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from qdqtool.trt import importer, pipeline, trace
+from qdqtool.trt import importer, pipeline
 from qdqtool.trt.targets import target_named
 from tests.tables import in_turn
 from tests.trt.builder import Graph
-from tests.trt.evidence import DIFFERENT, truth
-from tests.trt.evidence import graph as published
+from tests.trt.evidence import DIFFERENT, Rests, rests, simulated
 
 Build = Callable[[Graph], str | list[str]]
 
@@ -25,23 +24,13 @@ def rested_on(model: Model, target: str) -> set[str]:
     return _simulated(model, target)[0]
 
 
-def _simulated(model: Model, target: str) -> tuple[set[str], set[tuple[str, str]]]:
-    """The same, and the passes with the kinds of those of their lines that do not name them."""
+def _simulated(model: Model, target: str) -> Rests:
     network = importer.build(model)
-    run = pipeline.run(network, target_named(target))
-    ids = {event.case for event in run.trace}
-    unnamed = {(event.pass_name or event.case.partition("/")[0], event.kind) for event in run.trace
-               if trace.FORMATS[event.kind].scope != "printed"}
-    return ids | {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}, unnamed
-
-
-@functools.cache
-def _on_builds() -> list[tuple[set[str], set[tuple[str, str]]]]:
-    return [_simulated(published(case), truth(case)["target"]) for case in DIFFERENT]
+    return rests(network, pipeline.run(network, target_named(target)))
 
 
 def on_builds() -> set[str]:
-    return set().union(*(ids for ids, _ in _on_builds()))
+    return set().union(*(simulated(case)[1][0] for case in DIFFERENT))
 
 
 def _image(g: Graph, channels: int = 4, size: int = 8) -> str:
@@ -320,7 +309,8 @@ def test_case_fires(name: str) -> None:
 
 def test_passes_state_which_of_their_lines_do_not_name_them() -> None:
     """`explain` finds the pass of such a line by that."""
-    printed = set().union(*(unnamed for _, unnamed in (*map(_simulated_graph, GRAPHS), *_on_builds())))
+    of_builds = (simulated(case)[1] for case in DIFFERENT)
+    printed = set().union(*(unnamed for _, unnamed in (*map(_simulated_graph, GRAPHS), *of_builds)))
     stated = {(kind.__name__, line) for kind in pipeline.passes() for line in kind.unnamed}
     assert printed == stated
 

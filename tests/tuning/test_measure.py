@@ -23,7 +23,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Result, Row, Task, local, looked_at, run_task
-from qdqtool.tuning.measurements import Sets, open_sets
+from qdqtool.tuning.measurements import Measurements, Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
 from tests.insertion.nets import Net, images, run
 from tests.raising import raises
@@ -415,3 +415,8 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
 def test_too_little(data: object, evaluation: object, message: str) -> None:
     with raises(DataError, message):
         open_sets(model(), data, evaluation)
+
+
+def test_it_is_late_behind_the_deadline_alone() -> None:
+    found = [Measurements.is_late.fget(SimpleNamespace(deadline=d)) for d in (None, 0.0, 1e12)]  # type: ignore[attr-defined]
+    assert found == [False, True, False]

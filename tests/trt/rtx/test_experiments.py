@@ -15,15 +15,13 @@ from qdqtool.prediction import predict
 from qdqtool.trt.rtx.operands import CompilerFault, Fault
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import Evidence, Prediction, Severity
-from tests.explain.graphs import GRAPHS as OF_REFUSALS
-from tests.explain.test_producers import of_shape_1
+from tests.explain.test_producers import models as of_refusals_and_cases
+from tests.explain.test_producers import of_shape_1, predictions
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, models
-from tests.trt.test_cases import GRAPHS as OF_CASES
-from tests.trt.test_cases import model_of
 
 
 @functools.cache
@@ -141,9 +139,8 @@ def test_integer_operators_of_onnxruntime_end_the_build_there_too() -> None:
 
 def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
     yield from ((model, predicted(question)) for question, model in all_models().items())
-    others = (integers(), of_shape_1("Conv", "Softmax"), *(make() for make in OF_REFUSALS.values()),
-              *map(model_of, OF_CASES))
-    yield from ((model, predict(model, "rtx1.7")) for model in others)
+    yield from zip(of_refusals_and_cases(), predictions("rtx1.7"), strict=True)
+    yield from ((model, predict(model, "rtx1.7")) for model in (integers(), of_shape_1("Conv", "Softmax")))
 
 
 def test_what_holds_on_rtx_is_told_and_once_for_a_pair() -> None:
