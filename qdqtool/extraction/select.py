@@ -16,6 +16,7 @@ from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
+from qdqtool.model.apart import infer_shapes
 from qdqtool.model.external import has_data, stored
 from qdqtool.model.graph import Node
 from qdqtool.model.inference import grows, shorten_names
@@ -429,7 +430,7 @@ class Shrinker:
         shorten_names(clean)
         if grows(clean):
             raise ModelError("its shapes need too much memory")
-        return onnx.shape_inference.infer_shapes(clean, check_type=self._strict, strict_mode=self._strict)
+        return infer_shapes(clean, check_type=self._strict, strict_mode=self._strict)
 
     @staticmethod
     def _digest(proto: onnx.ModelProto) -> bytes:

@@ -30,6 +30,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.explain.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
+from qdqtool.model.apart import convert_version
 from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
@@ -447,12 +448,10 @@ def raise_opset(model: Model, opset: int) -> None:
     Raises:
         ModelError: onnx cannot convert it.
     """
-    from onnx import version_converter
-
     proto = model.proto
     slim = without_large_weights(proto)
     try:
-        converted = version_converter.convert_version(slim, opset)
+        converted = convert_version(slim, opset)
     except Exception as error:  # the converter raises whatever its C++ meets
         reason = reason_of(error, first_line=True)
         raise ModelError(f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.inference import is_odd
 from qdqtool.model.qdq import is_qdq
 from qdqtool.model.subgraphs import DOMAINS
 
@@ -97,6 +98,8 @@ class Constants:
             return None
         inputs = {t: known[t] for t in node.inputs if t}
         outputs = [t for t in node.outputs if t]
+        if is_odd(node.proto, None):
+            return None
         single = self._single(node, inputs, outputs)
         sizes = _sizes(single)
         read = sum(v.size for v in inputs.values())

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from qdqtool.base import budgets
+from qdqtool.model import apart
 from qdqtool.model.subgraphs import STANDARD, held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
@@ -280,7 +281,8 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
     proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", version)])
     proto.graph.node.append(node)
     proto.graph.value_info.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items())
-    return not _Inference(proto).hidden
+    negative = any(d.dim_value < 0 for kind in types.values() for d in kind.tensor_type.shape.dim)
+    return not _Inference(proto).hidden and not (negative and node.op_type in apart.CUTTING)
 
 
 # What these make has a type that follows from the types of what they read, whatever the values.
@@ -321,7 +323,7 @@ class Alike:
         return self._asked[key]
 
     def _ask(self, node: onnx.NodeProto, inputs: Sequence[Known]) -> list[Known] | None:
-        if not onnx.defs.has(node.op_type, self._opset) or _odd(node, None) or not all(
+        if not onnx.defs.has(node.op_type, self._opset) or is_odd(node, None) or not all(
                 kind and dims is not None and None not in dims and len(dims) <= budgets.RANK for kind, dims in inputs):
             return None
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
@@ -430,7 +432,7 @@ class _Inference:
             imported.add(domain=_HIDDEN, version=1)
         long = _shorten(self._long)
         try:
-            inferred = onnx.shape_inference.infer_shapes(self._proto, data_prop=follow).graph
+            inferred = apart.infer_shapes(self._proto, data_prop=follow).graph
         except Exception:
             # Shapes are a convenience: a model that onnx cannot infer (custom operators, odd types) is still used.
             return None
@@ -475,12 +477,12 @@ class _Inference:
             op, domain = node.op_type, node.domain
             function = functions.get((domain, op)) if functions else None
             if function is not None:
-                if _odd(node, function):
+                if is_odd(node, function):
                     self.hidden.add(id(node))
                 # Types inside a function are nowhere stated, and what they are found to be is not kept.
                 self._walk(function.node, _Scope(zip(function.input, inputs, strict=False)), {})
             if id(node) in self._attributed:
-                if function is None and _odd(node, None):
+                if function is None and is_odd(node, None):
                     self.hidden.add(id(node))
                 for attribute in node.attribute:
                     for graph in held(attribute):
@@ -517,13 +519,13 @@ class _Inference:
                 self._entries += work
 
 
-def _odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
+def is_odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
     """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
     attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
     if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
         return True
     return node.op_type == "Split" and any(
-        a.name == "num_outputs" and (a.i > len(node.output) or a.ref_attr_name) for a in attributes)
+        a.name == "num_outputs" and (a.i != len(node.output) or a.ref_attr_name) for a in attributes)
 
 
 class _Scope(dict[str, Extent]):

@@ -108,7 +108,7 @@ def _with_itself(model: Model, node: Node) -> list[int]:
         return [letters.index(c) - len(letters) for c in known.summed] if same else []
     if not _is(node, "MatMul"):
         return []
-    row, column = (model.shape(t) or () for t in node.inputs)
+    row, column = (model.shape(node.input(i)) or () for i in range(2))
     vectors = len(row) > 1 and len(column) > 1 and row[-2] == column[-1] == 1
     return [-1] if vectors and len({_unmoved(model, t) for t in node.inputs}) == 1 else []
 

@@ -81,11 +81,11 @@ def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
     None where a shape is not known.
     """
     source, target, weights = (shape_of(t) for t in (node.input(0), node.output, node.input(1)))
-    if source is None or target is None or weights is None or not target:
+    if not source or not target or weights is None:
         return None
     kind, groups, out = CONV, 1, float(math.prod(target))
     if node.op in CONVOLUTIONS:
-        if len(weights) < 3 or len(target) < 3:
+        if min(len(source), len(weights), len(target)) < 3:
             return None
         groups = max(1, node.integer("group", 1))
         kernel = float(math.prod(weights[2:]))
@@ -282,8 +282,9 @@ def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision
     size = width(plain)
     if is_computed_product(model, node):
         shape, target = shape_of(node.input(0)), shape_of(node.output)
-        assert shape and target
-        depth, columns = float(shape[-1]), float(target[-1])
+        if not shape:
+            return nothing
+        depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
         first = any(r.op in ("Softmax", "Mul", "Div", "Add") for r in model.readers(node.output))
         ends = (read, 0.0) if first else ((sizes[-1] or 0.0), written)  # the scores stay inside
         return Work(CONV, plain, plain, written / columns, columns, depth, depth, 1.0, ends[0] * size, 0.0,

@@ -215,7 +215,24 @@ def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
             value.name = new if value.name == old else value.name
 
 
-_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute, _calls, _einsum, _long_name)
+def _operator(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """Other operators, for which inputs and attributes are too many, too few or of another kind."""
+    for other in rng.choices(model.graph.node, k=rng.choice((1, 3))):
+        other.op_type = rng.choice(_OPERATORS)
+
+
+def _stated(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
+    """Types that contradict what the nodes make, in rank or with dimensions that there cannot be."""
+    made = [t for n in model.graph.node for t in n.output if isinstance(t, str) and t]
+    for name in rng.choices(made, k=rng.choice((1, 5, 50))) if made else ():
+        rank = rng.choice((0, 0, 1, 1, 2, 4, 5))
+        dims = [rng.choice((0, 1, 2, 8, 8, 64, -1, 1 << 31, "n", None)) for _ in range(rank)]
+        kind = rng.choice((TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT64, TensorProto.FLOAT16, 0))
+        model.graph.value_info.append(helper.make_tensor_value_info(name, kind, dims))
+
+
+_OPERATORS = sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""})
+_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute, _calls, _einsum, _long_name, _operator, _stated)
 # `pipe` and `loop` lie beside the list; devices and what the kernel makes up are no files either.
 _SPECIAL = (b"pipe", b"loop", b".", b"..", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"/proc/self/fd/0",
             b"pipe\nloop")

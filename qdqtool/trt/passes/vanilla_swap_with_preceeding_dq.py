@@ -112,7 +112,7 @@ def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:
     if op.kind == LayerKind.IDENTITY:
         return True
     perm = op.shuffling.perm if op.kind == LayerKind.SHUFFLE else None
-    if perm is None or quant.axis is None:
+    if not perm or quant.axis is None:
         return False
     axis = quant.axis % len(perm)
     if axis not in perm:

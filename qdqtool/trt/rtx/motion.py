@@ -230,7 +230,7 @@ class Motion:
             return self._lost(Why.JOIN_FLOAT, node, first)
         shape = self.model.shape(node.output)
         axis = node.integer("axis", 1)
-        if node.op == "Concat" and shape is not None:
+        if node.op == "Concat" and shape:
             axis %= len(shape)
         if any(s.axes != first.axes for s in quantized):
             return self._lost(Why.JOIN_SCALE, node, first)

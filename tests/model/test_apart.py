@@ -1,0 +1,171 @@
+"""What onnx crashes on is not inferred, in whatever operator it is; and ordinary networks are inferred here."""
+
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.commands.cli import run
+from qdqtool.errors import ModelError
+from qdqtool.insertion.prepare import raise_opset
+from qdqtool.model import apart
+from qdqtool.model.graph import Model
+from qdqtool.model.inference import infer
+from tests.fuzz.grammar import network
+from tests.growth import FAMILIES
+from tests.raising import raises
+
+FLOAT = TensorProto.FLOAT
+
+
+def _value(name, dims):
+    return helper.make_tensor_value_info(name, FLOAT, dims)
+
+
+def _cut(node, dims=(1, 8, 4, 4), axis=2, version=17, **constants):
+    """A node that reads x, and a Slice behind it."""
+    values = {"begin": np.array([0]), "end": np.array([3]), "axis": np.array([axis]), **constants}
+    nodes = [node, helper.make_node("Slice", [node.output[0], "begin", "end", "axis"], ["y"])]
+    stored = [numpy_helper.from_array(np.asarray(v), name) for name, v in values.items()]
+    graph = helper.make_graph(nodes, "g", [_value("x", dims)], [_value("y", None)], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=8)
+
+
+def _node(op, inputs="x", **attributes):
+    return helper.make_node(op, inputs.split(" "), ["z"], name="far", **attributes)
+
+
+LARGE = np.ones((8, 8, 7, 7), np.float32)
+CRASHES = {
+    "Conv": _cut(_node("Conv", "x w"), w=LARGE),
+    "Conv, stated": _cut(_node("Conv", "x w", kernel_shape=[7, 7]), w=LARGE),
+    "ConvTranspose": _cut(_node("ConvTranspose", "x w", pads=[9] * 4), w=LARGE[:, :, :1, :1]),
+    "MaxPool": _cut(_node("MaxPool", kernel_shape=[9, 9])),
+    "AveragePool": _cut(_node("AveragePool", kernel_shape=[9, 9])),
+    "Pad": _cut(_node("Pad", "x p"), p=np.array([0, 0, -9, 0, 0, 0, 0, 0])),
+    "Expand": _cut(_node("Expand", "x p"), dims=(1, 8, 1, 4), p=np.array([1, 1, -5, 1])),
+    "Resize": _cut(_node("Resize", "x  s"), s=np.array([1, 1, -3, 1], np.float32)),
+    "Resize, large": _cut(_node("Resize", "x  s"), dims=(1, 1, 1 << 29, 4), s=np.array([1, 1, 1e15, 1], np.float32)),
+    "Split": _cut(helper.make_node("Split", ["x", "p"], ["z", "v"], axis=2), p=np.array([-5, 9])),
+    "TopK": _cut(helper.make_node("TopK", ["x", "p"], ["z", "v"], axis=2), p=np.array([-5])),
+    "stated": _cut(_node("Relu"), dims=(1, 8, -4, 4)),
+    "GatherND": onnx.helper.make_model(helper.make_graph(
+        [_node("GatherND", "x i")], "g", [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [-5])],
+        [_value("z", None)]), opset_imports=[helper.make_opsetid("", 17)]),
+    "EyeLike": onnx.helper.make_model(helper.make_graph(
+        [_node("EyeLike", "nowhere", dtype=1)], "g", [], [_value("z", None)]),
+        opset_imports=[helper.make_opsetid("", 17)]),
+    "num_outputs": onnx.helper.make_model(helper.make_graph(
+        [helper.make_node("Split", ["x"], ["z", "v"], num_outputs=1, axis=0)], "g", [_value("x", [1])],
+        [_value("z", None)]), opset_imports=[helper.make_opsetid("", 18)]),
+}
+
+
+@pytest.mark.parametrize("case", CRASHES)
+def test_what_onnx_crashes_on_ends_nothing(case: str) -> None:
+    model = CRASHES[case]
+    kept = model.SerializeToString()
+    infer(model)
+    assert model.SerializeToString() == kept
+    Model(model).shape("y")
+
+
+def test_without_our_look_onnx_crashes() -> None:
+    """Else none of this is needed any more."""
+    code = ("import sys, onnx; onnx.shape_inference.infer_shapes(sys.stdin.buffer.read())",)
+    done = subprocess.run([sys.executable, "-c", *code], input=CRASHES["Conv"].SerializeToString(), check=False,
+                          capture_output=True)
+    assert done.returncode != 0
+
+
+def test_a_crash_is_an_error_and_the_next_model_is_inferred() -> None:
+    with pytest.raises(RuntimeError):
+        apart.infer_shapes(CRASHES["Conv"])
+    whole = _cut(_node("Conv", "x w"), dims=(1, 8, 9, 9), w=LARGE)
+    found = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+             for v in apart.infer_shapes(whole).graph.value_info}
+    assert found["z"] == [1, 8, 3, 3]
+
+
+def test_a_model_that_the_converter_crashes_on() -> None:
+    model = _cut(_node("MaxPool", kernel_shape=[9, 9]), version=12)
+    with raises(ModelError, "raise_opset 12 13"):
+        raise_opset(Model(model), 13)
+
+
+@pytest.mark.parametrize("command", [
+    "predict m.onnx", "predict m.onnx --gpu T4 --target 11", "fix m.onnx -o out.onnx",
+    "extract m.onnx --node far -o out.onnx", "report m.onnx -o out.html",
+])
+def test_commands(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(CRASHES["Conv"], "m.onnx")
+    assert run(command.split()) in (0, 2)
+
+
+def test_ordinary_networks_are_inferred_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart._CHILD, "ask", None)
+    for seed in range(30):
+        apart.infer_shapes(network(seed))
+    for make in FAMILIES.values():
+        apart.infer_shapes(make(30))
+    cases = (("Conv", "x w", {"kernel_shape": [3, 3], "pads": [1] * 4}), ("Conv", "x w", {"strides": [2, 2]}),
+             ("MaxPool", "x", {"kernel_shape": [5, 5], "pads": [2] * 4}), ("MaxPool", "x", {"kernel_shape": [2, 2],
+                                                                                         "strides": [2, 2]}),
+             ("ConvTranspose", "x w", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+             ("Resize", "x  s", {}), ("Pad", "x p", {}))
+    for op, inputs, attributes in cases:
+        size = attributes.get("kernel_shape", [3, 3])
+        apart.infer_shapes(_cut(_node(op, inputs, **attributes), w=np.ones((8, 8, *size), np.float32),
+                                s=np.array([1, 1, 2, 2], np.float32), p=np.array([0, 0, 1, 1] * 2)))
+
+
+def trial(seed: int, seconds: float) -> None:
+    """Tries plain operators with whatever they may be given, without negative dimensions; none comes of it."""
+    rng = random.Random(seed)
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        op = rng.choice(sorted(apart.PLAIN - {"If", "Loop", "Constant"}))
+        version = rng.choice((13, 17, 21))
+        try:
+            schema = onnx.defs.get_schema(op, version, "")
+        except onnx.defs.SchemaError:
+            continue
+        model = _anything(schema, version, rng)
+        try:
+            found = onnx.shape_inference.infer_shapes(model, data_prop=rng.random() < 0.5)
+        except Exception:
+            continue
+        assert all(d.dim_value >= 0 for v in found.graph.value_info for d in v.type.tensor_type.shape.dim), model
+
+
+def _anything(schema, version, rng):
+    inputs, stored = [], []
+    names = [f"i{i}" for i in range(rng.randint(schema.min_input, min(schema.max_input, 5)))]
+    for name in names:
+        choice = rng.random()
+        if choice < 0.4:
+            values = np.array([rng.choice((0, 1, 2, 3, -1, -2, -10)) for _ in range(rng.choice((0, 1, 2, 4)))])
+            stored.append(numpy_helper.from_array(values.astype(rng.choice(("i8", "f4", "i4"))), name))
+        elif choice < 0.9:
+            dims = [rng.choice((0, 1, 2, 4, 8, None, "n")) for _ in range(rng.choice((0, 1, 2, 4)))]
+            inputs.append(helper.make_tensor_value_info(name, rng.choice((1, 1, 7, 9)), dims))
+    node = helper.make_node(schema.name, names, [f"o{i}" for i in range(rng.randint(1, 3))])
+    for name, stated in schema.attributes.items():
+        values = {"INT": (0, 1, 2, -1, -4), "FLOAT": (0.0, 1.0, -1.0), "INTS": ([], [0], [-1, 2], [7, -2, 1, 1]),
+                  "STRING": ("", "a", "ab,bc->ac", "->a")}.get(stated.type.name)
+        if values is not None and rng.random() < 0.6:
+            node.attribute.append(helper.make_attribute(name, rng.choice(values), attr_type=int(stated.type)))
+    graph = helper.make_graph([node], "g", inputs, [], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+
+
+def test_plain_operators_crash_on_nothing() -> None:
+    code = f"from tests.model.test_apart import trial; trial({random.randrange(10**6)}, 2)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
