@@ -43,7 +43,10 @@ def _product_of_three() -> onnx.ModelProto:
 
 def _transpose_of_scalars() -> onnx.ModelProto:
     net = Net()
-    return net.done(net.conv(net.pair(net.add("Transpose", net.conv("x"), perm=[]))))
+    model = net.done(net.conv(net.pair(net.add("Transpose", net.conv("x")))))
+    node = next(n for n in model.graph.node if n.op_type == "Transpose")
+    node.attribute.add(name="perm", type=onnx.AttributeProto.INTS)
+    return model
 
 
 GRAPHS = {
