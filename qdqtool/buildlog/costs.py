@@ -139,10 +139,11 @@ class EngineReport:
     def totals(self, key: str) -> dict[str, Totals]:
         """Sums by ``precision``, ``type`` or ``kind``, the costliest first."""
         table: dict[str, Totals] = {}
+        value_of: Callable[[LayerCost], str] = {
+            "precision": lambda row: str(row.precision), "type": lambda row: row.layer.type or "unknown",
+            "kind": lambda row: str(row.layer.kind)}[key]
         for row in self.rows:
-            kind = row.layer.type or "unknown"
-            value = {"precision": str(row.precision), "type": kind, "kind": str(row.layer.kind)}[key]
-            table.setdefault(value, Totals()).add(row)
+            table.setdefault(value_of(row), Totals()).add(row)
         return dict(sorted(table.items(), key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0])))
 
     def sorted_rows(self, key: str) -> list[LayerCost]:

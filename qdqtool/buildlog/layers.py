@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -463,4 +464,4 @@ def _profile(build: Build, content: list[Any]) -> None:
 def _amount(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return number(str(value)[:400])
+    return number(str(value)[:400]) if isinstance(value, int) else value if math.isfinite(value) else None

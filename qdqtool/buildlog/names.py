@@ -13,10 +13,13 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-_REFORMAT = re.compile(r"Reformatting CopyNode for (Input|Output) Tensor (\d+) to (.*)", re.DOTALL)
-_NETWORK = re.compile(r"Reformatting CopyNode for Network (Input|Output) (.*)", re.DOTALL)
+_REFORMATTING = "Reformatting CopyNode for "
+_REFORMAT = re.compile(_REFORMATTING + r"(Input|Output) Tensor (\d+) to (.*)", re.DOTALL)
+_NETWORK = re.compile(_REFORMATTING + r"Network (Input|Output) (.*)", re.DOTALL)
+_COPY = " copy"
 _FOREIGN = re.compile(r"\{ForeignNode\[(.*)\]\}", re.DOTALL)
 _MYELIN = re.compile(r"(.*)_myl(?:n?\d*)_(?:\d+)", re.DOTALL)
+_BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
@@ -74,6 +77,11 @@ class FusedName:
         return self.kind in ("reformat-input", "reformat-output", "reformat-network", "copy")
 
 
+def is_copy(name: str) -> bool:
+    """Whether a layer of this name only moves data; most names need not be taken apart for that."""
+    return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parts(name).is_copy
+
+
 def base_name(component: str) -> str:
     """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
     stripped = component[: _clones_begin(component)] if _CLONE in component else component
@@ -110,8 +118,8 @@ def parts(name: str, known: Known = NOTHING) -> FusedName:
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):
         return FusedName(name, "station", [])
-    if name.endswith(" copy"):
-        return FusedName(name, "copy", [], name[: -len(" copy")])
+    if name.endswith(_COPY):
+        return FusedName(name, "copy", [], name[: -len(_COPY)])
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
     return FusedName(name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)])
@@ -155,6 +163,8 @@ def split_top(text: str, joint: str, known: Known = NOTHING) -> list[str]:
 
 
 def _cut(text: str, joint: str) -> list[str]:
+    if not _BRACKET.search(text):  # as of most
+        return text.split(joint)
     pieces: list[str] = []
     depth = start = 0
     for found in re.finditer(rf"[(\[{{]|([)\]}}])|{re.escape(joint)}", text):

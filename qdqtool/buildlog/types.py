@@ -15,7 +15,7 @@ from typing import Any
 from qdqtool.base.notes import Note
 from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
-from qdqtool.buildlog.names import NOTHING, FusedName, Known, parts
+from qdqtool.buildlog.names import NOTHING, FusedName, Known, is_copy, parts
 from qdqtool.types import Event, Precision
 
 Shape = tuple[int | None, ...]
@@ -389,7 +389,7 @@ class BuiltLayer:
         """``conversion`` (changes the data type only), ``reformat`` (the layout only), ``convolution`` or ``other``."""
         if self.is_qdq:
             return Role.CONVERSION
-        if self.type in REFORMAT_TYPES or (not self.type and self.fused().is_copy):
+        if self.type in REFORMAT_TYPES or (not self.type and is_copy(self.name)):
             types = {self.input_precision, self.output_precision}
             return Role.CONVERSION if len(types) == 2 and Precision.UNKNOWN not in types else Role.REFORMAT
         return Role.CONVOLUTION if self.is_convolution else Role.OTHER

@@ -199,21 +199,31 @@ def output_of(node: onnx.NodeProto, inputs: list[Extent]) -> Extent:
     if work is not None:
         if node.op_type in _BY_AXES and len(inputs) == 1:
             axes = next((len(a.ints) for a in node.attribute if a.name == "axes"), 0)
-            inputs = [*inputs, Extent(1, 1, axes, axes if axes or node.op_type == "Unsqueeze" else _MANY)]
+            told = axes or (node.op_type == "Unsqueeze" and not _refers(node))
+            inputs = [*inputs, Extent(1, 1, axes, axes if told else _MANY)]
         return work(inputs)
     if node.op_type == "Constant":
         return _constant(node)
     if node.op_type.startswith("Reduce"):
         kept = all(a.i for a in node.attribute if a.name == "keepdims")
         return _same(inputs) if kept else _reduce(inputs)
+    if _refers(node):
+        return ANY
     # Of the others no rank is more than one above those of the inputs together, but where dimensions are attributes.
     high = sum(e.high for e in inputs) + 1 + sum(len(a.ints) for a in node.attribute)
     if node.op_type == "Einsum":  # its result has a dimension for each letter behind the arrow
-        high += sum(_MANY if a.ref_attr_name else len(a.s.rpartition(b"->")[2]) for a in node.attribute)
+        high += sum(len(a.s.rpartition(b"->")[2]) for a in node.attribute)
     return ANY._replace(high=min(high, _MANY))
 
 
+def _refers(node: onnx.NodeProto) -> bool:
+    """Whether an attribute is that of the function around it, which each call states."""
+    return any(a.ref_attr_name for a in node.attribute)
+
+
 def _constant(node: onnx.NodeProto) -> Extent:
+    if _refers(node):
+        return ANY
     for attribute in node.attribute:
         if attribute.name == "value":
             return of_dims(attribute.t.dims)
@@ -458,12 +468,16 @@ class _Inference:
         self._entries = self._copied = 0
         self._graph(self._proto.graph, None, self._known)
 
-    def _graph(self, graph: onnx.GraphProto, outer: _Scope | None, known: Types) -> None:
+    def _graph(self, graph: onnx.GraphProto, outer: _Scope | None, known: Types, unlike: int = _MANY) -> None:
+        """Judges a graph's nodes; of its inputs from ``unlike`` on onnx knows no shape that the graph does not state.
+        """
         extents = _Scope()
         extents.outer = outer
         extents.tensors = len(graph.node) + len(graph.initializer) + (outer.tensors if outer is not None else 0)
         for value in (*graph.value_info, *graph.input):
             extents[value.name] = of_type(known.get(value.name, value.type))
+        listed = {v.name for v in graph.value_info} if unlike < len(graph.input) else ()
+        extents.update((v.name, UNTYPED) for v in graph.input[unlike:] if v.name not in listed and not ranked(v.type))
         for tensor in graph.initializer:
             extents[tensor.name] = of_dims(tuple(tensor.dims))
         for sparse in graph.sparse_initializer:
@@ -476,11 +490,15 @@ class _Inference:
             inputs = [extents[t] if t else UNTYPED for t in node.input]
             op, domain = node.op_type, node.domain
             function = functions.get((domain, op)) if functions else None
+            outputs: list[Extent] = []  # where they are known one by one
             if function is not None:
                 if is_odd(node, function):
                     self.hidden.add(id(node))
                 # Types inside a function are nowhere stated, and what they are found to be is not kept.
-                self._walk(function.node, _Scope(zip(function.input, inputs, strict=False)), {})
+                inner = _Scope(zip(function.input, inputs, strict=False))
+                self._walk(function.node, inner, {})
+                if node.overload == function.overload:  # by which one of several of a name is called
+                    outputs = [inner[t] for t in function.output]
             if id(node) in self._attributed:
                 if function is None and is_odd(node, None):
                     self.hidden.add(id(node))
@@ -490,7 +508,10 @@ class _Inference:
                         if self._copied > _SCOPES:
                             self.hidden.add(id(node))
                         stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
-                        self._graph(graph, extents, stated)
+                        # What a Loop hands on from turn to turn may have another shape each time.
+                        loops = op == "Loop" and domain in STANDARD and function is None
+                        self._graph(graph, extents, stated, 2 if loops else _MANY)
+                        outputs = [UNTYPED] * (len(graph.input) - 2) if loops else outputs
             if function is not None:
                 output = ANY
             elif domain in STANDARD:
@@ -508,6 +529,8 @@ class _Inference:
             for tensor in node.output:
                 kind = known.get(tensor)
                 extents[tensor] = output if kind is None else as_known(output, kind, op in FOLLOWED)
+            for tensor, output in zip(node.output, outputs, strict=False):
+                extents[tensor] = as_known(output, known.get(tensor), True)
 
     def _judge(self, node: onnx.NodeProto, op: str, work: int, ranks: int) -> None:
         if ranks > budgets.RANK or (op == "Expand" and work > budgets.SHAPE_ENTRIES):

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.model.graph import Model
 from qdqtool.model.inference import FOLLOWED, Alike, grows, infer, shorten_names, stays_small
-from tests.growth import branches
+from tests.growth import FAMILIES, branches
 from tests.tables import in_turn
 
 LONG = 1 << 40
@@ -152,6 +152,25 @@ def test_subgraphs_are_kept_from_onnx_where_the_tables_of_tensors_are_large(monk
     assert set(given) == {4}  # of two graphs each, and 60 nodes with three constants
     assert [found[end] for end in ends[:4]] == [kept[end] for end in ends[:4]]
     assert all(n.domain == "" for n in proto.graph.node)
+
+
+@pytest.mark.parametrize("family", ["Loops", "functions"])
+def test_what_loops_hand_on_and_functions_make_stays_small(family):
+    """Of the first onnx knows no shape; the second follows from that of what a call reads."""
+    assert not grows(FAMILIES[family](200))
+
+
+def test_each_call_states_the_attributes_of_a_function():
+    """So that what the function makes is as large as a call says."""
+    def called(op, name, count, inputs, version):
+        inner = _node(op, " ".join(["a"][:inputs]), "b")
+        inner.attribute.add(name=name, ref_attr_name="told", type=onnx.AttributeProto.INTS)
+        made = [helper.make_function("own", "f", ["a"], ["b"], [inner], [helper.make_opsetid("", version)], ["told"])]
+        call, last = _node("f", "x", "y", domain="own", told=list(range(count))), _node("Reshape", "x y", "z")
+        nodes = [call] if inputs else [call, last]
+        return _model(nodes, [_value("x", [2, 3], TensorProto.FLOAT)], ["z"], functions=made, version=version)
+
+    assert grows(called("Unsqueeze", "axes", 100, 1, 11)) and grows(called("Constant", "value_ints", 100, 0, 18))
 
 
 def test_an_einsum_has_a_dimension_for_each_letter():
