@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
+GROWTH := tests/test_growth.py tests/calibration/test_picture_memory.py
 # `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: without SEED a new one, without P every package.
 SEED ?=
 P ?=
@@ -73,10 +74,10 @@ fuzz-all: $(VENV)/.test-installed
 
 # All cases take hours; the sample takes some minutes, and asks for the same.
 growth: $(VENV)/.test-installed
-	$(BIN)/pytest -q tests/test_growth.py tests/calibration/test_picture_memory.py -m growth --growth
+	$(BIN)/pytest -q $(GROWTH) -m growth --growth
 
 growth-sample: $(VENV)/.test-installed
-	$(BIN)/pytest -q tests/test_growth.py -m sampled --growth
+	$(BIN)/pytest -q $(GROWTH) -m sampled --growth
 
 $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'

@@ -204,15 +204,26 @@ def bounded_by_an_eighth(patch):
             patch.setattr(module, name, getattr(module, name) // 8)
 
 
-@pytest.mark.parametrize(("command", "family"), [
-    *(("predict", family) for family in (*QUICK, *CHAINS)), ("fix", QUICK[0]), ("extract", QUICK[0]),
-    ("predict on a GPU", "mesh"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(("fix", "fix to half"), SQUARED)),
-    *(pytest.param("predict", f, marks=pytest.mark.slow) for f in FAMILIES if f not in (*QUICK, *CHAINS, *ELSEWHERE)),
-    *(pytest.param(*some, marks=pytest.mark.slow) for some in SOME),
-])  # fmt: skip
+AT_ONCE = (*(("predict", family) for family in (*QUICK, *CHAINS)), ("fix", QUICK[0]), ("extract", QUICK[0]),
+           ("predict on a GPU", "mesh"))
+SOON = (*itertools.product(("fix", "fix to half"), SQUARED), *SOME,
+        *(("predict", f) for f in FAMILIES if f not in (*QUICK, *CHAINS, *ELSEWHERE)))
+
+
+@pytest.mark.parametrize(("command", "family"), AT_ONCE)
+def test_work_of_a_few(command, family, monkeypatch):
+    _grows_by_calls(command, family, monkeypatch)
+
+
+@pytest.mark.parametrize(("command", "family"), SOON)
+@pytest.mark.growth
+@pytest.mark.sampled
 def test_work_of_some(command, family, monkeypatch):
-    """`make growth` takes all commands and families, up to 4,000 nodes."""
+    """Above are all commands and families, up to 4,000 nodes."""
+    _grows_by_calls(command, family, monkeypatch)
+
+
+def _grows_by_calls(command, family, monkeypatch):
     if family in LATER:
         bounded_by_an_eighth(monkeypatch)
     sizes = BEGIN_LATER.get(family, (150, 300) if family in AT_300 else (100, 200))

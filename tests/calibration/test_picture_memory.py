@@ -96,8 +96,8 @@ def pictures(folder: Path, some: bool) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize("some", [
-    pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.growth)])
+@pytest.mark.parametrize("some", [pytest.param(True, marks=pytest.mark.sampled), False])
+@pytest.mark.growth
 def test_the_peak_of_a_process_for_each_kind_of_picture(tmp_path: Path, some: bool) -> None:
     for path in pictures(tmp_path, some):
         threads = 2 if path.name.startswith("PNG RGBA") else 1
