@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _DOUBLINGS = 32  # of a dimension, by all nodes together; more may leave the num
 _LARGE = 1 << 30
 _CONSTANT = 64  # entries of one that is looked at
 _PAIR = 2
+_INTEGERS = 1 << 31  # what onnx reads of an attribute
 _PAIRS = ("DequantizeLinear", "QuantizeLinear")
 
 CUTTING = ("GatherND", "Slice")  # which crash on negative dimensions
@@ -70,7 +72,7 @@ def convert_version(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     Raises:
         Exception: onnx cannot convert it, or crashes on it.
     """
-    if _Look(proto).harmless:
+    if _Look(proto).harmless and not any(is_odd(n, None) for n in nodes_of(proto)):
         from onnx import version_converter
 
         converted: onnx.ModelProto = version_converter.convert_version(proto, opset)
@@ -78,28 +80,54 @@ def convert_version(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return _CHILD.ask(proto, opset)
 
 
+def is_odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
+    """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
+    attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
+    if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
+        return True
+    return node.op_type == "Split" and any(
+        a.name == "num_outputs" and (a.i != len(node.output) or a.ref_attr_name) for a in attributes)
+
+
 class _Look:
     """What a model's nodes could make of onnx."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
-        self._stored: dict[str, onnx.TensorProto] | None = None
+        self._stored: dict[str, onnx.TensorProto] = {}
         self._quantized: dict[str, str] = {}
+        self._stated: dict[str, set[tuple[int, ...]]] = {}
         self._doubled = 0.0
         nodes = list(nodes_of(proto))
-        own = {(f.domain, f.name) for f in proto.functions}
-        self.harmless = all(n.op_type in PLAIN or n.op_type in CUTTING or n.op_type in _CHECKS or (n.domain, n.op_type)
-                            in own if n.domain in STANDARD else not n.domain.startswith("ai.onnx") for n in nodes)
+        # A function of the model that has the name of an operator does not stand for it in onnx.
+        self.harmless = all(n.op_type in PLAIN or n.op_type in CUTTING or n.op_type in _CHECKS if n.domain in STANDARD
+                            else not n.domain.startswith("ai.onnx") for n in nodes)
         if self.harmless and any(n.op_type in CUTTING and n.domain in STANDARD for n in nodes):
-            self.harmless = not self._states_negative() and all(
-                check is None or check(self, n) for n in nodes
-                if (check := _CHECKS.get(n.op_type)) is not None or n.op_type == "GatherND")
+            self.harmless = self._states_sizes(nodes) and all(
+                check(self, n) for n in nodes if (check := _CHECKS.get(n.op_type)) is not None)
 
-    def _states_negative(self) -> bool:
-        """Whether a type that is stated has a dimension that is negative, or so large that sums of some could be."""
-        graphs = (self._proto.graph, *inner_graphs(list(nodes_of(self._proto))))
-        return any(not 0 <= d.dim_value < _LARGE for g in graphs for v in (*g.input, *g.output, *g.value_info)
-                   for d in v.type.tensor_type.shape.dim)
+    def _states_sizes(self, nodes: list[onnx.NodeProto]) -> bool:
+        """Collects constants, and types that are stated; whether none has a dimension that is negative, or so large
+        that sums of some could be."""
+        graphs = (self._proto.graph, *inner_graphs(nodes))
+        for value in (v for g in graphs for v in (*g.input, *g.output, *g.value_info)):
+            dims = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+            if not all(0 <= d < _LARGE for d in dims):
+                return False
+            self._stated.setdefault(value.name, set()).add(dims)
+        tensors = [(t.name, t) for g in graphs for t in g.initializer]
+        constants = [(n, a) for n in nodes if n.op_type == "Constant" and n.output for a in n.attribute]
+        tensors += [(n.output[0], a.t) for n, a in constants if a.name == "value" and not a.ref_attr_name]
+        sparse = (*(t for g in graphs for t in g.sparse_initializer), *(a.sparse_tensor for _, a in constants))
+        self._stored = dict(tensors)
+        self._quantized = {n.output[0]: n.input[0] for n in nodes if n.op_type in _PAIRS and n.input and n.output}
+        made = Counter([*(t.name for g in graphs for t in g.initializer), *(t for n in nodes for t in n.output),
+                        *(v.name for g in graphs[1:] for v in g.input),
+                        *(t for f in self._proto.functions for t in f.input)])
+        for name in [name for name, count in made.items() if count > 1]:  # in several graphs: no telling which is meant
+            self._stored.pop(name, None)
+            self._quantized.pop(name, None)
+        return all(d >= 0 for t in (*(t for _, t in tensors), *sparse) for d in t.dims)
 
     def doubles(self, factor: float) -> bool:
         """Counts a factor of dimensions; whether all of them together are still few."""
@@ -108,13 +136,6 @@ class _Look:
 
     def values(self, tensor: str) -> list[float] | None:
         """The values of a small constant; None for others."""
-        if self._stored is None:
-            graph = self._proto.graph
-            self._stored = {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" and n.output
-                            for a in n.attribute if a.name == "value"}
-            self._quantized = {n.output[0]: n.input[0] for n in graph.node
-                               if n.op_type in _PAIRS and n.input and n.output}
-            self._stored.update((t.name, t) for t in graph.initializer)
         stored = self._stored.get(tensor)
         if stored is None or stored.external_data or math.prod(stored.dims) > _CONSTANT:
             return None
@@ -124,16 +145,18 @@ class _Look:
             return None
 
     def dims(self, tensor: str) -> list[int] | None:
-        """Dimensions of a constant, or of one that is quantized."""
-        self.values("")
+        """Dimensions of a constant, or of one that is quantized; None where a type says otherwise."""
+        stated = set(self._stated.get(tensor, ()))
         for _ in range(_PAIR):
             tensor = self._quantized.get(tensor, tensor)
-        stored = (self._stored or {}).get(tensor)
-        return None if stored is None else list(stored.dims)
+            stated |= self._stated.get(tensor, set())
+        stored = self._stored.get(tensor)
+        return None if stored is None or stated - {tuple(stored.dims)} else list(stored.dims)
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any] | None:
-    if any(a.ref_attr_name for a in node.attribute):
+    # onnx reads an attribute's numbers whatever type it has.
+    if any(a.ref_attr_name or (a.ints and a.type != a.INTS) or (a.i and a.type != a.INT) for a in node.attribute):
         return None
     try:
         return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -150,7 +173,7 @@ def _window(look: _Look, node: onnx.NodeProto) -> bool:
     stated = _attributes(node)
     if stated is None:
         return False
-    if stated.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
+    if stated.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER") and "pads" not in stated:
         return True
     kernel = stated.get("kernel_shape") or (look.dims("".join(node.input[1:2])) or [])[2:]
     if not kernel or not _all(kernel, 1):
@@ -184,6 +207,22 @@ def _by_input(place: int, *attributes: str, factor: bool = False) -> Callable[[_
     return check
 
 
+def _resize(look: _Look, node: onnx.NodeProto) -> bool:
+    return _by_input(min(2, len(node.input) - 1), factor=True)(look, node)  # the second input before opset 11
+
+
+def _split(look: _Look, node: onnx.NodeProto) -> bool:
+    """What is split in more than two equal parts may have too little for the last."""
+    count = (_attributes(node) or {}).get("num_outputs", len(node.output))
+    return count == len(node.output) and _by_input(1, "split")(look, node) and (
+        count <= _PAIR or not any(a.name == "num_outputs" for a in node.attribute))
+
+
+def _gather(look: _Look, node: onnx.NodeProto) -> bool:
+    stated = _attributes(node)
+    return stated is not None and _all([stated.get("batch_dims", 0)])
+
+
 def _block(look: _Look, node: onnx.NodeProto) -> bool:
     size = (_attributes(node) or {}).get("blocksize")
     return isinstance(size, int) and size > 0 and look.doubles(size * size)
@@ -193,9 +232,10 @@ _CHECKS: dict[str, Callable[[_Look, onnx.NodeProto], bool]] = {
     **dict.fromkeys(("AveragePool", "Conv", "ConvTranspose", "MaxPool"), _window),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _block),
     "Expand": _by_input(1),
+    "GatherND": _gather,
     "Pad": _by_input(1, "pads", "paddings"),
-    "Resize": _by_input(2, factor=True),
-    "Split": _by_input(1, "split"),
+    "Resize": _resize,
+    "Split": _split,
     "Tile": _by_input(1, factor=True),
     "TopK": _by_input(1),
     "Upsample": _by_input(1, "scales", factor=True),
