@@ -17,7 +17,6 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec, Sample
 from qdqtool.base import budgets
 from qdqtool.base.outputs import parse_json
-from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
@@ -218,7 +217,7 @@ def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
 
 
 def _refused(name: str, error: BaseException) -> ModelError:
-    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {reason_of(error, 300)}")
+    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {sessions.failure(error)}")
 
 
 def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
@@ -255,5 +254,5 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(f"onnxruntime failed on a sample: {reason_of(error, 300)}") from error
+            raise ModelError(f"onnxruntime failed on a sample: {sessions.failure(error)}") from error
         return dict(zip(self.outputs, values, strict=True))

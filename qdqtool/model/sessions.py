@@ -17,8 +17,10 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
+from qdqtool.base import budgets
 from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.process import temporary_folder
+from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
@@ -37,9 +39,11 @@ def cores() -> int:
 
 def open_session(
     source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
-    fold_qdq: bool = True, values: Mapping[str, Any] | None = None, one_arena: bool = False,
+    fold_qdq: bool = True, values: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A session on the CPU.
+    """A session on the CPU; it computes in the memory of all sessions of this process, which has a limit.
+
+    Each one's own would keep what its largest run took, and a model whose sizes only a run tells would take all.
 
     Args:
         source: The model's bytes, or its path.
@@ -48,8 +52,6 @@ def open_session(
         folder: Where external weights lie, for a model given as bytes.
         fold_qdq: Whether Q/DQ pairs may become integer kernels.
         values: onnxruntime's values of weights that the model names as external.
-        one_arena: Whether it computes in the memory of all sessions that are opened so. Each one's own would keep what
-            its largest run took.
 
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
@@ -69,7 +71,7 @@ def open_session(
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        if one_arena and _has_arena():
+        if has_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
         if folder:
             options.add_session_config_entry(FOLDER_KEY, folder)
@@ -84,17 +86,26 @@ def open_session(
 
 
 @functools.cache
-def _has_arena() -> bool:
+def has_arena() -> bool:
     """Makes the arena of this process's sessions; False where onnxruntime does not, or has one of somebody else's."""
     ort = load_onnxruntime()
     try:
         cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(0, 1, -1, -1))  # takes what is asked for, not twice that
+        # Takes what is asked for, not twice that.
+        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(budgets.session_memory(), 1, -1, -1))
     except Exception:  # onnxruntime's exceptions have no common base but this
         return False
     return True
 
 
+def failure(error: BaseException) -> str:
+    """Why a session does not open or run, in a line."""
+    if _ARENA in str(error):
+        return f"it takes more memory than there is, or than {budgets.amount(budgets.session_memory())}"
+    return reason_of(error, 300)
+
+
+_ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there
 
 
