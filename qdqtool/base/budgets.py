@@ -29,6 +29,7 @@ UNPACKED_LOG = 4 * GB  # read in one pass, never held
 PIPED_LOG = 256 * MB  # what comes from a pipe may have no end
 PIPED_LINES = 2_000_000
 LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
+COMMAND = 1 << 17  # characters of a user's command: Linux takes no longer word, and a long one is split in squared time
 COMMAND_OUTPUT = 64 * MB  # of a user's command, searched for a text
 JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
 JSON_VALUES = 8_000_000  # values in one JSON, counted by what divides them: as Python's objects half a GB
