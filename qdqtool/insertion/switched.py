@@ -155,7 +155,7 @@ def _branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
 
 def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
-        return open_proto(part, threads, weights=model.initializers, fold_qdq=False)
+        return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _cannot_run(error) from error
 

@@ -24,7 +24,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
-from qdqtool.model.subgraphs import captured
+from qdqtool.model.subgraphs import captured, inner_graphs, nodes_of
 
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
@@ -39,11 +39,9 @@ def cores() -> int:
 
 def open_session(
     source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
-    fold_qdq: bool = True, values: Mapping[str, Any] | None = None,
+    fold_qdq: bool = True, values: Mapping[str, Any] | None = None, one_arena: bool = False,
 ) -> Any:
-    """A session on the CPU; it computes in the memory of all sessions of this process, which has a limit.
-
-    Each one's own would keep what its largest run took, and a model whose sizes only a run tells would take all.
+    """A session on the CPU.
 
     Args:
         source: The model's bytes, or its path.
@@ -52,6 +50,8 @@ def open_session(
         folder: Where external weights lie, for a model given as bytes.
         fold_qdq: Whether Q/DQ pairs may become integer kernels.
         values: onnxruntime's values of weights that the model names as external.
+        one_arena: Whether it computes in the memory of all sessions that are opened so, which has a limit and is kept
+            until the process ends. Each one's own would keep what its largest run took, as long as it is open.
 
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
@@ -71,7 +71,7 @@ def open_session(
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         if not fold_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        if has_arena():
+        if one_arena and _has_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
         if folder:
             options.add_session_config_entry(FOLDER_KEY, folder)
@@ -86,7 +86,7 @@ def open_session(
 
 
 @functools.cache
-def has_arena() -> bool:
+def _has_arena() -> bool:
     """Makes the arena of this process's sessions; False where onnxruntime does not, or has one of somebody else's."""
     ort = load_onnxruntime()
     try:
@@ -106,6 +106,20 @@ def failure(error: BaseException) -> str:
 
 
 _ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
+# Whose outputs are as large as the numbers that they read say, from this input on.
+_BY_NUMBERS = {"CenterCropPad": 1, "ConstantOfShape": 0, "Expand": 1, "MaxUnpool": 2, "OneHot": 1, "Pad": 1, "Range": 0,
+               "Resize": 1, "Tile": 1, "Upsample": 1}
+
+
+def sizes_by_run(proto: onnx.ModelProto) -> bool:
+    """Whether what a run computes can decide how large tensors become: its memory needs a limit."""
+    nodes = list(nodes_of(proto))
+    constants = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output}
+    constants.update(t.name for graph in (proto.graph, *inner_graphs(nodes)) for t in graph.initializer)
+    return any(n.op_type in ("Loop", "Scan") or any(
+        t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)):]) for n in nodes)
+
+
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there
 
 
@@ -180,6 +194,8 @@ def open_proto(
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
+    if "one_arena" not in options:
+        options["one_arena"] = sizes_by_run(proto)
     missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
     if missing:
         with _apart(proto, missing) as path:

@@ -451,7 +451,7 @@ class Network:
         values = self.weights.used_by(proto)
         source = proto.SerializeToString()
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
-        return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values)), size
+        return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)), size
 
 
 

@@ -249,3 +249,15 @@ def test_a_size_that_a_run_decides_does_not_take_the_machines_memory(tmp_path: P
     onnx.save(doubling(), path)
     ended = subprocess.run([sys.executable, "-c", _GROWING, str(path)], capture_output=True, text=True, check=True)
     assert int(ended.stdout) < 600_000  # KB: the limit of 256 MB and the libraries
+
+
+def test_what_a_run_decides() -> None:
+    """A Resize by numbers of the model is as large as they say; by computed ones it may be anything."""
+    def resize(scales: str) -> onnx.ModelProto:
+        nodes = [helper.make_node("Constant", [], ["stated"], value_floats=[2.0, 2.0]),
+                 helper.make_node("Resize", ["x", "", scales], ["y"])]
+        return helper.make_model(helper.make_graph(nodes, "g", [], [], [
+            numpy_helper.from_array(np.ones(2, np.float32), "stored")]))
+
+    assert [sessions.sizes_by_run(resize(scales)) for scales in ("stated", "stored", "made")] == [False, False, True]
+    assert sessions.sizes_by_run(doubling())
