@@ -17,7 +17,6 @@ from onnx import external_data_helper
 from calibration.dataset import InputSpec, Sample
 from qdqtool.base import budgets
 from qdqtool.base.outputs import parse_json
-from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
@@ -212,13 +211,15 @@ def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
         ModelError: onnxruntime does not take it.
     """
     try:
+        if "one_arena" not in options:
+            options["one_arena"] = sessions.sizes_by_run(onnx.ModelProto.FromString(source))
         return sessions.open_session(source, threads, **options)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(name, error) from error
 
 
 def _refused(name: str, error: BaseException) -> ModelError:
-    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {reason_of(error, 300)}")
+    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {sessions.failure(error)}")
 
 
 def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
@@ -255,5 +256,5 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(f"onnxruntime failed on a sample: {reason_of(error, 300)}") from error
+            raise ModelError(f"onnxruntime failed on a sample: {sessions.failure(error)}") from error
         return dict(zip(self.outputs, values, strict=True))

@@ -6,6 +6,8 @@ unless a name says otherwise.
 
 from __future__ import annotations
 
+import os
+
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import QdqtoolError
 
@@ -27,6 +29,7 @@ UNPACKED_LOG = 4 * GB  # read in one pass, never held
 PIPED_LOG = 256 * MB  # what comes from a pipe may have no end
 PIPED_LINES = 2_000_000
 LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
+COMMAND = 1 << 17  # characters of a user's command: Linux takes no longer word, and a long one is split in squared time
 COMMAND_OUTPUT = 64 * MB  # of a user's command, searched for a text
 JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
 JSON_VALUES = 8_000_000  # values in one JSON, counted by what divides them: as Python's objects half a GB
@@ -66,6 +69,7 @@ MINIMIZED_BYTES = 16 * GB  # of the models predicted then, and of weights that a
 ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
 
 LOOP_WORK = 10**15  # of one loop in one run of a model that is calibrated, counted as that of `fix` is: a day
+SESSION_SHARE = 0.75  # of the machine's memory, which onnxruntime may take in this process: a run may decide a size
 SAMPLE_ROWS = 4096  # the batch of a model that is calibrated
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.
@@ -114,6 +118,14 @@ def seconds(given: float | None, name: str) -> float:
         raise QdqtoolError(said("{limit:{given!r}}: give seconds above 0, up to a million", limit=Parameter(name),
                                 given=given))
     return float(given)
+
+
+def session_memory() -> int:
+    """Bytes that sessions of onnxruntime may take in this process together; 0 where the machine's memory is unknown."""
+    try:
+        return int(SESSION_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # no such name, as on Windows
+        return 0
 
 
 def amount(size: float) -> str:

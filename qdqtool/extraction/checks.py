@@ -202,6 +202,9 @@ class CommandCheck:
     def __init__(
         self, proto: onnx.ModelProto, command: str, says: str = "", timeout: float = budgets.USER_SECONDS
     ) -> None:
+        if len(command) > budgets.COMMAND:
+            raise QdqtoolError(said("{`check`}: has {count} characters; the limit is {limit}", count=len(command),
+                                    limit=budgets.COMMAND))
         try:
             self._words = shlex.split(command)
         except ValueError as error:

@@ -17,12 +17,14 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
+from qdqtool.base import budgets
 from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.process import temporary_folder
+from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
-from qdqtool.model.subgraphs import captured
+from qdqtool.model.subgraphs import captured, inner_graphs, nodes_of
 
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
@@ -48,8 +50,8 @@ def open_session(
         folder: Where external weights lie, for a model given as bytes.
         fold_qdq: Whether Q/DQ pairs may become integer kernels.
         values: onnxruntime's values of weights that the model names as external.
-        one_arena: Whether it computes in the memory of all sessions that are opened so. Each one's own would keep what
-            its largest run took.
+        one_arena: Whether it computes in the memory of all sessions that are opened so, which has a limit and is kept
+            until the process ends. Each one's own would keep what its largest run took, as long as it is open.
 
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
@@ -89,10 +91,33 @@ def _has_arena() -> bool:
     ort = load_onnxruntime()
     try:
         cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(0, 1, -1, -1))  # takes what is asked for, not twice that
+        # Takes what is asked for, not twice that.
+        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(budgets.session_memory(), 1, -1, -1))
     except Exception:  # onnxruntime's exceptions have no common base but this
         return False
     return True
+
+
+def failure(error: BaseException) -> str:
+    """Why a session does not open or run, in a line."""
+    if _ARENA in str(error):
+        return f"it takes more memory than there is, or than {budgets.amount(budgets.session_memory())}"
+    return reason_of(error, 300)
+
+
+_ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
+# Whose outputs are as large as the numbers that they read say, from this input on.
+_BY_NUMBERS = {"CenterCropPad": 1, "ConstantOfShape": 0, "Expand": 1, "MaxUnpool": 2, "OneHot": 1, "Pad": 1, "Range": 0,
+               "Resize": 1, "Tile": 1, "Upsample": 1}
+
+
+def sizes_by_run(proto: onnx.ModelProto) -> bool:
+    """Whether what a run computes can decide how large tensors become: its memory needs a limit."""
+    nodes = list(nodes_of(proto))
+    constants = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output}
+    constants.update(t.name for graph in (proto.graph, *inner_graphs(nodes)) for t in graph.initializer)
+    return any(n.op_type in ("Loop", "Scan") or any(
+        t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)):]) for n in nodes)
 
 
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there
@@ -169,6 +194,8 @@ def open_proto(
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
+    if "one_arena" not in options:
+        options["one_arena"] = sizes_by_run(proto)
     missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
     if missing:
         with _apart(proto, missing) as path:

@@ -20,7 +20,7 @@ from qdqtool.base import budgets
 from qdqtool.base.files import watched
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Ranges, Workers, takes
-from qdqtool.base.parameters import typed
+from qdqtool.base.parameters import shown, typed
 from qdqtool.base.records import replaced
 from qdqtool.base.said import Parameter, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
@@ -213,8 +213,8 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
     for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
         number = getattr(effort, parameter)
         if number is not None and not number > 0:
-            raise QdqtoolError(said("{parameter} {number:g}: has to be above 0", parameter=Parameter(parameter),
-                                    number=number))
+            raise QdqtoolError(said("{parameter} {number}: has to be above 0", parameter=Parameter(parameter),
+                                    number=shown(number)))
     if effort.time_limit is not None:
         budgets.seconds(effort.time_limit, "time_limit")
 

@@ -91,7 +91,7 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
     partial = partial_model(load(conv_net()), ["r2"])
 
     class Refuses:
-        graph = partial.graph
+        graph, functions = partial.graph, partial.functions
 
         def SerializeToString(self) -> bytes:
             raise ValueError("Message onnx.ModelProto exceeds maximum protobuf size of 2GB")

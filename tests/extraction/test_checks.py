@@ -138,7 +138,7 @@ def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @in_turn(("command", "said"), [
     ("", "is empty"), ("'open", "cannot be split"), ("no-such-program-here", "cannot be run"),
-    ("true a\0b", "cannot be run"), ("true \ud800", "cannot be run"),
+    ("true a\0b", "cannot be run"), ("true \ud800", "cannot be run"), ("x" * (budgets.COMMAND + 1), "characters"),
 ])
 def test_commands_that_are_none(command: str, said: str) -> None:
     with pytest.raises(QdqtoolError, match=said):

@@ -206,3 +206,58 @@ def test_a_crew_ends_when_its_results_are_not_wanted_any_more() -> None:
     next(results)
     results.close()
     assert threading.active_count() == before
+
+
+_GROWING = """
+import resource, sys
+import numpy as np
+from qdqtool.base import budgets
+import calibration
+from qdqtool.errors import ModelError
+budgets.session_memory = lambda: 1 << 28
+try:
+    calibration.collect(sys.argv[1], [{"x": np.full((1, 8), 0.5, np.float32)}], ["y"])
+except ModelError:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def doubling() -> onnx.ModelProto:
+    """A loop whose turns the input decides; each joins what it has to itself: 4 kB of model, 2^40 numbers."""
+    value, bools, ints = helper.make_tensor_value_info, TensorProto.BOOL, TensorProto.INT64
+    node = helper.make_node
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["goes"]), node("Concat", ["a", "a"], ["twice"], axis=0)], "body",
+        [value("turn", ints, []), value("go", bools, []), value("a", TensorProto.FLOAT, None)],
+        [value("goes", bools, []), value("twice", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        node("ReduceMax", ["x"], ["most"], keepdims=0), node("Mul", ["most", "80"], ["many"]),
+        node("Cast", ["many"], ["turns"], to=ints), node("Loop", ["turns", "yes", "one"], ["long"], body=body),
+        node("ReduceMean", ["long"], ["mean"], keepdims=0), node("Add", ["x", "mean"], ["y"]),
+    ]  # fmt: skip
+    constants = {"80": np.float32(80), "yes": np.array(True), "one": np.ones(1, np.float32)}
+    x, y = (value(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="no limit on the machine's memory")
+def test_a_size_that_a_run_decides_does_not_take_the_machines_memory(tmp_path: Path) -> None:
+    path = tmp_path / "doubling.onnx"
+    onnx.save(doubling(), path)
+    ended = subprocess.run([sys.executable, "-c", _GROWING, str(path)], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 600_000  # KB: the limit of 256 MB and the libraries
+
+
+def test_what_a_run_decides() -> None:
+    """A Resize by numbers of the model is as large as they say; by computed ones it may be anything."""
+    def resize(scales: str) -> onnx.ModelProto:
+        nodes = [helper.make_node("Constant", [], ["stated"], value_floats=[2.0, 2.0]),
+                 helper.make_node("Resize", ["x", "", scales], ["y"])]
+        return helper.make_model(helper.make_graph(nodes, "g", [], [], [
+            numpy_helper.from_array(np.ones(2, np.float32), "stored")]))
+
+    assert [sessions.sizes_by_run(resize(scales)) for scales in ("stated", "stored", "made")] == [False, False, True]
+    assert sessions.sizes_by_run(doubling())
