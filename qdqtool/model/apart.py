@@ -248,6 +248,14 @@ class _Child:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """A fork has a process of its own: requests of two would mix."""
+        self._process = None
+        self._lock = threading.Lock()
+        atexit.unregister(self._close)
 
     def ask(self, proto: onnx.ModelProto, *numbers: int) -> onnx.ModelProto:
         """What onnx makes of a model; the numbers are those that the worker takes.

@@ -1,5 +1,6 @@
 """What onnx crashes on is not inferred, in whatever operator it is; and ordinary networks are inferred here."""
 
+import os
 import random
 import subprocess
 import sys
@@ -135,6 +136,22 @@ def test_a_crash_is_an_error_and_the_next_model_is_inferred() -> None:
     found = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
              for v in apart.infer_shapes(whole).graph.value_info}
     assert found["z"] == [1, 8, 3, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_a_fork_asks_a_process_of_its_own() -> None:
+    large = _cut(_node("MaxPool", kernel_shape=[9, 9]), dims=(1, 8, 9, 9))
+    apart._CHILD.ask(large, 0, 0, 0, 0)
+    first = apart._CHILD._process
+    if not (fork := os.fork()):
+        known = apart._CHILD._process is None
+        apart._CHILD.ask(large, 0, 0, 0, 0)
+        apart._CHILD._close()
+        os._exit(0 if known else 1)
+    assert os.waitpid(fork, 0)[1] == 0
+    apart._CHILD.ask(large, 0, 0, 0, 0)
+    assert apart._CHILD._process is first is not None
 
 
 def test_a_model_that_the_converter_crashes_on() -> None:
