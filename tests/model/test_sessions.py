@@ -1,6 +1,5 @@
 """Weights on their way into onnxruntime: through a file, one after the other, and never all of them once more."""
 
-import os
 import subprocess
 import sys
 import tempfile
