@@ -197,7 +197,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what all imports made is never garbage
-    gc.set_threshold(200_000)  # what tests make is soon let go by itself
+    gc.set_threshold(20_000)
     gc.enable()
 
 
