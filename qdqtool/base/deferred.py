@@ -14,6 +14,7 @@ _NAME = "onnx"
 _TEXTS = "google.protobuf.text_format"
 #: What onnxruntime is to have in its environment when it is loaded, else it leaves a file `.ses` in TMPDIR.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
+NO_MEMORY = "bfc_arena"  # stands in what onnxruntime says where it got no memory
 
 
 class _Deferred(ModuleType):

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +19,12 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets
-from qdqtool.base.deferred import NO_TELEMETRY
-from qdqtool.base.process import marked
+from qdqtool.base import budgets, workers
+from qdqtool.base.deferred import NO_MEMORY, NO_TELEMETRY
 from qdqtool.base.said import said
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
-_ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
 _CLOCK = 10  # seconds of the clock for each of the processor, where other programs want that as well
 _ENDS_WITHIN = 10.0  # seconds, once it has closed its output
 _TICKS = 60  # parts in which the seconds of a clock are waited for
@@ -111,11 +108,8 @@ class Sandbox:
             RunError: It does not start.
         """
         if self._process is None or self._process.poll() is not None:
-            environment = marked({**NO_TELEMETRY, **os.environ, "MALLOC_ARENA_MAX": "2"})
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
-            )
+            environment = {**NO_TELEMETRY, **os.environ, "MALLOC_ARENA_MAX": "2"}
+            self._process = workers.start(WORKER, str(budgets.SESSION_PROCESS), environment=environment)
             atexit.register(self.close)
             self._await(self._process)
         return self._process
@@ -156,7 +150,7 @@ class Sandbox:
             text = answer["error"]
             if "memory" in answer or "bad_alloc" in text:  # the second as C++ says it
                 raise TooMuch(text)
-            raise (Crashed if _ARENA in text else RunError)(text)
+            raise (Crashed if NO_MEMORY in text else RunError)(text)
         return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}
 
     def close(self) -> None:
@@ -166,12 +160,7 @@ class Sandbox:
         if process is None:
             return
         atexit.unregister(self.close)
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
+        workers.end(process)
 
 
 @contextlib.contextmanager

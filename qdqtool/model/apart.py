@@ -8,10 +8,8 @@ are inferred here, and only where none of them cuts what may be negative; what o
 from __future__ import annotations
 
 import atexit
-import contextlib
 import math
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from qdqtool.base.process import marked
+from qdqtool.base import workers
 from qdqtool.model.subgraphs import STANDARD, inner_graphs, nodes_of
 
 if TYPE_CHECKING:
@@ -286,13 +284,9 @@ class _Child:
         return made
 
     def _started(self) -> subprocess.Popen[bytes]:
-        import subprocess
-
         if self._process is None or self._process.poll() is not None:
             self._close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, env=marked(os.environ))
+            self._process = workers.start(_WORKER)
             atexit.register(self._close)
         return self._process
 
@@ -301,12 +295,7 @@ class _Child:
         if process is None:
             return
         atexit.unregister(self._close)
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
+        workers.end(process)
 
 
 _CHILD = _Child()

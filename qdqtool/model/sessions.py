@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from qdqtool.base import budgets
-from qdqtool.base.deferred import load_onnxruntime
+from qdqtool.base.deferred import NO_MEMORY, load_onnxruntime
 from qdqtool.base.process import temporary_folder
 from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
@@ -100,12 +100,11 @@ def _has_arena() -> bool:
 
 def failure(error: BaseException) -> str:
     """Why a session does not open or run, in a line."""
-    if _ARENA in str(error):
+    if NO_MEMORY in str(error):
         return f"it takes more memory than there is, or than {budgets.amount(budgets.session_memory())}"
     return reason_of(error, 300)
 
 
-_ARENA = "bfc_arena"  # where onnxruntime says that it got no memory
 # Whose outputs are as large as the numbers that they read say, from this input on.
 _BY_NUMBERS = {"CenterCropPad": 1, "ConstantOfShape": 0, "Expand": 1, "MaxUnpool": 2, "OneHot": 1, "Pad": 1, "Range": 0,
                "Resize": 1, "Tile": 1, "Upsample": 1}
