@@ -17,7 +17,7 @@ from typing import Any
 
 from calibration.cache import Statistics
 from calibration.cluster.mapping import Cluster, Job
-from calibration.counting import Tally
+from calibration.counting import Tally, turns
 from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
@@ -69,9 +69,10 @@ class Engine:
         session = open_packed(assignment.model, counters, assignment.path) if assignment.model else None
         assignment.model = b""
         self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
+        turn = turns(slots)
         for _ in range(slots):
             self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters,
-                                 assignment.samples, assignment.by_channel))
+                                 assignment.samples, assignment.by_channel, turn))
 
     @contextlib.contextmanager
     def tally(self) -> Iterator[Tally]:

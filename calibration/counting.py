@@ -32,7 +32,7 @@ class Tally:
 
     def __init__(
         self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int,
-        samples: int | None = None, by_channel: Collection[str] = (),
+        samples: int | None = None, by_channel: Collection[str] = (), turn: threading.Semaphore | None = None,
     ) -> None:
         """Begins with nothing counted.
 
@@ -44,12 +44,14 @@ class Tally:
             counters: Threads that count the tensors of a sample.
             samples: How many there are in all, wherever they are counted; None where that is not known.
             by_channel: Tensors whose last axis holds channels to count apart.
+            turn: What lets a few of the tallies beside this one count at the same time, see :func:`turns`.
         """
         self._names = tuple(names)
         self._bins = bins
         self._samples = samples
         self._spotted = spotted_samples(samples)
         self._by_channel = frozenset(by_channel)
+        self._turn = turn or threading.Semaphore()
         self.lock = threading.Lock()
         self.forget()
         self._focus = focus
@@ -87,6 +89,10 @@ class Tally:
             return
         sample, images = loaded
         arrays = {**sample, **(self._fetcher.run(sample) if self._fetcher else {})}
+        with self._turn:
+            self._add(number, arrays, images)
+
+    def _add(self, number: int, arrays: Sample, images: int) -> None:
         looked_at = None if self._focus is None else self._focus.find(arrays)
         largest_first = iter(sorted(self.tensors, key=lambda n: -arrays[n].size))
 
@@ -118,6 +124,14 @@ class Tally:
             part.add_channels(array)
         if looked_at is not None and not everywhere:
             part.add_focus(looked_at.values(array), _thread.scratch)
+
+
+def turns(tallies: int) -> threading.Semaphore:
+    """Half of them count at a time, while the others run the network.
+
+    Counting is many short steps, and between two of them a thread waits for the interpreter, if another one counts.
+    """
+    return threading.Semaphore(max(1, tallies // 2))
 
 
 class _Thread(threading.local):

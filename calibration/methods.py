@@ -282,18 +282,22 @@ def _errors(histogram: Histogram, ranges: Floats, levels: int, power: float = 2.
     result = np.empty(len(ranges))
     for start in range(0, len(ranges), 16):  # 16 ranges at a time stay in the cache
         scales = ranges[start : start + 16, None] / levels
-        level = np.rint(edges / scales)
+        level = edges / scales
+        np.rint(level, out=level)
         np.minimum(level, levels, out=level)
-        rest = edges - level * scales
+        rest = level * scales
+        np.subtract(edges, rest, out=rest)
         if power == 2.0:
             integral = rest * rest
             integral *= rest
             integral *= 1.0 / 3.0
         else:
-            integral = np.abs(rest) ** (power + 1.0)
+            integral = np.abs(rest)
+            np.power(integral, power + 1.0, out=integral)
             np.copysign(integral, rest, out=integral)
             integral *= 1.0 / (power + 1.0)
-        integral += level * ((scales / 2.0) ** (power + 1.0) * (2.0 / (power + 1.0)))
+        level *= (scales / 2.0) ** (power + 1.0) * (2.0 / (power + 1.0))
+        integral += level
         result[start : start + 16] = np.diff(integral, axis=1) @ per_width
     return result
 

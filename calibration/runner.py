@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from calibration.arrays import open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.counting import Tally, ThreadPass
+from calibration.counting import Tally, ThreadPass, turns
 from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
 from calibration.listing import file_digest
@@ -257,7 +257,9 @@ class _Job:
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
-        tallies = [Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel) for _ in range(count)]
+        turn = turns(count)
+        tallies = [Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel, turn)
+                   for _ in range(count)]
         return ThreadPass(self.dataset.tasks(self.done), tallies)
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:

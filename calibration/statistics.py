@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -267,6 +267,7 @@ Spots = npt.NDArray[np.float32]
 IMAGES = 16  # images that are looked at
 POSITIONS = 48  # in each map
 CHANNELS = 48  # of each map
+_AT_ONCE = 1 << 16  # values of a few images whose errors are worked out in one step
 _GOLDEN = 0.6180339887498949  # steps of this part of a whole fill it evenly, however many there are
 
 
@@ -307,24 +308,34 @@ def rounding(spots: Sequence[Spots], ranges: Floats, levels: int) -> tuple[Float
         error, which is the square of a channel's mean error over an image (without what so few positions make of mere
         noise: the estimate is unbiased, and not below zero), and the whole squared error.
     """
-    biased = np.empty((len(spots), len(ranges)))
-    whole = np.empty((len(spots), len(ranges)))
+    biased: list[Floats] = []
+    whole: list[Floats] = []
     scales = (ranges / levels).astype(np.float32)[:, None, None]
     steps_squared = (ranges / levels) ** 2
-    for image, values in enumerate(spots):
-        count = len(values)
-        exact = values / scales  # in steps [range, position, channel]
+    for values in _stacked(spots, len(ranges)):
+        count = values.shape[2]
+        exact = values / scales  # in steps [image, range, position, channel]
         error = np.rint(exact)
         np.maximum(error, -levels, out=error)
         np.minimum(error, levels, out=error)
         error -= exact
-        mean = error.sum(axis=1) / count
-        square = np.square(error, out=error).sum(axis=(1, 2)) * (steps_squared / count)
-        spread = np.square(mean).sum(axis=1) * steps_squared
-        whole[image] = square
-        biased[image] = np.maximum(count * spread - square, 0.0) / (count - 1)
+        mean = error.sum(axis=2) / count
+        square = np.square(error, out=error).sum(axis=(2, 3)) * (steps_squared / count)
+        spread = np.square(mean).sum(axis=2) * steps_squared
+        whole.append(square)
+        biased.append(np.maximum(count * spread - square, 0.0) / (count - 1))
     # In an order of their own, so that the sums do not depend on which image was counted first.
-    return np.sort(biased, axis=0).sum(axis=0) / len(spots), np.sort(whole, axis=0).sum(axis=0) / len(spots)
+    sums = [np.sort(np.concatenate(parts), axis=0).sum(axis=0) for parts in (biased, whole)]
+    return sums[0] / len(spots), sums[1] / len(spots)
+
+
+def _stacked(spots: Sequence[Spots], copies: int) -> Iterator[Spots]:
+    """[images, 1, positions, channels], of as many images of one shape as so many copies of stay in the cache."""
+    for (positions, channels), alike in itertools.groupby(spots, key=np.shape):
+        images = list(alike)
+        few = max(1, _AT_ONCE // max(1, copies * positions * channels))
+        for start in range(0, len(images), few):
+            yield np.stack([s.T for s in images[start : start + few]]).transpose(0, 2, 1)[:, None]
 
 
 # A tensor ------------------------------------------------------------------------------------------------------------

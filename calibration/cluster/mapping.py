@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.base.budgets import TOGETHER
-from qdqtool.base.process import temporary_folder
+from qdqtool.base.process import collector_paused, temporary_folder
 from qdqtool.base.said import said
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model.sessions import cores
@@ -98,7 +98,10 @@ def connected(where: object) -> Iterator[Client]:
         address: Any
         address, security = (where, None) if local is None else stack.enter_context(_processes(local[1]))
         try:
-            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool", security=security)
+            # One that failed before is closed when it is collected: for ever, where that is while Dask holds its lock.
+            with collector_paused():
+                client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool",
+                                security=security)
         except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ClusterError(said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
@@ -106,7 +109,7 @@ def connected(where: object) -> Iterator[Client]:
         try:
             yield client
         finally:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), collector_paused():
                 client.close(timeout=5)
 
 
@@ -138,7 +141,7 @@ def _processes(count: str | None) -> Iterator[Any]:
         cluster = None
         try:
             try:
-                with _interrupts_kept():
+                with _interrupts_kept(), collector_paused():
                     cluster = LocalCluster(
                         n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1",
                         dashboard_address=None, scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
@@ -156,7 +159,7 @@ def _processes(count: str | None) -> Iterator[Any]:
             yield cluster, security
         finally:
             if cluster is not None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception), collector_paused():
                     cluster.close(timeout=20)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from calibration import clustered, statistics
 from calibration.arrays import MemorySource
 from calibration.clustered import Assignment, Engine, Portion, count
-from calibration.counting import Tally
+from calibration.counting import Tally, turns
 from calibration.dataset import InputSpec
 from calibration.focus import Focus
 from calibration.session import open_session, packed_model
@@ -199,6 +200,29 @@ def test_nobody_counts_any_more_when_a_count_has_failed(monkeypatch: pytest.Monk
         tally.forget()
         time.sleep(0.3)
         assert [p.count for p in tally.tensors.values()] == [0] * 4
+
+
+@pytest.mark.parametrize(("tallies", "at_once"), [(1, 1), (2, 1), (4, 2)])
+def test_half_of_the_tallies_count_at_a_time(monkeypatch: pytest.MonkeyPatch, tallies: int, at_once: int) -> None:
+    inside = [0]
+    most = [0]
+    lock = threading.Lock()
+
+    def count(self: Tally, *_: Any) -> None:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.03)
+        with lock:
+            inside[0] -= 1
+
+    monkeypatch.setattr(Tally, "_count", count)
+    turn = turns(tallies)
+    made = [Tally(None, ["x"], 64, None, 1, turn=turn) for _ in range(tallies)]
+    sample = {"x": np.ones(9, np.float32)}
+    with ThreadPoolExecutor(tallies) as pool:
+        list(pool.map(lambda tally: tally.add(0, (sample, 1)), made))
+    assert most == [at_once]
 
 
 def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, **facts: Any) -> Assignment:

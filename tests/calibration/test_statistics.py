@@ -373,6 +373,23 @@ def test_errors_that_are_and_are_not_biased() -> None:
     assert biased.tolist() == [0.0] and whole[0] == pytest.approx(0.16, rel=1e-5)
 
 
+def test_errors_of_images_of_any_shape() -> None:
+    """By hand, one image after the other: of some there are more than are worked out in one step."""
+    shapes = [*[(48, 48)] * 40, (48, 3), (6, 5), *[(48, 48)] * 3]
+    spots = [RNG.normal(0, 20, shape).astype(np.float32) for shape in shapes]
+    ranges = np.array([90.0, 30.0])
+    biased, whole = np.zeros(2), np.zeros(2)
+    for values in spots:
+        for i, unit in enumerate(ranges / 127):
+            error = np.clip(np.rint(values / unit), -127, 127) * unit - values
+            noise = np.square(error).sum(axis=0) / len(values)
+            more = len(values) * np.square(error.mean(axis=0)).sum() - noise.sum()
+            biased[i] += max(0.0, more) / (len(values) - 1) / len(spots)
+            whole[i] += noise.sum() / len(spots)
+    found = rounding(spots, ranges, 127)
+    assert found[0] == pytest.approx(biased, rel=1e-3) and found[1] == pytest.approx(whole, rel=1e-3)
+
+
 def paper(ink: float, share: float, flat: bool) -> TensorStatistics:
     """Two channels over a map, 1.5 steps of 1 / 127 each in the background, and rare larger values."""
     stats = TensorStatistics()
