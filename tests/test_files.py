@@ -383,7 +383,7 @@ def _too_late(*_: object) -> None:
 def test_every_file_is_read_through_the_guard() -> None:
     # What reads for the guard, and what reads its own files, installed with it.
     own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
-    own |= {"process.py", "owntime.py"}  # which read of processes in /proc
+    own |= {"process.py", "owntime.py", "budgets.py"}  # which read of the system, in /proc and /sys
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):

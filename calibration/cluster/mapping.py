@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from qdqtool.base.budgets import TOGETHER
+from qdqtool.base.budgets import PROCESSES, TOGETHER
 from qdqtool.base.process import collector_paused, temporary_folder
 from qdqtool.base.said import said
 from qdqtool.errors import ClusterError, QdqtoolError
@@ -135,7 +135,8 @@ def _processes(count: str | None) -> Iterator[Any]:
                                 error=str(error))) from None
     wanted = int(count) if count else cores()
     with temporary_folder("cluster-") as folder, contextlib.ExitStack() as settings:
-        settings.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder}))
+        settings.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder,
+                                                f"distributed.nanny.environ.{PROCESSES}": str(wanted)}))
         if importlib.util.find_spec("fcntl") is not None:
             settings.enter_context(dask.config.set({f"distributed.nanny.environ.{TOGETHER}": folder}))
         cluster = None

@@ -6,6 +6,7 @@ unless a name says otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from qdqtool.base.said import Parameter, said
@@ -70,6 +71,8 @@ ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied fo
 
 LOOP_WORK = 10**15  # of one loop in one run of a model that is calibrated, counted as that of `fix` is: a day
 SESSION_SHARE = 0.75  # of the machine's memory, which onnxruntime may take in this process: a run may decide a size
+CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what a container has of it
+PROCESSES = "QDQTOOL_PROCESSES"  # in the environment of processes that share that: how many they are
 SAMPLE_ROWS = 4096  # the batch of a model that is calibrated
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.
@@ -122,10 +125,16 @@ def seconds(given: float | None, name: str) -> float:
 
 def session_memory() -> int:
     """Bytes that sessions of onnxruntime may take in this process together; 0 where the machine's memory is unknown."""
-    try:
-        return int(SESSION_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # no such name, as on Windows
-        return 0
+    known = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no such name, as on Windows
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in CONTAINER:
+        with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
+            known.append(int(file.read(32)))  # "max" where there is no limit
+    processes = 1
+    with contextlib.suppress(ValueError):
+        processes = max(1, int(os.environ.get(PROCESSES, "1")))
+    return int(SESSION_SHARE * min(known, default=0) / processes)
 
 
 def amount(size: float) -> str:

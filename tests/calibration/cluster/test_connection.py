@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from calibration.cluster.mapping import check_where, connected
-from qdqtool.base.budgets import TOGETHER
+from qdqtool.base.budgets import PROCESSES, TOGETHER
 from qdqtool.base.process import collector_paused
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
@@ -102,7 +102,8 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
         assert client.submit(int, "7").result() == 7
         assert [p.name.startswith("qdqtool-") for p in tmp_path.iterdir()] == [True]
         assert client.run(os.getenv, TOGETHER) == dict.fromkeys(facts["workers"], str(next(tmp_path.iterdir())))
-        assert TOGETHER not in os.environ
+        assert client.run(os.getenv, PROCESSES) == dict.fromkeys(facts["workers"], "1")
+        assert TOGETHER not in os.environ and PROCESSES not in os.environ
         assert client.scheduler.address.startswith("tls://127.0.0.1:")
         for address in (client.scheduler.address, worker, facts["workers"][worker]["nanny"]):
             assert address.startswith("tls://127.0.0.1:")
