@@ -59,6 +59,7 @@ def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
     done = shell(f"{TOOL} {command.format(m=model)}")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1
+    assert ("standard output: " in done.stderr) == ("/dev/full" in command)
 
 
 def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:

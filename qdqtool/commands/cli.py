@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -129,8 +130,7 @@ def _run(args: list[str] | None) -> int:
         process.silence_stdout()
         return 0
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else "" if _has_folder() else "the current folder was deleted: "
-        return _fail(f"{name}{error.strerror or error}", 2)
+        return _fail(f"{_place(error)}{error.strerror or error}", 2)
     except MemoryError:
         return _fail(_OUT_OF_MEMORY, 2)
     except RecursionError:
@@ -150,12 +150,15 @@ def _run(args: list[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _has_folder() -> bool:
+def _place(error: OSError) -> str:
+    """What an error of the system is about, with a colon; empty where that is not known."""
+    if error.filename:
+        return f"{error.filename}: "
     try:
         os.getcwd()
     except OSError:
-        return False
-    return True
+        return "the current folder was deleted: "
+    return "standard output: " if error.errno == errno.ENOSPC else ""  # those of files have names
 
 
 def _was_importing(error: BaseException) -> bool:
