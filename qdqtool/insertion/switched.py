@@ -8,9 +8,9 @@ quantized has made there. The weights are INT8 throughout.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ from qdqtool.model.cuts import Cuts
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import is_dq
-from qdqtool.model.sessions import open_proto
+from qdqtool.model.sessions import failure, open_proto
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import copy_of
 from qdqtool.types import QuantizedTensor
+
+if TYPE_CHECKING:
+    from calibration.session import Fetcher
 
 Feeds = dict[str, npt.NDArray[Any]]
 
@@ -34,17 +37,11 @@ Feeds = dict[str, npt.NDArray[Any]]
 class _Stretch:
     """The network from one cut to the next."""
 
-    session: Any
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    fetcher: Fetcher
     behind: frozenset[str]  # what crosses the cut behind it, or is wanted
 
-    def run(self, values: Mapping[str, npt.NDArray[Any]]) -> Feeds:
-        try:
-            made = self.session.run(self.outputs, {name: values[name] for name in self.inputs})
-        except Exception as error:  # onnxruntime's exceptions have no common base but this
-            raise _cannot_run(error) from error
-        return {t: v for t, v in (*values.items(), *zip(self.outputs, made, strict=True)) if t in self.behind}
+    def run(self, values: Feeds) -> Feeds:
+        return {t: v for t, v in (*values.items(), *self.fetcher.run(values).items()) if t in self.behind}
 
 
 class SwitchedNetwork:
@@ -66,7 +63,7 @@ class SwitchedNetwork:
         Raises:
             ModelError: onnxruntime does not take the model.
         """
-        from calibration.session import partial_model
+        from calibration.session import Fetcher, partial_model
 
         self._names, network = _switched(model, activations)
         cuts = Cuts(network, wanted)
@@ -89,8 +86,7 @@ class SwitchedNetwork:
             made = [t for t in behind if t not in front]
             known = [helper.make_tensor_value_info(t, model.elem_type(t), None) for t in front]
             session = _session(partial_model(network, made, [*known, *given]), model, threads)
-            inputs = tuple(i.name for i in session.get_inputs())
-            self._stretches.append(_Stretch(session, inputs, tuple(made), frozenset(behind)))
+            self._stretches.append(_Stretch(Fetcher(session), frozenset(behind)))
 
     def run(self, sample: Feeds, floats: Collection[str]) -> Feeds:
         """What is wanted with the named activations float.
@@ -157,8 +153,4 @@ def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise _cannot_run(error) from error
-
-
-def _cannot_run(error: Exception) -> ModelError:
-    return ModelError(f"onnxruntime cannot run the quantized model: {' '.join(str(error).split())[:200]}")
+        raise ModelError(f"onnxruntime cannot run the quantized model: {failure(error)}") from error
