@@ -28,7 +28,7 @@ from qdqtool.model.editor import Editor, with_more
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
-from qdqtool.model.live import peak_bytes
+from qdqtool.model.live import peak_bytes, peak_of
 from qdqtool.model.qdq import is_dq
 from qdqtool.model.sessions import cores
 from qdqtool.model.slim import without_large_weights
@@ -145,7 +145,9 @@ def measure(
     first = next(iter(dataset), None)
     if first is None:
         return None
-    held = peak_bytes(model.proto, {n: array.shape for n, array in first.items()})
+    shapes = {n: array.shape for n, array in first.items()}
+    known = all(model.shape(n) == shape for n, shape in shapes.items())
+    held = peak_of(model) if known else peak_bytes(model.proto, shapes)
     at_once = max(1, min(count, worker_count(held, cores())))
 
     def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:

@@ -36,19 +36,28 @@ class Load:
 
 def peak_bytes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> int:
     """Bytes of the activations that live at the same time; see :func:`load_of`."""
-    return load_of(proto, shapes).peak_bytes
+    return peak_of(_fed(proto, shapes))
 
 
 def load_of(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Load:
     """What a run of a network takes.
 
-    Inputs and outputs live from the beginning and to the end. What the file says of dimensions is not believed but for
-    inputs whose shape is not given; a tensor whose shape cannot be inferred counts nothing, an open dimension 1.
+    What the file says of dimensions is not believed but for inputs whose shape is not given.
 
     Args:
         proto: The network.
         shapes: What its inputs will be.
     """
+    model = _fed(proto, shapes)
+    constants, operations = Constants(model), 0
+    for node in model.ordered:
+        operations += _of_loop(model, node, constants) if node.op in _WITH_GRAPHS else 0
+        operations += multiplications(model, node, constants)
+    return Load(peak_of(model), operations)
+
+
+def _fed(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
+    """A network with inputs of these shapes, which knows no others but by inference."""
     slim = without_large_weights(proto)
     graph = slim.graph
     del graph.value_info[:]
@@ -59,22 +68,27 @@ def load_of(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Load
         if value.name in shapes:
             kind = value.type.tensor_type.elem_type
             value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, list(shapes[value.name])))
-    model = Model(slim, sha256="edited")
+    return Model(slim, sha256="edited")
+
+
+def peak_of(model: Model) -> int:
+    """Bytes of the activations that live at the same time.
+
+    Inputs and outputs live from the beginning and to the end. A tensor whose shape is not known counts nothing, an open
+    dimension 1.
+    """
     last: dict[str, int] = {}
     for position, node in enumerate(model.ordered):
         last.update(dict.fromkeys((*node.inputs, *node.captured), position))
     last.update(dict.fromkeys((*model.inputs, *model.outputs), len(model.ordered)))
     sizes = {t: bytes_of(model, t) for t in (*model.inputs, *model.producers)}
-    constants, operations = Constants(model), 0
     live = peak = sum(sizes[t] for t in model.inputs)
     for position, node in enumerate(model.ordered):
         live += sum(sizes[t] for t in node.outputs if t)
-        operations += _of_loop(model, node, constants) if node.op in _WITH_GRAPHS else 0
-        operations += multiplications(model, node, constants)
         peak = max(peak, live)
         done = {t for t in (*node.inputs, *node.captured, *node.outputs) if last.get(t, position) == position}
         live -= sum(sizes.get(t, 0) for t in done)
-    return Load(peak, operations)
+    return peak
 
 
 def check_loops(model: Model) -> None:

@@ -60,7 +60,7 @@ def test_fixes_of_residuals(monkeypatch):
     proto = residual("float")
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
-    assert made == {"_load": 1, "load_of": 3}  # of the runs, given, float and fixed, each of other sizes
+    assert made == {"_load": 1, "_fed": 3}  # of the runs, given, float and fixed, each of other sizes
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
     assert two["int8_to_int8"] == one["int8_to_int8"] + 2 and two["conversions"] == one["conversions"] - 2
@@ -279,7 +279,7 @@ def test_scales_of_no_value_and_heads(g, monkeypatch):
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
     # Two predictions look for the head; a float network is run for each.
-    assert made == {"_load": 1, "_float_network": 2, "load_of": 4}
+    assert made == {"_load": 1, "_float_network": 2, "_fed": 4}
     assert {c.node for c in fixed.applied} == {"box", "score"}
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 
