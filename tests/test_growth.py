@@ -74,8 +74,7 @@ BOUNDS = {surroundings: ("_PATHS", "_STEPS", "STEPS"), refusals: ("STEPS",),
 AT_300 = (*QUICK, *LATER, "mesh", "Relu", "Sigmoid", "Add", "Mul", "Transpose", "MaxPool", "Softmax",
           "Transposes of a dequantized weight", "Gemm", "LayerNormalization", "InstanceNormalization",
           "BatchNormalization", "ReduceMean", "Loops")
-# Merges of scales; ranks, of which inference learns more in each of four rounds.
-BEGIN_LATER = {"crossed Concats with pairs": (300, 450), "Squeeze": (600, 900)}
+BEGIN_LATER = {"crossed Concats with pairs": (300, 450)}  # merges of scales
 # What fixes save is estimated too, of which the one of residual Adds is made by itself from some 600 nodes on.
 AUTOMATIC = ("predict on a GPU", "residual")
 # For each subgraph onnx's shape inference and its converter of opsets, and onnxruntime, copy the table of all tensors,

@@ -146,7 +146,8 @@ def _squeeze(inputs: list[Extent]) -> Extent:
     found = _same(inputs)
     removed = inputs[1].most if len(inputs) > 1 else _MANY
     low = max(found.low - removed, 0)
-    return Extent(low, found.high, 0, found.most if found.high <= 1 else max(found.most, _MANY if low < 2 else 0))
+    high = max(found.high - (len(inputs) > 1 and inputs[1].least > 0), low)  # axes may name one dimension twice
+    return Extent(low, high, 0, found.most if found.high <= 1 else max(found.most, _MANY if low < 2 else 0))
 
 
 def _reduce(inputs: list[Extent]) -> Extent:
@@ -197,10 +198,8 @@ _BY_AXES = ("Squeeze", "Unsqueeze")
 def output_of(node: onnx.NodeProto, inputs: list[Extent]) -> Extent:
     work = _EXTENTS.get(node.op_type)
     if work is not None:
-        if node.op_type in _BY_AXES and len(inputs) == 1:
-            axes = next((len(a.ints) for a in node.attribute if a.name == "axes"), 0)
-            told = axes or (node.op_type == "Unsqueeze" and not _refers(node))
-            inputs = [*inputs, Extent(1, 1, axes, axes if told else _MANY)]
+        if node.op_type in _BY_AXES and inputs and (node.attribute or len(inputs) == 1):
+            inputs = [inputs[0], _axes(node, inputs[1:])]
         return work(inputs)
     if node.op_type == "Constant":
         return _constant(node)
@@ -214,6 +213,19 @@ def output_of(node: onnx.NodeProto, inputs: list[Extent]) -> Extent:
     if node.op_type == "Einsum":  # its result has a dimension for each letter behind the arrow
         high += sum(len(a.s.rpartition(b"->")[2]) for a in node.attribute)
     return ANY._replace(high=min(high, _MANY))
+
+
+def _axes(node: onnx.NodeProto, told: list[Extent]) -> Extent:
+    """How many axes there are: those of an attribute count before opset 13, those of an input from then on.
+
+    Of the attribute's, onnx ignores in a Squeeze those that its input does not have.
+    """
+    stated = next((len(a.ints) for a in node.attribute if a.name == "axes"), 0)
+    adds = node.op_type == "Unsqueeze"
+    few, many = stated if adds else 0, stated if stated or (adds and not _refers(node)) else _MANY
+    if told:
+        few, many = min(few, told[0].least), max(many, told[0].most)
+    return Extent(1, 1, few, many)
 
 
 def _refers(node: onnx.NodeProto) -> bool:

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.model import apart
 from qdqtool.model.graph import Model
 from qdqtool.model.inference import FOLLOWED, Alike, grows, infer, shorten_names, stays_small
 from tests.growth import FAMILIES, branches
@@ -50,6 +51,13 @@ def _doubled(op, count, dims, **attributes):
     nodes = [_node(op, f"x{i} x{i}", f"x{i + 1}", **attributes) for i in range(count)]
     nodes.append(_node("Identity", f"x{count}", "y"))
     return _model(nodes, [_value("x0", dims)])
+
+
+def _turns(first, second, axes, count=3000):
+    nodes = [_node(op, f"x{i} a", f"x{i + 1}", axes=axes if op == second else [0])
+             for i, op in enumerate((first, second) * count)]
+    return _model([*nodes, _node("Relu", f"x{2 * count}", "y")], [_value("x0", [1], TensorProto.FLOAT)],
+                  initializers=[_int64("a", 0)], version=11)
 
 
 BOMBS = {
@@ -94,6 +102,9 @@ BOMBS = {
         [_node("F", "x", "y", domain="own")], [_value("x", [LONG])],
         functions=[helper.make_function(
             "own", "F", ["a"], ["b"], [_node("Add", "a a", "b")], [helper.make_opsetid("", 18)])]),
+    # Before opset 13 the attribute's axes count, and a Squeeze keeps what its input does not have.
+    "axes in both places": lambda: _turns("Unsqueeze", "Unsqueeze", list(range(20_000)), 30),
+    "axes that are not there": lambda: _turns("Unsqueeze", "Squeeze", [60_000]),
     "a rank in every node": lambda: _model(
         [_node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(3000)] + [_node("Relu", "x3000", "y")],
         [_value("x", [1] * 20_000, TensorProto.FLOAT)]),
@@ -158,6 +169,17 @@ def test_subgraphs_are_kept_from_onnx_where_the_tables_of_tensors_are_large(monk
 def test_what_loops_hand_on_and_functions_make_stays_small(family):
     """Of the first onnx knows no shape; the second follows from that of what a call reads."""
     assert not grows(FAMILIES[family](200))
+
+
+def test_what_a_squeeze_removes_is_not_there_any_more(monkeypatch):
+    """So that nothing is hidden of rows of them, and onnx is asked once."""
+    asked = []
+    infers = apart.infer_shapes
+    monkeypatch.setattr(apart, "infer_shapes", lambda *given, **how: asked.append(1) or infers(*given, **how))
+    nodes = [_node(op, f"x{i} a", f"x{i + 1}") for i, op in enumerate(("Unsqueeze", "Squeeze") * 1000)]
+    proto = _model([*nodes, _node("Relu", "x2000", "y")], [_value("x0", [1, 2, 3])],
+                   initializers=[_int64("a", 0)])
+    assert [d.dim_value for d in infer(proto)["y"].tensor_type.shape.dim] == [1, 2, 3] and len(asked) == 1
 
 
 def test_each_call_states_the_attributes_of_a_function():
