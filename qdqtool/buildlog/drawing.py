@@ -169,7 +169,10 @@ def _place(
     offset = 0.0
     names = list(dict.fromkeys(itertools.chain.from_iterable(chains)))
     numbers = {name: i for i, name in enumerate(names)}  # the layout follows hashes; those of text change
+    # Edges are shortest in the rows that are known. To find these takes n^2, unless all begin in one row.
+    begins = {at[a] for a in {a for a, _ in chains}.difference(b for _, b in chains)}
     parts = from_edges([(numbers[a], numbers[b]) for a, b in chains], vertex_spacing=4,
+                       ranking_type="up" if len(begins) == 1 else "minimize",
                        crossing_minimization="barycenter") if chains else []  # fmt: skip
     for positions in sorted(sorted(part[0]) for part in parts):
         low = min(x for _, (x, _y) in positions) / 4

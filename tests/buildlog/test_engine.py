@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qdqtool.buildlog.costs import EngineReport, align, analyze, compare
-from qdqtool.buildlog.drawing import FILL, dot, drawing_of, svg
+from qdqtool.buildlog.drawing import FILL, Linked, Placed, dot, drawing_of, lay_out, svg
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
@@ -231,6 +231,24 @@ def test_arrows_point_down_and_miss_the_boxes() -> None:
         assert points[0][1] < points[-1][1]
         for x, y in points[3:-1:3]:  # where the curve is at each rank it passes
             assert not any(a < x < a + w and b < y < b + h for a, b, w, h in rectangles)
+
+
+def test_boxes_are_where_the_shortest_edges_put_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all begin in one row these need not be searched for, which takes n^2."""
+    fast_sugiyama = pytest.importorskip("fast_sugiyama")
+    ladder = [(1, 2), (1, 3), *((a, b) for i in range(2, 20, 2) for a in (i, i + 1) for b in (i + 2, i + 3))]
+    lay, asked = fast_sugiyama.from_edges, []
+
+    def placed(links: list[tuple[int, int]], **how: str) -> list[tuple[float, float]]:
+        monkeypatch.setattr(fast_sugiyama, "from_edges", lambda *given, **own: (
+            asked.append(own["ranking_type"]) or lay(*given, **{**own, **how})))
+        found = [Placed(w=100, h=20) for _ in range(22)]
+        lay_out(found, [Linked(a, b) for a, b in links], 20, 20, 10)
+        return [(box.x, box.y) for box in found]
+
+    for links in (ladder, [*ladder, (0, 18)]):
+        assert placed(links) == placed(links, ranking_type="minimize")
+    assert asked == ["up", "up", "minimize", "minimize"]
 
 
 @pytest.mark.parametrize(("case", "name", "layers"), [
