@@ -15,7 +15,18 @@ from qdqtool.explain.messages import worded
 from qdqtool.extraction.cut import Cutter
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.trt.refusals import OutputNotQuantized, Reader, ReaderKind, ReduceNotPooling, Size, Stays, Step
+from qdqtool.trt.refusals import (
+    Origin,
+    OutputNotQuantized,
+    PoolingOneSide,
+    Reader,
+    ReaderKind,
+    ReduceNotPooling,
+    ResidualFloat,
+    Size,
+    Stays,
+    Step,
+)
 from qdqtool.trt.rtx.operands import IntegersLost, Why
 from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
 from tests.explain.graphs import GRAPHS
@@ -46,6 +57,29 @@ def test_sizes_and_what_lies_behind_the_readers_are_left_out() -> None:
     ends = [key(made(replaced(PLAIN, readers=(replaced(output, node=name),)))) for name in "ab"]
     assert ends[0] == ends[1] != first
     assert key(made(replaced(PLAIN, tensor="u", activation=Step("s", "Relu")))) == first  # which no words name
+
+
+def test_what_writes_a_tensor_is_known_by_its_convolution_else_by_its_node_else_by_the_tensor() -> None:
+    def residual(*names: str, quantizer: str = "") -> Any:
+        return key(made(ResidualFloat("pass", "n", "add", Origin(*names, quantizer=quantizer), ())))
+
+    assert residual("t", "m", "Relu", "c") == residual("u", "o", "Add", "c") != residual("t", "m", "Relu", "d")
+    assert residual("t", "m", "Relu") == residual("u", "m", "Add") != residual("t", "o", "Relu")
+    assert residual("t", "", "") != residual("u", "", "")
+    one, other, none = (residual("t", "m", "Relu", quantizer=name) for name in ("q", "r", ""))
+    assert one == other != none
+
+
+def test_a_pooling_counts_by_what_it_reads_where_that_is_quantized_and_by_its_quantizers() -> None:
+    one, two = (Reader(ReaderKind.Q, name, "QuantizeLinear") for name in "qr")
+
+    def pooling(quantized: bool, node: str, *readers: Reader) -> Any:
+        return key(made(PoolingOneSide("pass", "n", quantized, Origin("t", node, "Relu"), readers)))
+
+    assert pooling(True, "m", one, two) == pooling(True, "m", CONV, one) != pooling(True, "o", one)
+    assert pooling(True, "m") != pooling(True, "m", one) != pooling(True, "m", two)
+    assert pooling(False, "m", one) == pooling(False, "o", one, CONV) != pooling(False, "m", one, two)
+    assert pooling(False, "m", one) != pooling(False, "m", two)
 
 
 @in_turn("changes", [

@@ -14,6 +14,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import Part
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render, verdict
 from qdqtool.timing.twin import best_placement
@@ -285,6 +286,17 @@ def test_what_makes_places_stays_float(kind: str) -> None:
     for head, nodes in expected.items():
         skipped = place(Model(detr(kind)), Rules(head=head)).skipped
         assert {s.node for s in skipped if of_network(s.refusal)} == nodes | vectors
+
+
+def test_each_layer_at_places_is_of_one_kind() -> None:
+    model = Model(detr("rt-detr"))
+    found = find_coordinates(model, find_head(model).finals)
+    makers, mlps, readers, scores = ({model.nodes[i].name for i in kind}
+                                     for kind in (found.makers, found.mlps, found.readers, found.scores))
+    heads = ("first", "d0.box", "d1.box")
+    assert makers == {*(f"{head}.2" for head in heads), "d0.cross.offsets", "d1.cross.offsets"}
+    assert mlps == {f"{head}.{i}" for head in heads for i in (0, 1)}
+    assert readers == {"d0.place.0", "d1.place.0"} and scores == {"select"}
 
 
 @pytest.mark.parametrize(("kind", "target"), slow_after(2, [

@@ -143,8 +143,9 @@ def test_shapes_and_conversions_are_no_layouts(g):
     found = workload(g.model(g.conv(g.pair(cut, "q"), "a", 32)), "trt10")
     assert not [e.name for e in found.extras if e.work.kind == work.POINTWISE]
     model = evidence.graph("resnet18-a100-qat")
-    assert all(e.work.kind == work.REFORMAT and e.work.precision == e.work.written_as
-               for e in workload(model, "trt8.6").extras if e.reformat is not None)  # fmt: skip
+    made = [(e.work, e.reformat.elements) for e in workload(model, "trt8.6").extras if e.reformat is not None]
+    assert made and all(w.kind == work.REFORMAT and w.precision == w.written_as for w, _ in made)
+    assert all(w.read == w.written == elements * {I8: 1, HALF: 2}[w.precision] for w, elements in made)
 
 
 # Regions of Myelin: what lies between one attention or normalization and the next, and which nodes are kernels.
