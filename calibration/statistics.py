@@ -214,7 +214,7 @@ class Scratch(NamedTuple):
 
 def scratch_buffer() -> Scratch:
     """Work buffers for :meth:`MagnitudeCounter.add`; one set per thread."""
-    counts = np.zeros(1 + (OCTAVES << _MOST_BITS), np.int64)  # only as much takes memory as a counter has bins
+    counts = np.empty(1 + (OCTAVES << _MOST_BITS), np.int64)  # only as much takes memory as a counter has bins
     return Scratch(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp), counts)
 
 
