@@ -185,7 +185,7 @@ def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, 
     args = [*words.split(), *(["sh kills"] if "--check" in words else [])]
     older = f"{random.randrange(300, 400)}.{random.randrange(10**6, 10**7)}"
     # What was there before starts another process when qdqtool has adopted.
-    first = f"(sleep {older} & while [ ! -e begun ]; do sleep .01; done; sleep {older}; :) > own 2>&1 &"
+    first = f"(sleep {older} & while [ ! -e begun ]; do sleep .1; done; sleep {older}; :) > own 2>&1 &"
     done = subprocess.run(["sh", "-c", f'{first} exec "$0" -m qdqtool "$@"', sys.executable, *args], cwd=tmp_path,
                           capture_output=True, text=True, check=False)
     went_on = _processes(older)

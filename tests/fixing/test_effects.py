@@ -119,10 +119,9 @@ def test_figures_of_fixes() -> None:
     assert stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms  # the pooling behind the stem goes too
     fixed = fix(evidence.model("resnet18-qat-rtx2000-trt8510"), "trt8.5")
     model = evidence.model("resnet18-qat-rtx2000-trt8510")
-    prediction = predict(model, TARGET)
-    time = estimate(model, prediction, find("RTX 3060"), TARGET)
-    add_fixes(model, prediction, time, TARGET)
-    after = estimate(load(fixed.proto), fixed.after, find("RTX 3060"), TARGET, compare=False)
+    time = estimate(model, fixed.before, gpu, TARGET)
+    add_fixes(model, fixed.before, time, TARGET)
+    after = estimate(load(fixed.proto), fixed.after, gpu, TARGET, compare=False)
     if fixed.applied:
         assert time.fixes and time.total_ms - sum(f.saves_ms for f in time.fixes) == pytest.approx(
             after.total_ms, rel=0.05)
