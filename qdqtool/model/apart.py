@@ -11,7 +11,6 @@ import atexit
 import math
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from qdqtool.base import workers
-from qdqtool.model.subgraphs import STANDARD, inner_graphs, nodes_of
+from qdqtool.model.stored import Stored
+from qdqtool.model.subgraphs import STANDARD, nodes_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _WORKER = Path(__file__).parent / "apart_worker.py"
 _DOUBLINGS = 32  # of a dimension, by all nodes together; more may leave the numbers that there are
 _LARGE = 1 << 30
-_CONSTANT = 64  # entries of one that is looked at
 _PAIR = 2
 _INTEGERS = 1 << 31  # what onnx reads of an attribute
 _PAIRS = ("DequantizeLinear", "QuantizeLinear")
@@ -58,7 +57,7 @@ def infer_shapes(
     Raises:
         Exception: onnx cannot infer them, or crashes on it.
     """
-    if _Look(proto).harmless:
+    if is_harmless(proto):
         return onnx.shape_inference.infer_shapes(proto, check_type=check_type, strict_mode=strict_mode,
                                                  data_prop=data_prop)
     return _CHILD.ask(proto, 0, check_type, strict_mode, data_prop)
@@ -67,15 +66,17 @@ def infer_shapes(
 def convert_version(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """A model in another version of ONNX's operator set, made by onnx's converter, which infers shapes as well.
 
+    It takes attributes and inputs for what they should be, and crashes on others: so it always works apart.
+
     Raises:
         Exception: onnx cannot convert it, or crashes on it.
     """
-    if _Look(proto).harmless and not any(is_odd(n, None) for n in nodes_of(proto)):
-        from onnx import version_converter
-
-        converted: onnx.ModelProto = version_converter.convert_version(proto, opset)
-        return converted
     return _CHILD.ask(proto, opset)
+
+
+def is_harmless(proto: onnx.ModelProto) -> bool:
+    """Whether onnx's inference crashes on nothing in a model."""
+    return _Look(proto).harmless
 
 
 def is_odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
@@ -92,7 +93,6 @@ class _Look:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
-        self._stored: dict[str, onnx.TensorProto] = {}
         self._quantized: dict[str, str] = {}
         self._stated: dict[str, set[tuple[int, ...]]] = {}
         self._doubled = 0.0
@@ -107,40 +107,22 @@ class _Look:
     def _states_sizes(self, nodes: list[onnx.NodeProto]) -> bool:
         """Collects constants, and types that are stated; whether none has a dimension that is negative, or so large
         that sums of some could be."""
-        graphs = (self._proto.graph, *inner_graphs(nodes))
-        for value in (v for g in graphs for v in (*g.input, *g.output, *g.value_info)):
+        stored = self.stored = Stored(self._proto, nodes)
+        for value in (v for g in stored.graphs for v in (*g.input, *g.output, *g.value_info)):
             dims = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
             if not all(0 <= d < _LARGE for d in dims):
                 return False
             self._stated.setdefault(value.name, set()).add(dims)
-        tensors = [(t.name, t) for g in graphs for t in g.initializer]
-        constants = [(n, a) for n in nodes if n.op_type == "Constant" and n.output for a in n.attribute]
-        tensors += [(n.output[0], a.t) for n, a in constants if a.name == "value" and not a.ref_attr_name]
-        sparse = (*(t for g in graphs for t in g.sparse_initializer), *(a.sparse_tensor for _, a in constants))
-        self._stored = dict(tensors)
-        self._quantized = {n.output[0]: n.input[0] for n in nodes if n.op_type in _PAIRS and n.input and n.output}
-        made = Counter([*(t.name for g in graphs for t in g.initializer), *(t for n in nodes for t in n.output),
-                        *(v.name for g in graphs[1:] for v in g.input),
-                        *(t for f in self._proto.functions for t in f.input)])
-        for name in [name for name, count in made.items() if count > 1]:  # in several graphs: no telling which is meant
-            self._stored.pop(name, None)
-            self._quantized.pop(name, None)
-        return all(d >= 0 for t in (*(t for _, t in tensors), *sparse) for d in t.dims)
+        sparse = (*(t for g in stored.graphs for t in g.sparse_initializer),
+                  *(a.sparse_tensor for _, a in stored.constants))
+        self._quantized = {n.output[0]: n.input[0] for n in nodes if n.op_type in _PAIRS and n.input and n.output
+                           and n.output[0] not in stored.several}
+        return all(d >= 0 for t in (*(t for _, t in stored.all), *sparse) for d in t.dims)
 
     def doubles(self, factor: float) -> bool:
         """Counts a factor of dimensions; whether all of them together are still few."""
         self._doubled += math.log2(max(factor, 1.0))
         return self._doubled <= _DOUBLINGS
-
-    def values(self, tensor: str) -> list[float] | None:
-        """The values of a small constant; None for others."""
-        stored = self._stored.get(tensor)
-        if stored is None or stored.external_data or math.prod(stored.dims) > _CONSTANT:
-            return None
-        try:
-            return [float(v) for v in onnx.numpy_helper.to_array(stored).flat]
-        except Exception:  # it is damaged
-            return None
 
     def dims(self, tensor: str) -> list[int] | None:
         """Dimensions of a constant, or of one that is quantized; None where a type says otherwise."""
@@ -148,7 +130,7 @@ class _Look:
         for _ in range(_PAIR):
             tensor = self._quantized.get(tensor, tensor)
             stated |= self._stated.get(tensor, set())
-        stored = self._stored.get(tensor)
+        stored = self.stored.get(tensor)
         return None if stored is None or stated - {tuple(stored.dims)} else list(stored.dims)
 
 
@@ -163,7 +145,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any] | None:
 
 
 def _all(values: Any, low: float = 0) -> bool:
-    return isinstance(values, list) and all(low <= v < _LARGE for v in values)
+    return isinstance(values, list) and all(isinstance(v, int | float) and low <= v < _LARGE for v in values)
 
 
 def _window(look: _Look, node: onnx.NodeProto) -> bool:
@@ -199,7 +181,7 @@ def _by_input(place: int, *attributes: str, factor: bool = False) -> Callable[[_
             return False
         found = [stated[name] for name in attributes if name in stated]
         if len(node.input) > place and node.input[place]:
-            found.append(look.values(node.input[place]))
+            found.append(look.stored.values(node.input[place]))
         return all(_all(values) and (not factor or look.doubles(max(values, default=1))) for values in found)
 
     return check

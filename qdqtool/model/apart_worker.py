@@ -10,18 +10,23 @@ from __future__ import annotations
 import os
 import sys
 
+_MEMORY = 640 << 20  # bytes that a model may take, beside onnx's own
+_MEMORY_BYTE = 256  # and for each of its own
+
 
 def main() -> None:
     """Answers until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _without_core_files()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each has memory of its own
     import onnx
     from onnx import version_converter
 
     requests = sys.stdin.buffer
     while line := requests.readline():
         size, opset, *flags = map(int, line.split())
+        _limit_memory(size)
         source = requests.read(size)
         try:
             if opset:
@@ -34,6 +39,17 @@ def main() -> None:
         answers.write(b"%d %d\n" % (done, len(data)))
         answers.write(data)
         answers.flush()
+
+
+def _limit_memory(size: int) -> None:
+    """Onnx's converter makes a dimension for each entry of what may be a shape; of a network's bytes it makes 85."""
+    try:
+        import resource
+
+        limit, most = _MEMORY + _MEMORY_BYTE * size, resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+    except (ImportError, ValueError, OSError, OverflowError):
+        return
 
 
 def _without_core_files() -> None:

@@ -17,6 +17,7 @@ import onnx
 from qdqtool.base import budgets
 from qdqtool.model import apart
 from qdqtool.model.apart import is_odd
+from qdqtool.model.stored import Stored
 from qdqtool.model.subgraphs import STANDARD, held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
@@ -250,6 +251,7 @@ _HIDDEN = "qdqtool.hidden"
 _ROUNDS = 4
 _TABLES = 100_000  # entries of the tables that onnx copies for calls: 0.02 seconds
 _SCOPES = 20_000_000  # entries of the tables of tensors that it copies for subgraphs: a second
+_STEP = 1 << 30  # below which a Slice's is no risk
 _NAME = 60  # characters kept of the name of a dimension while onnx infers
 
 Types = dict[str, onnx.TypeProto]
@@ -299,12 +301,13 @@ def _with_few_functions(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], version: int) -> bool:
-    """Whether onnx's inference of one node of an operator set's version, by its inputs' types, needs little memory."""
+    """Whether onnx's inference of one node of an operator set's version, by its inputs' types, needs little memory, and
+    ends in no crash."""
     proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", version)])
     proto.graph.node.append(node)
     proto.graph.value_info.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items())
-    negative = any(d.dim_value < 0 for kind in types.values() for d in kind.tensor_type.shape.dim)
-    return not _Inference(proto).hidden and not (negative and node.op_type in apart.CUTTING)
+    cuts = node.op_type in apart.CUTTING or any(True for a in node.attribute for _ in held(a))
+    return not _Inference(proto).hidden and not (cuts and not apart.is_harmless(proto))
 
 
 # What these make has a type that follows from the types of what they read, whatever the values.
@@ -403,6 +406,7 @@ class _Inference:
         graph = proto.graph
         self._proto = proto
         self._nodes = list(nodes_of(proto))  # protobuf's objects keep their identity as long as they are held
+        self._stored = Stored(proto, self._nodes)
         self._functions = {(f.domain, f.name): f for f in proto.functions}
         self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
         self._stated = frozenset(self._known)
@@ -548,10 +552,17 @@ class _Inference:
         if ranks > budgets.RANK or (op == "Expand" and work > budgets.SHAPE_ENTRIES):
             self.hidden.add(id(node))
         elif op in FOLLOWED:
-            if work > budgets.SHAPE_ENTRIES or self._entries + work > budgets.SHAPE_ENTRIES_ALL:
+            if work > budgets.SHAPE_ENTRIES or self._entries + work > budgets.SHAPE_ENTRIES_ALL or (
+                    op == "Slice" and not self._steps_short(node)):
                 self.unfollowed.add(id(node))
             else:
                 self._entries += work
+
+    def _steps_short(self, node: onnx.NodeProto) -> bool:
+        """Whether onnx gets to the end of what it follows: it counts in 32 bits, in which a step of 2^32 is none."""
+        steps = "".join(node.input[4:5])
+        found = self._stored.values(steps) if steps else []
+        return found is not None and all(abs(step) < _STEP for step in found)
 
 
 class _Scope(dict[str, Extent]):

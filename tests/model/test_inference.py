@@ -60,6 +60,11 @@ def _turns(first, second, axes, count=3000):
                   initializers=[_int64("a", 0)], version=11)
 
 
+def _sliced(nodes, *constants):
+    return _model([*nodes, _node("Slice", "x b e a d", "y")], [_value("x", [4])],
+                  initializers=[_int64("b", 0), _int64("e", 4), _int64("a", 0), *constants])
+
+
 BOMBS = {
     **{op: lambda op=op: _model([_node(op, "x x", "y")], [_value("x", [LONG])])
        for op in ("Add", "Mul", "Sub", "Gather")},
@@ -68,6 +73,14 @@ BOMBS = {
     "Size": lambda: _model([_node("Size", "x", "y")], [_value("x", [LONG])]),
     "Slice": lambda: _model([_node("Slice", "x s e", "y")], [_value("x", [LONG])],
                             initializers=[_int64("s", 0), _int64("e", LONG)]),
+    "Slice in a step that 32 bits have not": lambda: _sliced([], _int64("d", 1 << 31)),
+    "Slice in a step that is computed": lambda: _sliced([_node("Mul", "k k", "d")], _int64("k", 46341)),
+    "Slice in a function": lambda: _model(
+        [_node("F", "x d", "y", domain="own")], [_value("x", [4])], initializers=[_int64("d", 1 << 31)],
+        functions=[helper.make_function(
+            "own", "F", ["v", "d"], ["y"],
+            [*(_node("Constant", "", n, value_ints=[v]) for n, v in (("b", 0), ("e", 4), ("a", 0))),
+             _node("Slice", "v b e a d", "y")], [helper.make_opsetid("", 18)])]),
     "Unsqueeze": lambda: _model([_node("Unsqueeze", "x a", "y")], [_value("x", [LONG])], initializers=[_int64("a", 0)]),
     "Squeeze": lambda: _model([_node("Squeeze", "x a", "y")], [_value("x", [LONG])], initializers=[_int64("a", 0)]),
     "Expand": lambda: _model([_node("Expand", "x s", "y")], [_value("x", [1]), _value("s", [LONG])]),
@@ -240,6 +253,11 @@ def test_shapes_of_one_node_and_of_vectors():
     node = _node("Expand", "x s", "y")
     assert stays_small(node, {"x": short, "s": short}, 18)
     assert not stays_small(node, {"x": short, "s": long}, 18)
+    assert stays_small(_node("GatherND", "x s", "y", batch_dims=0), {"x": short, "s": short}, 18)
+    assert not stays_small(_node("GatherND", "x s", "y", batch_dims=-3), {"x": short, "s": short}, 18)
+    inner = helper.make_graph([_node("EyeLike", "nowhere", "z", dtype=1)], "b", [], [_value("z", None)])
+    assert not stays_small(_node("If", "c", "y", then_branch=inner, else_branch=inner),
+                           {"c": helper.make_tensor_type_proto(TensorProto.BOOL, [])}, 18)
     value = onnx.ValueInfoProto(name="o")
     value.type.opaque_type.name = "handle"
     assert "y" in (infer(_model([_node("Relu", "x", "y")], [_value("x", [1, 4]), value])) or ())
