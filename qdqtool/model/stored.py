@@ -50,6 +50,13 @@ class Stored:
     def _by_name(self) -> dict[str, onnx.TensorProto]:
         return {name: tensor for name, tensor in self.all if name not in self.several}
 
+    @cached_property
+    def _listed(self) -> dict[str, list[float]]:
+        """Small constants that are stated as a list, not as a tensor."""
+        return {name: [float(v) for v in a.ints] for name, a in self.constants
+                if a.name == "value_ints" and a.type == a.INTS and not a.ref_attr_name and len(a.ints) <= _SMALL
+                and name not in self.several}
+
     def get(self, tensor: str) -> onnx.TensorProto | None:
         """A constant; None where there is none of that name, or several."""
         return self._by_name.get(tensor)
@@ -57,7 +64,9 @@ class Stored:
     def values(self, tensor: str) -> list[float] | None:
         """The values of a small constant; None for others."""
         found = self.get(tensor)
-        if found is None or found.external_data or math.prod(found.dims) > _SMALL:
+        if found is None:
+            return self._listed.get(tensor)
+        if found.external_data or math.prod(found.dims) > _SMALL:
             return None
         try:
             return [float(v) for v in onnx.numpy_helper.to_array(found).flat]

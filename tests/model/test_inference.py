@@ -184,6 +184,14 @@ def test_what_loops_hand_on_and_functions_make_stays_small(family):
     assert not grows(FAMILIES[family](200))
 
 
+def test_a_slice_is_followed_whose_step_is_a_list_of_an_attribute():
+    nodes = [_node("Shape", "x", "s"), _node("Constant", "", "d", value_ints=[1]), _node("Slice", "s b e a d", "p"),
+             _node("Concat", "p m", "q", axis=0), _node("Reshape", "x q", "y")]
+    proto = _model(nodes, [_value("x", [2, 3, 4])],
+                   initializers=[_int64("b", 0), _int64("e", 1), _int64("a", 0), _int64("m", 12)])
+    assert [d.dim_value for d in infer(proto)["y"].tensor_type.shape.dim] == [2, 12]
+
+
 def test_what_a_squeeze_removes_is_not_there_any_more(monkeypatch):
     """So that nothing is hidden of rows of them, and onnx is asked once."""
     asked = []
