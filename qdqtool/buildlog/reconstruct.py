@@ -134,8 +134,8 @@ class _Rebuilder:
         tensor = self.tensors.get(name)
         shape = [d or 0 for d in tensor.shape] if tensor is not None and tensor.shape is not None else []
         count = int(np.prod(shape, dtype=np.float64)) if shape else 1
-        if count > _MAX_ELEMENTS:
-            raise BuildLogError(f"tensor '{name[:80]}' of the log would have {count} elements; the log is damaged")
+        if np.prod([d or 1 for d in shape], dtype=np.float64) > _MAX_ELEMENTS:  # numpy counts past zeros too
+            raise BuildLogError(f"tensor '{name[:80]}' of the log would have dimensions {shape}; the log is damaged")
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
         value = self.values.get(name)

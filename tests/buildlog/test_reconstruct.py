@@ -163,3 +163,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "6 nodes; not in the log, and filled in:" in text
     assert "scales of 4 Q and DQ: not in a log" in text
     assert len(onnx.load(output).graph.node) == 6
+
+
+def test_dimensions_that_no_array_has_are_refused_beside_a_zero() -> None:
+    log = Path("tests/data/logs/small-trt852.txt").read_text("utf-8")
+    log = log.replace("[w -> (16, 3, 3, 3)", "[w -> (0, 999999999999, 999999999999, 3)")
+    with pytest.raises(BuildLogError):
+        graph_from_log(samples.build_of(log))
