@@ -66,6 +66,17 @@ def test_a_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:
     assert Path(os.devnull).is_char_device() and os.listdir(tmp_path) == ["file"]
 
 
+def test_a_descriptor_of_a_file_that_was_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "read"
+    path.write_text("kept")
+    with path.open("ab") as file, files.watch():
+        files.note_read(path)
+        for refused in (write_text, files.claim):
+            with pytest.raises(QdqtoolError):
+                refused(f"/dev/fd/{file.fileno()}", "-o")
+    assert path.read_text() == "kept"
+
+
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
 def test_a_full_device_is_one_line() -> None:
     with open("/dev/full", "wb") as full, raises(QdqtoolError, "check_place written"):

@@ -109,9 +109,10 @@ class Guard:
         """
         target = Path(path)
         check_place(target, option)
+        if not is_stream(target) or target.is_file():  # the shell's >> has a descriptor go on in a file
+            self.check(path, option)
         if is_stream(target):
             return
-        self.check(path, option)
         key = file_key(path)
         for other_key, (other, taken) in self._claims.items():
             if other != option and (other_key == key or one_name(Path(taken), target)):

@@ -182,14 +182,14 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
     check_place(target)
     waiting = None if at_once else _outputs.get()
     outputs = waiting if waiting is not None else _Outputs()
+    guard = current_guard.get()
+    if guard is not None and (not is_stream(target) or target.is_file()):
+        guard.check(path)
     if is_stream(target):
         content = io.BytesIO()
         yield content
         outputs.add(_Staged(target, content=content))
     else:
-        guard = current_guard.get()
-        if guard is not None:
-            guard.check(path)
         temporary = None
         try:
             handle, temporary = temporary_beside(target, ".tmp")
