@@ -87,11 +87,14 @@ class Guard:
                     raise QdqtoolError(would_overwrite(option, path, name))
 
     def check(self, path: StrPath, option: str = "") -> None:
-        """Refuses a file to write that was read.
+        """Refuses a file to write that was read; the shell's >> has an open descriptor go on in one.
 
         Raises:
             QdqtoolError: It was, by this name or another one.
         """
+        target = Path(path)
+        if is_stream(target) and not target.is_file():
+            return
         key = file_key(path)
         for guard in self._chain():
             if key in guard._read:
@@ -109,8 +112,7 @@ class Guard:
         """
         target = Path(path)
         check_place(target, option)
-        if not is_stream(target) or target.is_file():  # the shell's >> has a descriptor go on in a file
-            self.check(path, option)
+        self.check(path, option)
         if is_stream(target):
             return
         key = file_key(path)

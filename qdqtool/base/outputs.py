@@ -183,7 +183,7 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
     waiting = None if at_once else _outputs.get()
     outputs = waiting if waiting is not None else _Outputs()
     guard = current_guard.get()
-    if guard is not None and (not is_stream(target) or target.is_file()):
+    if guard is not None:
         guard.check(path)
     if is_stream(target):
         content = io.BytesIO()

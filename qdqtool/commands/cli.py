@@ -158,7 +158,7 @@ def _place(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    return "standard output: " if error.errno == errno.ENOSPC else ""  # those of files have names
+    return "standard output: " if error.errno == errno.ENOSPC else ""  # what is written to files names these
 
 
 def _was_importing(error: BaseException) -> bool:

@@ -28,7 +28,6 @@ _WORKER = Path(__file__).parent / "apart_worker.py"
 _DOUBLINGS = 32  # of a dimension, by all nodes together; more may leave the numbers that there are
 _LARGE = 1 << 30
 _PAIR = 2
-_INTEGERS = 1 << 31  # what onnx reads of an attribute
 _PAIRS = ("DequantizeLinear", "QuantizeLinear")
 
 CUTTING = ("GatherND", "Slice")  # which crash on negative dimensions
@@ -77,15 +76,6 @@ def convert_version(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def is_harmless(proto: onnx.ModelProto) -> bool:
     """Whether onnx's inference crashes on nothing in a model."""
     return _Look(proto).harmless
-
-
-def is_odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
-    """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
-    attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
-    if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
-        return True
-    return node.op_type == "Split" and any(
-        a.name == "num_outputs" and (a.i != len(node.output) or a.ref_attr_name) for a in attributes)
 
 
 class _Look:

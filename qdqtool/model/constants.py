@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqtool.model.apart import is_odd
 from qdqtool.model.graph import Model, Node
+from qdqtool.model.inference import is_odd
 from qdqtool.model.qdq import is_qdq
 from qdqtool.model.subgraphs import DOMAINS
 

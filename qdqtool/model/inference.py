@@ -16,11 +16,11 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.model import apart
-from qdqtool.model.apart import is_odd
 from qdqtool.model.stored import Stored
 from qdqtool.model.subgraphs import STANDARD, held, nodes_of
 
 _MANY = 1 << 62  # a bound that is none
+_INTEGERS = 1 << 31  # what onnx reads of an attribute
 
 
 class Extent(NamedTuple):
@@ -563,6 +563,15 @@ class _Inference:
         steps = "".join(node.input[4:5])
         found = self._stored.values(steps) if steps else []
         return found is not None and all(abs(step) < _STEP for step in found)
+
+
+def is_odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
+    """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
+    attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
+    if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
+        return True
+    return node.op_type == "Split" and any(
+        a.name == "num_outputs" and (a.i != len(node.output) or a.ref_attr_name) for a in attributes)
 
 
 class _Scope(dict[str, Extent]):

@@ -24,7 +24,8 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
-from qdqtool.model.subgraphs import captured, inner_graphs, nodes_of
+from qdqtool.model.stored import Stored
+from qdqtool.model.subgraphs import captured, nodes_of
 
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
@@ -112,11 +113,10 @@ _BY_NUMBERS = {"CenterCropPad": 1, "ConstantOfShape": 0, "Expand": 1, "MaxUnpool
 
 def sizes_by_run(proto: onnx.ModelProto) -> bool:
     """Whether what a run computes can decide how large tensors become: its memory needs a limit."""
-    nodes = list(nodes_of(proto))
-    constants = {n.output[0] for n in nodes if n.op_type == "Constant" and n.output}
-    constants.update(t.name for graph in (proto.graph, *inner_graphs(nodes)) for t in graph.initializer)
+    stored = Stored(proto, list(nodes_of(proto)))
+    constants = {name for name, _ in stored.constants} | {t.name for g in stored.graphs for t in g.initializer}
     return any(n.op_type in ("Loop", "Scan") or any(
-        t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)):]) for n in nodes)
+        t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)):]) for n in stored.nodes)
 
 
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there

@@ -18,27 +18,31 @@ class Stored:
     """Constants of the nodes given, and of all graphs.
 
     Attributes:
-        graphs: The model's, and all inside nodes.
-        several: Names that more than one graph, node or function has: there is no telling which is meant.
+        nodes: Those given.
     """
 
     def __init__(self, proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-        self._functions = proto.functions
-        self._nodes = nodes
-        self.graphs = (proto.graph, *inner_graphs(nodes))
+        self._proto = proto
+        self.nodes = nodes
+
+    @cached_property
+    def graphs(self) -> tuple[onnx.GraphProto, ...]:
+        """The model's, and all inside nodes."""
+        return (self._proto.graph, *inner_graphs(self.nodes))
 
     @cached_property
     def several(self) -> frozenset[str]:
+        """Names that more than one graph, node or function has: there is no telling which is meant."""
         made = Counter([*(t.name for g in self.graphs for t in g.initializer),
-                        *(t for n in self._nodes for t in n.output),
+                        *(t for n in self.nodes for t in n.output),
                         *(v.name for g in self.graphs[1:] for v in g.input),
-                        *(t for f in self._functions for t in f.input)])
+                        *(t for f in self._proto.functions for t in f.input)])
         return frozenset(name for name, count in made.items() if count > 1)
 
     @cached_property
     def constants(self) -> list[tuple[str, onnx.AttributeProto]]:
         """What nodes that are constants state."""
-        return [(n.output[0], a) for n in self._nodes if n.op_type == "Constant" and n.output for a in n.attribute]
+        return [(n.output[0], a) for n in self.nodes if n.op_type == "Constant" and n.output for a in n.attribute]
 
     @cached_property
     def all(self) -> list[tuple[str, onnx.TensorProto]]:

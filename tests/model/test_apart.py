@@ -15,6 +15,7 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import raise_opset
 from qdqtool.model import apart
 from qdqtool.model.graph import Model
+from qdqtool.model.inference import is_odd
 from tests.fuzz.grammar import network
 from tests.growth import FAMILIES
 from tests.raising import raises
@@ -111,7 +112,7 @@ CRASHES = {
 @in_turn("case", CRASHES)
 def test_what_onnx_crashes_on_is_not_inferred_here(case: str) -> None:
     model = CRASHES[case]
-    assert not apart._Look(model).harmless or any(apart.is_odd(n, None) for n in model.graph.node)
+    assert not apart._Look(model).harmless or any(is_odd(n, None) for n in model.graph.node)
 
 
 def _strange(change):
@@ -192,7 +193,7 @@ def test_what_is_harmless(model: onnx.ModelProto, harmless: bool) -> None:
 def test_what_is_odd() -> None:
     """Attributes that are cut, and numbers of outputs."""
     def odd(op: str, outputs: int = 1, function: onnx.FunctionProto | None = None, **attributes: int) -> bool:
-        return apart.is_odd(helper.make_node(op, ["x"], [str(i) for i in range(outputs)], **attributes), function)
+        return is_odd(helper.make_node(op, ["x"], [str(i) for i in range(outputs)], **attributes), function)
 
     assert odd("Flatten", axis=1 << 31) and odd("Flatten", axis=-(1 << 31) - 1) and not odd("Flatten", axis=-(1 << 31))
     assert not odd("Constant", value_int=1 << 40)
@@ -200,7 +201,7 @@ def test_what_is_odd() -> None:
     assert not odd("Squeeze", 2, num_outputs=3)
     node = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=2)
     node.attribute[0].ref_attr_name = "n"
-    assert apart.is_odd(node, None)
+    assert is_odd(node, None)
     function = _function("own", "F", "Relu", "a")
     function.attribute_proto.append(helper.make_attribute("axis", 1 << 40))
     assert odd("Flatten", function=function)

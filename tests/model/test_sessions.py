@@ -251,6 +251,11 @@ def test_a_size_that_a_run_decides_does_not_take_the_machines_memory(tmp_path: P
     assert int(ended.stdout) < 600_000  # KB: the limit of 256 MB and the libraries
 
 
+def test_a_failure_is_told_in_one_line() -> None:
+    told = sessions.failure(RuntimeError("a \n b" + "c" * 400))
+    assert told.startswith("a bccc") and len(told) == 300
+
+
 def test_what_a_run_decides() -> None:
     """A Resize by numbers of the model is as large as they say; by computed ones it may be anything."""
     def resize(scales: str) -> onnx.ModelProto:
