@@ -26,7 +26,7 @@ from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model.sessions import cores
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client, Future, LocalCluster
 
 
 CONNECT_SECONDS = 15.0
@@ -103,9 +103,8 @@ def connected(where: object) -> Iterator[Client]:
                 client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool",
                                 security=security)
         except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise ClusterError(said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
-                                    "scheduler` ({reason})", where=where, reason=reason)) from None
+                                    "scheduler` ({reason})", where=where, reason=_reason(error))) from None
         try:
             yield client
         finally:
@@ -152,16 +151,28 @@ def _processes(count: str | None) -> Iterator[Any]:
                     cluster.new_spec["options"]["dashboard_address"] = "127.0.0.1:0"
                     # It is called while Python collects garbage, where an exception of a signal would be lost.
                     disable_gc_diagnosis(force=True)
-                cluster.scale(wanted)
-                cluster.wait_for_workers(wanted, timeout=START_SECONDS + wanted)
-            except (OSError, RuntimeError) as error:  # timeouts are among them
-                reason = " ".join(str(error).split())[:200]
-                raise ClusterError(f"{wanted} worker processes cannot be started here: {reason}") from error
+                for _ in range(wanted):
+                    cluster.worker_spec.update(cluster.new_worker_spec())
+                cluster.sync(_begun, cluster, callback_timeout=START_SECONDS + wanted)
+            except Exception as error:  # settings of Dask in the environment bring any
+                raise ClusterError(f"{wanted} worker processes cannot be started here; settings of Dask, such as "
+                                   f"DASK_..., hold for them too ({_reason(error)})") from None
             yield cluster, security
         finally:
             if cluster is not None:
                 with contextlib.suppress(Exception), collector_paused():
                     cluster.close(timeout=20)
+
+
+async def _begun(cluster: LocalCluster) -> None:
+    """Waits for the workers; of one that ends before, its error, where ``scale`` would wait for it until the end."""
+    await cluster
+
+
+def _reason(error: BaseException) -> str:
+    """An error of Dask in one line, and what it came of."""
+    words = " ".join((str(error) or type(error).__name__).split())[:200]
+    return words if error.__cause__ is None else f"{words} {_reason(error.__cause__)}"
 
 
 @contextlib.contextmanager

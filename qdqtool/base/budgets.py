@@ -29,6 +29,7 @@ CACHE_HEADER = 64 * MB
 UNPACKED_LOG = 4 * GB  # read in one pass, never held
 PIPED_LOG = 256 * MB  # what comes from a pipe may have no end
 PIPED_LINES = 2_000_000
+LOG_CONSTANTS = 320 * MB  # zeros in place of those of a network that a log tells of; YOLOv8x has 260 MB
 LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
 COMMAND = 1 << 17  # characters of a user's command: Linux takes no longer word, and a long one is split in squared time
 COMMAND_OUTPUT = 64 * MB  # of a user's command, searched for a text

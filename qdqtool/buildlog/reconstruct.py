@@ -8,6 +8,7 @@ Names and topology are exact; attributes that were not printed follow from shape
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.base import budgets
 from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
@@ -31,7 +33,6 @@ _TYPES = {
     "UINT8": TensorProto.UINT8, "INT32": TensorProto.INT32, "INT64": TensorProto.INT64, "BOOL": TensorProto.BOOL,
     "BFLOAT16": TensorProto.BFLOAT16, "BF16": TensorProto.BFLOAT16, "DOUBLE": TensorProto.DOUBLE,
 }
-_MAX_ELEMENTS = 1 << 28
 _MAX_RANK = 10
 
 
@@ -74,6 +75,7 @@ class _Rebuilder:
             out.name in direct for out in _given(n.outputs)) for t in _given(n.inputs)}
         self.values: dict[str, list[int] | list[float]] = {}
         self.scales = _scales(build)
+        self._bytes = 0  # of constants
 
     def run(self) -> tuple[onnx.ModelProto, list[Note]]:
         listed = self._listed()
@@ -133,13 +135,13 @@ class _Rebuilder:
     def _constant(self, name: str) -> onnx.TensorProto:
         tensor = self.tensors.get(name)
         shape = [d or 0 for d in tensor.shape] if tensor is not None and tensor.shape is not None else []
-        count = int(np.prod(shape, dtype=np.float64)) if shape else 1
-        if np.prod([d or 1 for d in shape], dtype=np.float64) > _MAX_ELEMENTS:  # numpy counts past zeros too
-            raise BuildLogError(f"tensor '{name[:80]}' of the log would have dimensions {shape}; the log is damaged")
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
+        self._bytes += math.prod(d or 1 for d in shape) * dtype.itemsize  # numpy counts past zeros too
+        budgets.require(self._bytes, budgets.LOG_CONSTANTS, f"{', '.join(self.build.files) or 'the log'}: its "
+                        f"constants up to '{name[:80]}' of {shape} would take", BuildLogError)
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
         value = self.values.get(name)
-        if value is not None and len(value) == count:
+        if value is not None and len(value) == array.size:
             array = np.asarray(value).astype(dtype).reshape(shape)
         return numpy_helper.from_array(array, name)
 

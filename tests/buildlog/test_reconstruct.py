@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
@@ -17,6 +18,7 @@ from qdqtool.errors import BuildLogError
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split
+from tests.raising import raises
 from tests.tables import in_turn
 
 Topology = list[tuple[str, str, list[str], list[str]]]
@@ -165,8 +167,13 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(onnx.load(output).graph.node) == 6
 
 
-def test_dimensions_that_no_array_has_are_refused_beside_a_zero() -> None:
+def test_constants_that_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Path("tests/data/logs/small-trt852.txt").read_text("utf-8")
-    log = log.replace("[w -> (16, 3, 3, 3)", "[w -> (0, 999999999999, 999999999999, 3)")
-    with pytest.raises(BuildLogError):
+    with raises(BuildLogError, "require w"):
+        graph_from_log(samples.build_of(log.replace("[w -> (16, 3, 3, 3)", "[w -> (0, 999999999999, 999999999999, 3)")))
+    constants = 4 * (16 * 3 * 3 * 3 + 1)  # w and s
+    monkeypatch.setattr(budgets, "LOG_CONSTANTS", constants)
+    graph_from_log(samples.build_of(log))
+    monkeypatch.setattr(budgets, "LOG_CONSTANTS", constants - 1)
+    with raises(BuildLogError, "require s"):
         graph_from_log(samples.build_of(log))

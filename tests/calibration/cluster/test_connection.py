@@ -124,6 +124,25 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
     assert not list(tmp_path.iterdir())
 
 
+def test_workers_that_cannot_begin_are_not_waited_for() -> None:
+    import dask
+
+    with dask.config.set({"distributed.nanny.preload": ["no_such_module"]}), raises(
+        ClusterError, "_processes no_such_module"
+    ), connected("local:1"):
+        raise AssertionError
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_while_it_begins_is_not_waited_for() -> None:
+    import dask
+
+    with dask.config.set({"distributed.worker.preload": ["no_such_module"]}), raises(
+        ClusterError, "_processes no_such_module"
+    ), connected("local:1"):
+        raise AssertionError
+
+
 def test_missing_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import Security
 
