@@ -28,7 +28,7 @@ from tests.growth import Net
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.sources import nodes_like
-from tests.tables import cases
+from tests.tables import cases, in_turn
 from tests.verification.comparing.networks import network
 
 
@@ -45,6 +45,15 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
         broken()
     assert path.read_text() == "before"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@in_turn("words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "log b.log --to-onnx"])
+def test_a_dash_is_no_output(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                             capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([*words.split(), "-"]) == 2
+    assert f"{words.split()[-1]} -: " in capsys.readouterr().err
+    assert os.listdir() == []
 
 
 def test_a_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import gzip
+import io
 import json
 import math
 import os
@@ -296,6 +297,29 @@ def test_the_filter_keeps_json_whole() -> None:
     assert json.loads(text.visible(json.dumps(everything, ensure_ascii=False))) == everything
     assert not HIDDEN.search(text.visible(everything))
     assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
+    for encoding in ("ascii", "latin-1", "cp1252", "utf-16"):
+        written = io.TextIOWrapper(io.BytesIO(), encoding)
+        text.Filtered(written).write(json.dumps(everything, ensure_ascii=False))
+        written.seek(0)
+        assert json.loads(written.read()) == everything
+
+
+def test_what_stderr_does_not_take_ends_no_work(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk, or a pipe that nobody reads: no line of it is worth the answer."""
+    command = ["predict", str(model), "--assume", "silu-add=fused"]
+    assert run(command) == 0
+    assert capsys.readouterr().err
+    read, write = os.pipe()
+    os.close(read)
+    for name in ("/dev/full", write):
+        with monkeypatch.context() as patch, open(name, "w", buffering=1) as stream:
+            patch.setattr("sys.stderr", stream)
+            assert run([*command, "-o", str(tmp_path / "answer")]) == 0
+            (tmp_path / "answer").unlink()
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 @pytest.mark.parametrize("value", slow_after(2, [math.nan, 3e38, math.inf, 0.0]))

@@ -110,6 +110,7 @@ class Guard:
         Raises:
             QdqtoolError: It cannot be written, was read, or another option writes it.
         """
+        not_dash(path, option)
         target = Path(path)
         check_place(target, option)
         self.check(path, option)
@@ -175,6 +176,16 @@ def claim(path: StrPath | None, option: str) -> None:
         return
     guard = current_guard.get()
     (guard if guard is not None else Guard()).claim(path, option)
+
+
+def not_dash(path: StrPath, option: str) -> None:
+    """Refuses ``-`` as an output: few want a file of that name, and the answer is on standard output anyway.
+
+    Raises:
+        QdqtoolError: It is that.
+    """
+    if os.fspath(path) == "-":
+        raise QdqtoolError(f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name")
 
 
 def check_output(path: StrPath) -> None:

@@ -7,6 +7,8 @@ and stderr, and whatever writes an answer to a file uses it as well.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
@@ -36,8 +38,27 @@ def as_text(lines: Iterable[str]) -> str:
 
 
 def _written(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF, as JSON writes it
+    return _escapes(match[0])
+
+
+def _escapes(text: str) -> str:
+    units = text.encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF, as JSON writes it
     return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """The text with what a stream's encoding does not have as escapes, which mean the same inside a JSON string."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "escapes").decode(encoding)
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return _escapes(error.object[error.start:error.end]), error.end
+
+
+codecs.register_error("escapes", _replaced)
 
 
 def one_line(text: str) -> str:
@@ -105,9 +126,7 @@ class Filtered:
         self.unfiltered = stream
 
     def write(self, text: str) -> int:
-        encoding = getattr(self.unfiltered, "encoding", None) or "utf-8"
-        shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
-        self.unfiltered.write(shown)
+        self.unfiltered.write(encodable(visible(text), self.unfiltered))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -116,3 +135,16 @@ class Filtered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unfiltered, name)
+
+
+class FilteredErrors(Filtered):
+    """The same of stderr: where it takes no more (a full disk, a pipe that nobody reads), the work goes on."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.unfiltered.flush()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.base.files import not_dash
 from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
@@ -29,6 +30,7 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
     """
     from qdqtool.verification.build_model import build_model
 
+    not_dash(how.output or "", "-o")
     if not 0.0 < how.timeout <= _LONGEST:
         raise BuilderError(f"--timeout {how.timeout:g}: is not positive, or more than {_LONGEST:.0f} seconds")
     if how.sm and how.builder != "tensorrt-rtx":

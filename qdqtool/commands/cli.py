@@ -17,7 +17,7 @@ import click
 
 from qdqtool.base import files, outputs, process
 from qdqtool.base.parameters import shown
-from qdqtool.base.text import Filtered, middle, one_line
+from qdqtool.base.text import Filtered, FilteredErrors, middle, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION
@@ -89,7 +89,7 @@ def _filtered() -> Iterator[None]:
     """Puts the filter of :mod:`qdqtool.base.text` over everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = sys.stderr if sys.stderr is not None else io.StringIO()  # nobody reads it; the exit code says it
-    with redirect_stdout(Filtered(out)), redirect_stderr(Filtered(error)):
+    with redirect_stdout(Filtered(out)), redirect_stderr(FilteredErrors(error)):
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO, TypeVar
 from qdqtool.base.outputs import commit, write_text
 from qdqtool.base.process import columns, silence_stdout
 from qdqtool.base.said import told
-from qdqtool.base.text import as_line, as_text, visible
+from qdqtool.base.text import as_line, as_text, encodable, visible
 from qdqtool.errors import QdqtoolError
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
@@ -35,9 +35,7 @@ def emit(text: str, output: str | None) -> None:
     commit()
     if sys.stdout is None:
         raise QdqtoolError("standard output is closed: the answer cannot be printed")
-    # A file name need not be UTF-8, nor the terminal; in JSON the replacement is an escape that means the same.
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    text = encodable(text, sys.stdout)
     try:
         if in_colour(sys.stdout) and not text.startswith(("{", "[")):  # JSON stays as it is
             getattr(sys.stdout, "unfiltered", sys.stdout).write(coloured(text))  # filtered above
