@@ -126,11 +126,11 @@ class _Look:
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any] | None:
     # onnx reads an attribute's numbers whatever type it has.
-    if any(a.ref_attr_name or (a.ints and a.type != a.INTS) or (a.i and a.type != a.INT) for a in node.attribute):
+    if any((a.ints and a.type != a.INTS) or (a.i and a.type != a.INT) for a in node.attribute):
         return None
     try:
         return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    except ValueError:
+    except ValueError:  # of a type that there is not, or a function's attribute
         return None
 
 
@@ -225,7 +225,6 @@ class _Child:
         """A fork has a process of its own: requests of two would mix."""
         self._process = None
         self._lock = threading.Lock()
-        atexit.unregister(self._close)
 
     def ask(self, proto: onnx.ModelProto, *numbers: int) -> onnx.ModelProto:
         """What onnx makes of a model; the numbers are those that the worker takes.

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -95,6 +96,12 @@ CRASHES = {
         _cut(helper.make_node("DequantizeLinear", ["w", "s"], ["d"]), w=np.ones((8, 8, 1, 1), np.int8),
              s=np.float32(1)),
         lambda m: (m.graph.node.insert(1, _node("Conv", "x d")), m.graph.value_info.append(_value("d", [8, 8, 7, 7])),
+                   m.graph.node[-1].input.__setitem__(0, "z"))),
+    "other stated weights behind a Q": _changed(
+        _cut(helper.make_node("DequantizeLinear", ["q", "s"], ["d"]), w=np.ones((8, 8, 1, 1), np.float32),
+             s=np.float32(1)),
+        lambda m: (m.graph.node.insert(0, helper.make_node("QuantizeLinear", ["w", "s"], ["q"])),
+                   m.graph.node.insert(2, _node("Conv", "x d")), m.graph.value_info.append(_value("q", [8, 8, 7, 7])),
                    m.graph.node[-1].input.__setitem__(0, "z"))),
     "another type of attribute": _changed(
         _cut(helper.make_node("Split", ["x"], ["z", "v"], axis=2, split=[-9, 13]), version=12),
@@ -241,20 +248,37 @@ def test_a_crash_is_an_error_and_the_next_model_is_inferred() -> None:
     assert found["z"] == [1, 8, 3, 3]
 
 
-@pytest.mark.slow
+def test_the_process_is_asked_again_after_an_error_and_after_its_end() -> None:
+    child = apart._Child()
+    whole = _cut(_node("Relu"))
+    with pytest.raises(RuntimeError) as refused:
+        child.ask(_cut(_node("Gemm")), 0, 0, 1, 0)
+    assert "far" in str(refused.value)  # onnx's own words
+    first = child._process
+    assert child.ask(whole, 0, 0, 0, 0).graph.node == whole.graph.node
+    assert child._process is first is not None
+    first.kill()
+    first.wait()
+    assert child.ask(whole, 0, 0, 0, 0).graph.node == whole.graph.node
+    child._close()
+
+
+def test_half_an_answer_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = tmp_path / "half.py"
+    half.write_text("import sys; sys.stdin.readline(); print(1, 9); print(end='half')")
+    monkeypatch.setattr(apart, "_WORKER", half)
+    with raises(RuntimeError, "_Child.ask"):
+        apart._Child().ask(_cut(_node("Relu")), 0, 0, 0, 0)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
-def test_a_fork_asks_a_process_of_its_own() -> None:
-    large = _cut(_node("MaxPool", kernel_shape=[9, 9]), dims=(1, 8, 9, 9))
-    apart._CHILD.ask(large, 0, 0, 0, 0)
-    first = apart._CHILD._process
-    if not (fork := os.fork()):
-        known = apart._CHILD._process is None
-        apart._CHILD.ask(large, 0, 0, 0, 0)
-        apart._CHILD._close()
-        os._exit(0 if known else 1)
+def test_a_fork_asks_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that forks while another thread asks."""
+    monkeypatch.setattr(apart._CHILD, "_process", object())
+    with apart._CHILD._lock:
+        if not (fork := os.fork()):
+            os._exit(0 if apart._CHILD._process is None and not apart._CHILD._lock.locked() else 1)
     assert os.waitpid(fork, 0)[1] == 0
-    apart._CHILD.ask(large, 0, 0, 0, 0)
-    assert apart._CHILD._process is first is not None
 
 
 @in_turn("node", [_node("MaxPool", kernel_shape=[9, 9]), _node("Split", split="a text")])
