@@ -102,7 +102,7 @@ def connected(where: object) -> Iterator[Client]:
             with collector_paused():
                 client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool",
                                 security=security)
-        except (OSError, ValueError, ImportError, TimeoutError, TypeError, RuntimeError) as error:
+        except Exception as error:  # settings of Dask in the environment bring any
             raise ClusterError(said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
                                     "scheduler` ({reason})", where=where, reason=_reason(error))) from None
         try:
@@ -127,12 +127,14 @@ def _processes(count: str | None) -> Iterator[Any]:
     from distributed import LocalCluster, Security
     from distributed.gc import disable_gc_diagnosis
 
+    wanted = int(count) if count else cores()
     try:
         security = Security.temporary()
     except ImportError as error:
         raise ClusterError(said("{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
                                 error=str(error))) from None
-    wanted = int(count) if count else cores()
+    except Exception as error:
+        raise ClusterError(_not_begun(wanted, error)) from None
     with temporary_folder("cluster-") as folder, contextlib.ExitStack() as settings:
         settings.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder,
                                                 f"distributed.nanny.environ.{PROCESSES}": str(wanted)}))
@@ -154,9 +156,8 @@ def _processes(count: str | None) -> Iterator[Any]:
                 for _ in range(wanted):
                     cluster.worker_spec.update(cluster.new_worker_spec())
                 cluster.sync(_begun, cluster, callback_timeout=START_SECONDS + wanted)
-            except Exception as error:  # settings of Dask in the environment bring any
-                raise ClusterError(f"{wanted} worker processes cannot be started here; settings of Dask, such as "
-                                   f"DASK_..., hold for them too ({_reason(error)})") from None
+            except Exception as error:
+                raise ClusterError(_not_begun(wanted, error)) from None
             yield cluster, security
         finally:
             if cluster is not None:
@@ -167,6 +168,11 @@ def _processes(count: str | None) -> Iterator[Any]:
 async def _begun(cluster: LocalCluster) -> None:
     """Waits for the workers; of one that ends before, its error, where ``scale`` would wait for it until the end."""
     await cluster
+
+
+def _not_begun(wanted: int, error: Exception) -> str:
+    return (f"{wanted} worker processes cannot be started here; settings of Dask, such as DASK_..., hold for them too "
+            f"({_reason(error)})")
 
 
 def _reason(error: BaseException) -> str:

@@ -124,12 +124,16 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_that_cannot_begin_are_not_waited_for() -> None:
+@in_turn(("where", "setting", "told"), [
+    ("local:1", {"distributed.nanny.preload": ["no_such_module"]}, "_processes no_such_module"),
+    ("local:1", {"distributed.comm.tls.min-version": "none"}, "_processes none"),
+    ("tcp://127.0.0.1:1", {"distributed.client.heartbeat": "often"}, "connected often"),
+])
+def test_settings_of_dask_that_nothing_can_begin_with(where: str, setting: dict[str, object], told: str) -> None:
+    """At once: workers that end are not waited for."""
     import dask
 
-    with dask.config.set({"distributed.nanny.preload": ["no_such_module"]}), raises(
-        ClusterError, "_processes no_such_module"
-    ), connected("local:1"):
+    with dask.config.set(setting), raises(ClusterError, told), connected(where):
         raise AssertionError
 
 
