@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from qdqtool.base import budgets
 from qdqtool.base.options import takes
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.options import BUILDERS, DEFAULT_SM, Building
@@ -30,12 +31,12 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
     Raises:
         BuilderError: The builder is unknown, not installed, or cannot run here.
         ModelError: The model cannot be read.
+        QdqtoolError: ``timeout`` is no number of seconds.
     """
-    builder, output, sm, timeout = how.builder, how.output, how.sm, how.timeout
+    builder, output, sm = how.builder, how.output, how.sm
     if builder not in BUILDERS:
         raise BuilderError(f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}")
-    if timeout <= 0:
-        raise BuilderError(f"time limit {timeout:g} s is not positive")
+    timeout = budgets.seconds(how.timeout, "timeout")
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine")
     if sm:

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 import onnx
 
+from qdqtool.base.files import NO_NAME
 from qdqtool.base.outputs import atomic_write
 from qdqtool.base.owntime import EVERY, OwnTime
 from qdqtool.base.process import adopt, descendants, end_marked, end_started, marked, temporary_folder, unmarked
@@ -117,6 +118,8 @@ def run_one(
             Path(output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BuilderError(f"{Path(output)}: cannot be made: {error.strerror or error}") from error
+        except ValueError:
+            raise BuilderError(f"{os.fspath(output)!r}: {NO_NAME}") from None
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)

@@ -86,7 +86,11 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
     while 0 < len(head) < 6 and (more := _read_file(stream, 6 - len(head))):
         head += more
     if packed.kind_of(head):
-        yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, budgets.UNPACKED_LOG, whole=False,
+        limit = budgets.UNPACKED_LOG
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
+            size = os.fstat(stream.fileno()).st_size
+            limit = min(limit, max(budgets.UNPACKED_SMALL_LOG, budgets.UNPACKED_LOG_TIMES * size))
+        yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, limit, whole=False,
                                  error=BuildLogError)
         return
     total = 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qdqtool.base import budgets
 from qdqtool.base.files import not_dash
 from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import inputs
@@ -14,9 +15,6 @@ from qdqtool.options import Building
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
-
-
-_LONGEST = 7 * 86_400.0
 
 
 @click.command("build", cls=inputs.Command)
@@ -31,8 +29,7 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
     from qdqtool.verification.build_model import build_model
 
     not_dash(how.output or "", "-o")
-    if not 0.0 < how.timeout <= _LONGEST:
-        raise BuilderError(f"--timeout {how.timeout:g}: is not positive, or more than {_LONGEST:.0f} seconds")
+    budgets.seconds(how.timeout, "timeout")
     if how.sm and how.builder != "tensorrt-rtx":
         raise BuilderError(f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine")
     if how.builder == "tensorrt-rtx":

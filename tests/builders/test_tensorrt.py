@@ -17,7 +17,7 @@ from qdqtool.builders import run as runs
 from qdqtool.builders.child import Child, is_installed, print_once
 from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
-from qdqtool.errors import BuilderError, ModelError
+from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.model.modelfile import load
 from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
@@ -190,7 +190,7 @@ def test_dynamic_shapes(tmp_path: Path) -> None:
 def test_bad_requests(options: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(runs, "_USUAL", ())
-    with raises((BuilderError, ModelError), told):
+    with raises(QdqtoolError, told):
         builders.build(**{"model": saved(two_convolutions(), tmp_path), **options})
 
 

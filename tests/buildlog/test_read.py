@@ -325,6 +325,19 @@ def test_what_comes_from_a_pipe_without_end_is_read_up_to_a_limit(
         endless.kill()
 
 
+def test_a_packed_log_unpacks_to_some_times_its_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same text may be longer in a file that is not packed; a little is always allowed."""
+    text = b"[TRT] Trace of TensorRT version: 8.5.2\n" + b"[TRT] x\n" * 5000
+    (tmp_path / "log.gz").write_bytes(gzip.compress(text))
+    monkeypatch.setattr(budgets, "UNPACKED_LOG_TIMES", 10)
+    assert read_build(str(tmp_path / "log.gz")).lines.total == 5001
+    monkeypatch.setattr(budgets, "UNPACKED_SMALL_LOG", 1000)
+    with raises(BuildLogError, "unpack log.gz"):
+        read_build(str(tmp_path / "log.gz"))
+    monkeypatch.setattr(budgets, "UNPACKED_LOG_TIMES", 1000)
+    assert read_build(str(tmp_path / "log.gz")).lines.total == 5001
+
+
 def test_a_decompressor_is_given_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left behind each member is copied: 8 MB of empty ones took 9 s."""
     given: list[int] = []
