@@ -137,8 +137,11 @@ class _Rebuilder:
         shape = [d or 0 for d in tensor.shape] if tensor is not None and tensor.shape is not None else []
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
         self._bytes += math.prod(d or 1 for d in shape) * dtype.itemsize  # numpy counts past zeros too
-        budgets.require(self._bytes, budgets.LOG_CONSTANTS, f"{', '.join(self.build.files) or 'the log'}: its "
-                        f"constants up to '{name[:80]}' of {shape} would take", BuildLogError)
+        of_log = ", ".join(self.build.files) or "the log"
+        if len(shape) > budgets.RANK:
+            raise BuildLogError(f"{of_log}: '{name[:80]}' has {len(shape)} dimensions; the limit is {budgets.RANK}")
+        budgets.require(self._bytes, budgets.LOG_CONSTANTS, f"{of_log}: its constants up to '{name[:80]}' of {shape} "
+                        "would take", BuildLogError)
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
         value = self.values.get(name)
         if value is not None and len(value) == array.size:

@@ -167,10 +167,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(onnx.load(output).graph.node) == 6
 
 
-def test_constants_that_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Path("tests/data/logs/small-trt852.txt").read_text("utf-8")
     with raises(BuildLogError, "require w"):
         graph_from_log(samples.build_of(log.replace("[w -> (16, 3, 3, 3)", "[w -> (0, 999999999999, 999999999999, 3)")))
+    with raises(BuildLogError, "_Rebuilder._constant w 65"):
+        graph_from_log(samples.build_of(log.replace("[w -> (16, 3, 3, 3)", f"[w -> ({', '.join('1' * 65)})")))
     constants = 4 * (16 * 3 * 3 * 3 + 1)  # w and s
     monkeypatch.setattr(budgets, "LOG_CONSTANTS", constants)
     graph_from_log(samples.build_of(log))
