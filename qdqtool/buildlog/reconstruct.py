@@ -34,6 +34,7 @@ _TYPES = {
     "BFLOAT16": TensorProto.BFLOAT16, "BF16": TensorProto.BFLOAT16, "DOUBLE": TensorProto.DOUBLE,
 }
 _MAX_RANK = 10
+_STRIDES = 64  # that are tried below the one that divides the sizes: a log may state any size
 
 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
@@ -327,7 +328,8 @@ def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
     """Stride and padding (before, after) that turn ``given`` into ``made``; the usual ones first."""
     usual = (size - 1) // 2
     nearest = max(1, round(given / max(1, made)))
-    for stride in sorted(range(1, max(nearest + 3, 5)), key=lambda s: abs(s - nearest)):
+    near = range(max(1, nearest - _STRIDES), max(nearest + 3, 5))
+    for stride in sorted(near, key=lambda s: abs(s - nearest)):
         for low, high in ((usual, usual), (0, 0), (usual, size - 1 - usual), (0, 1)):
             if given + low + high >= size and (given + low + high - size) // stride + 1 == made:
                 return stride, low, high
@@ -338,13 +340,13 @@ def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
 def _conv(guess: Guess) -> None:
     weights, source = guess.shape(1), guess.shape(0)
     _window(guess, guess.listed, weights[2:] if weights else None)
-    if weights and source and len(weights) > 1 and weights[1] and source[1] % weights[1] == 0:
+    if weights and source and min(len(weights), len(source)) > 1 and weights[1] and source[1] % weights[1] == 0:
         guess.attributes["group"] = source[1] // weights[1]
 
 
 def _conv_transpose(guess: Guess) -> None:
     weights, source, target = guess.shape(1), guess.shape(0), guess.made()
-    if not weights or not source or not target:
+    if not weights or not source or not target or min(len(weights), len(target)) < 2:
         return
     guess.attributes |= {"kernel_shape": weights[2:], "group": max(1, target[1] // max(1, weights[1]))}
     fits = []

@@ -126,6 +126,13 @@ def test_strides_and_padding_fit_the_shapes(given: int, made: int, kernel: int, 
     assert (given + 2 * pad - kernel) // stride + 1 == made
 
 
+def test_damaged_shapes_of_a_convolution_take_no_time() -> None:
+    """A stride of 2^38 was looked for among all below it."""
+    for source in ((1, 8, 1 << 40, 8), (1 << 40,)):
+        attributes_of(node("Conv", [source, (16, 8, 3, 3)], [(1, 16, 4, 4)]), {})
+        attributes_of(node("ConvTranspose", [(1, 8, 4, 4), (8, 16, 3, 3)], [source]), {})
+
+
 def test_what_is_printed_wins() -> None:
     parsed = node("Conv", [(1, 8, 8, 8), (16, 1, 3, 3)], [(1, 16, 4, 4)], kernel=[3, 3], strides=[2, 2],
                   prepadding=[0, 0], postpadding=[1, 1], dilations=[1, 1])
