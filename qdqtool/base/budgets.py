@@ -66,6 +66,12 @@ FUNCTION_LEVELS = 500  # of these in one another: what follows them, onnx as wel
 FUNCTION_CALLS = 200_000  # nodes that the model's own functions stand for
 FUNCTION_COPIES = 256 * MB  # of what these hold, for all calls of each beyond one
 
+# Onnx's converter, and its inference of what it may crash on. The converter makes a dimension for each entry of what
+# may be a shape, of a network's bytes 85, and compares each new name with all there are.
+ONNX_BYTES = 640 * MB
+ONNX_BYTES_BYTE = 256  # and for each of the model's own
+ONNX_SECONDS = 120  # of the processor
+
 TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: some 10 s; parts of 140 nodes end before
 MINIMIZED_NODES = 200_000  # predicted in all tries of `--minimize` without a build, a command or a `--limit`; making a
 # model that is not tried counts an eighth: a minute or two

@@ -23,11 +23,12 @@ def start(script: Path, *words: str, environment: Mapping[str, str] = os.environ
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=marked(environment))
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends it, and closes its pipes."""
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Ends it, and closes its pipes; returns its exit code, its own where it had ended."""
     process.kill()
-    process.wait()
+    code = process.wait()
     for stream in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.close()
+    return code

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from qdqtool.base import workers
+from qdqtool.base import budgets, workers
 from qdqtool.model.stored import Stored
 from qdqtool.model.subgraphs import STANDARD, nodes_of
 
@@ -237,15 +238,18 @@ class _Child:
             try:
                 process = self._started()
                 assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(" ".join(f"{n:d}" for n in (len(source), *numbers)).encode() + b"\n" + source)
+                memory = budgets.ONNX_BYTES + budgets.ONNX_BYTES_BYTE * len(source)
+                asked = (len(source), memory, budgets.ONNX_SECONDS, *numbers)
+                process.stdin.write(" ".join(f"{n:d}" for n in asked).encode() + b"\n" + source)
                 process.stdin.flush()
                 done, size = map(int, process.stdout.readline().split())
                 answer = process.stdout.read(size)
                 if len(answer) != size:
                     raise ValueError
             except (OSError, ValueError):
-                self._close()
-                raise RuntimeError("onnx crashes on it") from None
+                late = self._close() == -getattr(signal, "SIGXCPU", 0)
+                raise RuntimeError(f"onnx takes more than {budgets.ONNX_SECONDS} s of the processor for that" if late
+                                   else "onnx crashes on it") from None
             except BaseException:
                 self._close()
                 raise
@@ -261,12 +265,13 @@ class _Child:
             atexit.register(self._close)
         return self._process
 
-    def _close(self) -> None:
+    def _close(self) -> int:
+        """Ends it, if it runs; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return 0
         atexit.unregister(self._close)
-        workers.end(process)
+        return workers.end(process)
 
 
 _CHILD = _Child()

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqtool.base import budgets
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import raise_opset
@@ -292,10 +293,31 @@ def test_a_model_of_which_the_converter_makes_gigabytes() -> None:
     model = _cut(_node("Expand", "x n"), version=12)
     model.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, [1 << 28]))
     begin = os.times().children_user
-    with raises(ModelError, "raise_opset 12 13"):
+    with raises(ModelError, "raise_opset 12 13 640 MB"):
         raise_opset(Model(model), 13)
     apart._CHILD._close()
     assert os.times().children_user - begin < 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of processes there")
+def test_a_model_that_the_converter_computes_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "ONNX_SECONDS", 1)
+    apart._CHILD._close()
+    model = FAMILIES["Relu"](60_000)
+    model.opset_import[0].version = 12
+    with raises(ModelError, "raise_opset 12 13 1 s"):
+        raise_opset(Model(model), 13)
+    monkeypatch.undo()
+    assert apart.convert_version(_cut(_node("Relu"), version=12), 13).opset_import[0].version == 13
+
+
+def test_the_child_loads_nothing_but_onnx_itself() -> None:
+    """It starts in a fifth of the time that onnx takes with its Python, which loads numpy and protobuf's."""
+    process = apart._CHILD._started()
+    apart.convert_version(_cut(_node("Relu"), version=12), 13)
+    maps = Path(f"/proc/{process.pid}/maps")
+    assert not maps.exists() or ("onnx_cpp2py_export" in (text := maps.read_text()) and "numpy" not in text)
 
 
 @pytest.mark.slow
