@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -189,10 +188,12 @@ def analyze(build: Build) -> EngineReport:
 
 
 def _bytes(tensors: Iterable[BuiltTensor]) -> int | None:
-    sizes = [None if t.elements is None or t.precision.width is None else t.elements * t.precision.width
-             for t in tensors]
-    known = [size for size in sizes if size is not None]
-    return math.ceil(sum(known)) if len(known) == len(sizes) else None
+    total = 0.0
+    for tensor in tensors:
+        if tensor.elements is None or tensor.precision.width is None:
+            return None
+        total += tensor.elements * tensor.precision.width
+    return math.ceil(total)
 
 
 def _has_weights(layer: BuiltLayer) -> bool:
@@ -395,9 +396,9 @@ def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     common = [(name, index, two[name]) for name, index in one.items() if name in two]
     alike = {name: _same_work(first.rows[i], second.rows[j]) for name, i, j in common}
     numbered = {name for name in alike if NUMBERED.search(name)}
+    exact = [one for one in common if one[0] not in numbered]
     if not all(alike[name] for name in numbered):
         numbered.clear()  # the numbers are those of two exports
-    exact = [one for one in common if not NUMBERED.search(one[0])]
     taken: dict[int, int] = {}
     used: set[int] = set()
     # Names of weights and whole paths first: they are the same in every export.
@@ -442,13 +443,16 @@ def _channels(tensors: list[BuiltTensor]) -> int | None:
 
 
 def _keys(report: EngineReport) -> dict[str, int]:
-    found: list[tuple[str, int]] = []
+    found: dict[str, int] = {}
+    several: set[str] = set()
     for row in report.rows:
-        fused, is_qdq = row.layer.fused(), row.layer.is_qdq
-        names = row.layer.onnx_names or ([] if fused.is_copy else fused.bases)
-        found += [(name, row.index) for name in dict.fromkeys(names) if is_qdq or "uantizeLinear" not in name]
-    counts = Counter(name for name, _ in found)
-    return {name: index for name, index in found if counts[name] == 1}
+        fused = row.layer.fused()
+        for name in row.layer.onnx_names or ([] if fused.is_copy else fused.bases):
+            if ("uantizeLinear" not in name or row.layer.is_qdq) and found.setdefault(name, row.index) != row.index:
+                several.add(name)
+    for name in several:
+        del found[name]
+    return found
 
 
 def _family(row: LayerCost) -> str:

@@ -462,6 +462,6 @@ def _profile(build: Build, content: list[Any]) -> None:
 
 
 def _amount(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return number(str(value)[:400]) if isinstance(value, int) else value if math.isfinite(value) else None
+    if isinstance(value, float):  # as most are
+        return value if math.isfinite(value) else None
+    return number(str(value)[:400]) if isinstance(value, int) and not isinstance(value, bool) else None

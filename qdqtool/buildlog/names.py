@@ -69,7 +69,7 @@ class FusedName:
     @property
     def bases(self) -> list[str]:
         """The components without the suffixes that TensorRT adds to copies of a node."""
-        return [base_name(part) for part in self.components]
+        return [base_name(part) for group in self.alternatives for part in group]
 
     @property
     def is_copy(self) -> bool:
@@ -108,12 +108,13 @@ def parts(name: str, known: Known = NOTHING) -> FusedName:
     """
     if name in known or len(name) > _MAX_LENGTH:
         return FusedName(name, "layer", [[name]])
-    if match := _REFORMAT.fullmatch(name):
+    reformats = name.startswith(_REFORMATTING)  # few do
+    if reformats and (match := _REFORMAT.fullmatch(name)):
         inner = parts(match[3], known)
         return FusedName(name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9]))
-    if match := _NETWORK.fullmatch(name):
+    if reformats and (match := _NETWORK.fullmatch(name)):
         return FusedName(name, "reformat-network", [], match[2])
-    if match := _FOREIGN.fullmatch(name):
+    if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
         first, _, last = match[1].partition("...")
         return FusedName(name, "foreign", [[part for part in (first, last) if part]])
     if name.startswith("[trainStation") or name.endswith("[DevicetoShapeHostCopy]"):

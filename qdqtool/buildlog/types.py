@@ -365,8 +365,8 @@ class BuiltLayer:
     @property
     def is_convolution(self) -> bool:
         lower = self.type.lower()
-        parameter = str(self.extras.get("ParameterType", ""))
-        return "conv" in lower or lower == "correlation" or parameter in ("Convolution", "ConvActPool")
+        return "conv" in lower or lower == "correlation" or self.extras.get("ParameterType") in (
+            "Convolution", "ConvActPool")
 
     @property
     def is_deconvolution(self) -> bool:

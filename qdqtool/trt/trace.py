@@ -82,10 +82,11 @@ _PASS = re.compile(r"([A-Za-z_]\w*): ([Ff]using) ")
 _RUNNING = re.compile(r"Running: ([A-Za-z_]\w*)(?: on (.*))?", re.DOTALL)
 _TYPE = re.compile(r"(.*) from (\S+ to \S+)", re.DOTALL)
 
-# A longer beginning before the one it starts with.
-_BY_BEGINNING = tuple(sorted(((w.before, kind) for kind, w in FORMATS.items() if w.scope != "printed"),
-                             key=lambda pair: -len(pair[0])))  # fmt: skip
-_BEGINNINGS = tuple(before for before, _ in _BY_BEGINNING)
+# By the first word; a longer beginning before the one it starts with.
+_BY_WORD: dict[str, list[tuple[str, Format]]] = {}
+for _kind, _format in sorted(FORMATS.items(), key=lambda pair: -len(pair[1].before)):
+    if _format.scope != "printed":
+        _BY_WORD.setdefault(_format.before.split(" ", 1)[0], []).append((_kind, _format))
 
 
 def render(event: Event) -> str:
@@ -113,17 +114,13 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
     if line.startswith("Running: "):
         match = _RUNNING.fullmatch(line)
         return Event(match[1], RUNNING, match[2] or "") if match else None
-    if not line.startswith(_BEGINNINGS):
-        match = _PASS.match(line) if "using " in line else None
-        if match is None:
-            return None
+    if "using " in line and (match := _PASS.match(line)):
         kind = match[2]
         pair = _split(line[match.end():], FORMATS[kind].between, layer)
         return Event(match[1], kind, *pair) if pair else None
-    for beginning, kind in _BY_BEGINNING:
-        wording = FORMATS[kind]
-        if line.startswith(beginning) and line.endswith(wording.after):
-            rest = line[len(beginning): len(line) - len(wording.after)]
+    for kind, wording in _BY_WORD.get(line.split(" ", 1)[0], ()):
+        if line.startswith(wording.before) and line.endswith(wording.after):
+            rest = line[len(wording.before): len(line) - len(wording.after)]
             owner = running if wording.scope == "running" else NO_PASS
             if not wording.between:
                 return Event(owner, kind, rest) if rest else None

@@ -118,10 +118,12 @@ def product_rank(layer: BuiltLayer) -> int | None:
     kind = layer.type.lower()
     if layer.is_convolution or "gemm" in kind or "matmul" in kind or "matrix" in kind:
         return len(_MULTIPLY)
+    if layer.type not in _GENERATED:
+        return None
     # A generated kernel's name, or a fusion's tactic, names the product inside.
     tactic = layer.tactic if layer.type == "fusion" else ""
     named = ATTENTION in layer.name or PRODUCT.search(layer.name) is not None or "gemm" in tactic
-    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if named and layer.type in _GENERATED else None
+    return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if named else None
 
 
 def multiplies(layer: BuiltLayer) -> bool:
