@@ -304,8 +304,8 @@ def test_a_model_of_which_the_converter_makes_gigabytes() -> None:
 def test_a_model_that_the_converter_computes_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "ONNX_SECONDS", 1)
     apart._CHILD._close()
-    model = FAMILIES["Relu"](60_000)
-    model.opset_import[0].version = 12
+    nodes = [helper.make_node("Softmax", [f"x{i}" if i else "x"], [f"x{i + 1}"], axis=0) for i in range(8000)]
+    model = _changed(_cut(_node("Relu"), version=12), lambda m: m.graph.node.extend(nodes))  # squared
     with raises(ModelError, "raise_opset 12 13 1 s"):
         raise_opset(Model(model), 13)
     monkeypatch.undo()
