@@ -538,7 +538,7 @@ class _Inference:
                     if op in _EXTENTS and op not in _BY_AXES:
                         self._made[op, *inputs] = made
                 output = made[0]
-                if op in FOLLOWED or op == "Expand" or made[2] > budgets.RANK:
+                if op in FOLLOWED or made[2] > budgets.RANK:
                     self._judge(node, op, made[1], made[2])
             else:
                 output = ANY if onnx.defs.has(op, domain) else UNTYPED
@@ -549,7 +549,7 @@ class _Inference:
                 extents[tensor] = as_known(output, known.get(tensor), True)
 
     def _judge(self, node: onnx.NodeProto, op: str, work: int, ranks: int) -> None:
-        if ranks > budgets.RANK or (op == "Expand" and work > budgets.SHAPE_ENTRIES):
+        if ranks > budgets.RANK:
             self.hidden.add(id(node))
         elif op in FOLLOWED:
             if work > budgets.SHAPE_ENTRIES or self._entries + work > budgets.SHAPE_ENTRIES_ALL or (

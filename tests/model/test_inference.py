@@ -74,6 +74,9 @@ BOMBS = {
     "Slice": lambda: _model([_node("Slice", "x s e", "y")], [_value("x", [LONG])],
                             initializers=[_int64("s", 0), _int64("e", LONG)]),
     "Slice in a step that 32 bits have not": lambda: _sliced([], _int64("d", 1 << 31)),
+    "Slice backwards in a step that 32 bits have not": lambda: _model(
+        [_node("Slice", "x b e a d", "y")], [_value("x", [4])],
+        initializers=[_int64("b", 3), _int64("e", -9), _int64("a", 0), _int64("d", -1 << 32)]),
     "Slice in a step that is computed": lambda: _sliced([_node("Mul", "k k", "d")], _int64("k", 46341)),
     "Slice in a function": lambda: _model(
         [_node("F", "x d", "y", domain="own")], [_value("x", [4])], initializers=[_int64("d", 1 << 31)],
@@ -121,9 +124,9 @@ BOMBS = {
     "a rank in every node": lambda: _model(
         [_node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(3000)] + [_node("Relu", "x3000", "y")],
         [_value("x", [1] * 20_000, TensorProto.FLOAT)]),
-    "a vector in every node": lambda: _model(
+    **{f"a vector of {count} in every node": lambda count=count: _model(
         [_node("Add", f"x{i} x{i}" if i else "x x", f"x{i + 1}") for i in range(3000)] + [_node("Add", "x3000 x", "y")],
-        [_value("x", [60_000])]),
+        [_value("x", [count])]) for count in (20_000, 60_000)},  # too large together, and each
 }
 
 
@@ -360,11 +363,14 @@ def _odd_model(node: onnx.NodeProto, functions: Sequence[onnx.FunctionProto] = (
     return helper.make_model(graph, opset_imports=opsets, functions=functions)
 
 
-def _called(body: onnx.NodeProto, attribute: str) -> onnx.FunctionProto:
-    """A function that hands its attribute to the one node in it."""
+def _called(body: onnx.NodeProto, attribute: str, usual: int | None = None) -> onnx.FunctionProto:
+    """A function that hands its attribute, which may have a default, to the one node in it."""
     body.attribute.add(name=attribute, ref_attr_name="a", type=onnx.AttributeProto.INT)
     opsets = [helper.make_opsetid("", 18)]
-    return helper.make_function("own", "F", body.input, body.output, [body], opsets, ["a"])
+    if usual is None:
+        return helper.make_function("own", "F", body.input, body.output, [body], opsets, ["a"])
+    return helper.make_function("own", "F", body.input, body.output, [body], opsets,
+                                attribute_protos=[helper.make_attribute("a", usual)])
 
 
 _NORM = ("LayerNormalization", ["x", "g", "g"], ["o", "m", "i"])
@@ -380,6 +386,9 @@ def test_attributes_that_onnx_reads_wrongly_are_kept_from_it(tmp_path):
         "axis of a function": _odd_model(
             helper.make_node("F", ["x", "g", "g"], ["o", "m", "i"], domain="own", a=1 << 31),
             [_called(helper.make_node(*_NORM), "axis")]),
+        "axis that a function has by default": _odd_model(
+            helper.make_node("F", ["x", "g", "g"], ["o", "m", "i"], domain="own"),
+            [_called(helper.make_node(*_NORM), "axis", 1 << 31)]),
         "outputs of a function": _odd_model(helper.make_node("F", ["x"], ["o", "p"], domain="own", a=1 << 28),
                                             [_called(helper.make_node(*_SPLIT), "num_outputs")]),
     }
