@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import EncodeError
@@ -49,6 +49,8 @@ from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
 
 _JUDGED_POINTS = 10
+_RANGING = 0.25  # part of a time limit that the pass for ranges may take
+_TIMED = 4  # samples that tell how long it takes
 
 
 @watched
@@ -116,10 +118,13 @@ def tune(
         opened = None
         if where.cluster is not None:
             opened = stack.enter_context(mapping.Cluster(where.cluster, where.mixed_cpus))
-        calibration = _calibrate(planner, sets, progress, replaced(where, cluster=getattr(opened, "client", None)))
+        calibration = _calibrate(planner, sets, progress, replaced(where, cluster=getattr(opened, "client", None)),
+                                 time_limit, store)
         scores = class_outputs(work)
         base = planner.plan(Configuration())
         notes.extend(base.placement.notes)
+        if store.ranged_on:
+            notes.append(Remark.RANGES_ON(room=store.ranged_on, images=len(sets.calibration)))
         if half:
             planner.wide = _wide(planner, sets, warnings)
             notes.extend(said_of_half(work, chosen, planner.wide, remainder.high_precision is None))
@@ -165,23 +170,28 @@ def tune(
 def _run(search: Search, say: Callable[[str], None] | None) -> None:
     bench = search.bench
     try:
-        for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # is there anything to agree with at all?
-            own = search.float_value(samples)
-            if search.keep is not None and own <= 0.0:
-                raise QdqtoolError(said("{`metric`} {name}: gives {own:.4g} for the float model itself; {`keep`} "
-                                        "is a part of that, which has to be above 0 (higher is better)",
-                                        name=bench.job.metric.name, own=own))
+        _require_agreement(search, bench.sets.chosen_on)
         search.prepare()
         if say is not None or bench.deadline is not None:
             what, each = expected(search)
             search.say(what)
             search.leave_time(each)
+        _require_agreement(search, bench.sets.judged_on)  # of which a time limit may have left few
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(said(
             "{`time_limit`}: over before everything INT8 was measured once; give more time or fewer images")) from None
     search.run()
     search.bench.deadline = None  # what is left is needed to judge what was found
+
+
+def _require_agreement(search: Search, samples: Sequence[int]) -> None:
+    """Looks whether there is anything to agree with at all."""
+    own = search.float_value(samples)
+    if search.keep is not None and own <= 0.0:
+        raise QdqtoolError(said("{`metric`} {name}: gives {own:.4g} for the float model itself; {`keep`} is a part of "
+                                "that, which has to be above 0 (higher is better)", name=search.bench.job.metric.name,
+                                own=own))
 
 
 def _serialized(model: Model) -> bytes:
@@ -240,36 +250,50 @@ def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
-def _calibrate(planner: Planner, sets: Sets, progress: bool, workers: Workers) -> Json:
-    """One pass for every method, and for every tensor that any placement could quantize."""
+def _calibrate(
+    planner: Planner, sets: Sets, progress: bool, workers: Workers, time_limit: float | None, store: Store
+) -> Json:
+    """One pass for every method, and for every tensor that any placement could quantize.
+
+    Where time is limited it takes no more samples than there is time for, or as many as what is in the store had.
+    """
     base = planner.placement(Configuration())
     if not base.readers:
         raise nothing_to_quantize(base.skipped, planner.model.path or "model")
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
-    statistics, report = collect_for(
-        planner.model, sets.calibration, planner.possible_groups(), max_images=len(sets.calibration),
-        workers=workers, progress=progress,
-    )
+    groups, data = planner.possible_groups(), sets.calibration
+    room = store.ranged_on if time_limit is not None and store.resumed else 0
+    if time_limit is not None and not store.resumed and workers.cluster is None and len(data) > 2 * _TIMED:
+        began, few = time.monotonic(), _some(sets, _TIMED)
+        collect_for(planner.model, few, groups, max_images=len(few), workers=workers)
+        each = (time.monotonic() - began) / len(few)
+        room = max(_TIMED, int(_RANGING * time_limit / max(each, 1e-9)))
+    store.ranged_on = room if 0 < room < len(data) else 0
+    if store.ranged_on:
+        data = _some(sets, room)
+    statistics, report = collect_for(planner.model, data, groups, max_images=len(data), workers=workers,
+                                     progress=progress)
     planner.statistics = statistics.tensors
     return report
 
 
-def _few(sets: Sets) -> Dataset:
-    """A few of the samples that ranges are made from."""
-    return Dataset(sets.calibration.source, sets.calibration.inputs, losses.FEW)
+def _some(sets: Sets, samples: int) -> Dataset:
+    """So many of the samples that ranges are made from, spread over all."""
+    data = sets.calibration
+    return Dataset(data.source, data.inputs, samples * data.batch)
 
 
 def _wide(planner: Planner, sets: Sets, warnings: list[Note]) -> dict[str, float]:
     """Tensors that near the largest value of FP16, with everything INT8."""
     made, quantized = planner.plan(Configuration()).recipe.build(planner.model)
     seen = {t: s.absmax for t, s in planner.statistics.items()}
-    return too_large(made, quantized, seen, _few(sets), warnings)
+    return too_large(made, quantized, seen, _some(sets, losses.FEW), warnings)
 
 
 def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[Note]) -> list[Note]:
     """How far FP16 moves the outputs of what was measured in FP32."""
     try:
-        errors = [losses.compare(work, m, _few(sets), samples=losses.FEW) for m in (single, made)]
+        errors = [losses.compare(work, m, _some(sets, losses.FEW), samples=losses.FEW) for m in (single, made)]
     except ModelError as error:
         warnings.append(Remark.HALF_NOT_MEASURED(error=of_error(error)))
         return []

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +49,8 @@ SWEEP, WHOLE = "sweep", "whole"
 class Store:
     """Rows by kind of measurement, candidate and sample, in a file (None: in none).
 
-    ``identity`` is that of what was measured: model, images, settings. Another's file is refused.
+    ``identity`` is that of what was measured: model, images, settings. Another's file is refused. ``ranged_on`` is how
+    many samples the ranges were made from; 0 for all.
 
     Raises:
         DataError: The file is damaged, or of another tuning.
@@ -59,7 +61,7 @@ class Store:
         self.path = None if path is None else Path(path)
         self.identity = {**identity, "tool": TOOL_VERSION, "measurement": REVISION}
         self.rows: dict[str, dict[str, Rows]] = {SWEEP: {}, WHOLE: {}}
-        self.resumed = 0
+        self.resumed = self.ranged_on = 0
         self._saved = time.monotonic()
         self._changed = False
         if self.path is not None:
@@ -82,7 +84,7 @@ class Store:
         if self.path is None or not self._changed:
             return
         data = {
-            "schema": SCHEMA, **self.identity,
+            "schema": SCHEMA, **self.identity, "ranged_on": self.ranged_on,
             "rows": {
                 kind: {c: {str(n): None if r is None else r.as_json() for n, r in sorted(found.items())}
                        for c, found in sorted(by.items())}
@@ -114,6 +116,7 @@ class Store:
                 other = said("was measured with another {name}; " + remedy, name=_WORDS.get(name, name))
                 raise DataError(other, str(path))
         try:
+            self.ranged_on = operator.index(data.get("ranged_on", 0))
             for kind in self.rows:
                 for candidate, found in data["rows"][kind].items():
                     self.rows[kind][candidate] = {int(n): _row(r) for n, r in found.items()}
@@ -274,6 +277,15 @@ class Measurements:
     @property
     def is_late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
+
+    def require_time(self) -> None:
+        """Looks whether there is time left.
+
+        Raises:
+            OutOfTime: There is none.
+        """
+        if self.is_late:
+            raise OutOfTime
 
 
 # Three sets of samples -----------------------------------------------------------------------------------------------

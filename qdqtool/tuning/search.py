@@ -18,7 +18,7 @@ from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning import sites as choices
-from qdqtool.tuning.configuration import FLOAT, Configuration, Planner, Recipe, apart, first_change, share_behind
+from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner, Recipe, apart, first_change, share_behind
 from qdqtool.tuning.measurements import SWEEP, Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judged, Site
@@ -71,7 +71,7 @@ class Search:
     def prepare(self) -> None:
         """Finds the sites and predicts every choice."""
         self.sites = choices.find_sites(self.planner)
-        self.start, self.judged = choices.judge(choices.candidates(self.sites), self.planner.cost)
+        self.start, self.judged = choices.judge(choices.candidates(self.sites), self._cost)
 
     @functools.cached_property
     def everything_float(self) -> Configuration:
@@ -87,6 +87,11 @@ class Search:
             self.pool.setdefault(self.recipe(self.everything_float).key, Point(
                 "the float model", self.everything_float, [], {}, cost, self.float_value(self.bench.sets.chosen_on),
             ))  # fmt: skip
+
+    def _cost(self, configuration: Configuration) -> Cost:
+        """A prediction, one of very many."""
+        self.bench.require_time()
+        return self.planner.cost(configuration)
 
     def swept(self) -> list[Judged]:
         """The candidates that a sweep measures."""
@@ -293,7 +298,7 @@ class Search:
         self.say("putting choices together")
         self.measure(self.obvious())
         near = choices.neighbours(self.planner.model)
-        self._along(choices.chain(ranges, self.gains(), self.planner.cost, near))
+        self._along(choices.chain(ranges, self.gains(), self._cost, near))
         self._take_back()
         self._fit_in()
 
