@@ -172,6 +172,19 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     runs.run(model, x)
     with raises(compare.TooMuch, "Runs.run comparing"):
         runs.run(model, x)
+    given: list[float] = []
+    monkeypatch.setattr(compare.sandbox.SHARED, "run", lambda *how: given.extend(how[2:3]) or {})
+    runs = compare.Runs(2.5)
+    for _ in range(5):
+        runs.run(model, x)
+    assert set(given) == {2.5 * budgets.SESSION_SECONDS}
+    with raises(compare.TooMuch, "Runs.run comparing"):
+        runs.run(model, x)
+    monkeypatch.setattr(budgets, "SESSION_BYTES", load_of(model, {}).peak_bytes - 1)
+    with raises(compare.TooMuch, "Runs.run effort"):
+        compare.Runs().run(model, x)
+    compare.Runs(1.5).run(model, x)
+
 
 
 def loop(turns: str = "n", ends: str = "Identity (c)", inner: str = "Neg (v)", **numbers: int) -> onnx.ModelProto:

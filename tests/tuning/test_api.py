@@ -489,40 +489,6 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
 
 
-def test_ranges_take_a_quarter_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A sample takes a second of a clock of its own then, everything else none."""
-    now = [0.0]
-    clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
-    for module in (api, expected, measurements, search_module):
-        monkeypatch.setattr(module, "time", clock)
-    collect = api.collect_for
-
-    def collecting(model: Any, data: Any, *given: Any, **how: Any) -> Any:
-        now[0] += len(data)
-        return collect(model, data, *given, **how)
-
-    monkeypatch.setattr(api, "collect_for", collecting)
-    data = images(48, 16, 16)
-    found = []
-    for limit in (40.0, 20.0, None, 40.0):
-        began = now[0]
-        tuning = tune(data, keep=0.9, time_limit=limit, state=tmp_path / "state")
-        said = [n.values["room"] for n in tuning.notes if n.remark is Remark.RANGES_ON]
-        found.append((now[0] - began, tuning.images["calibration"], said, tuning.effort["runs"] > 0))
-    # The second goes on with the ranges of the first, the third begins anew, and the last goes on with those.
-    assert found == [(14.0, 10, [10], True), (10.0, 10, [10], False), (24.0, 24, [], True), (24.0, 24, [], False)]
-
-
-def test_predictions_end_with_the_time() -> None:
-    bench = measurements.Measurements(None, None, None, None, 1)  # type: ignore[arg-type]
-    search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)
-    search.prepare()
-    assert search.judged
-    bench.deadline = 0.0
-    with pytest.raises(measurements.OutOfTime):
-        search.prepare()
-
-
 @pytest.mark.slow
 def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []

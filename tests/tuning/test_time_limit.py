@@ -1,0 +1,88 @@
+"""What a limit on time leaves time for."""
+
+import time
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qdqtool
+from qdqtool.base.notes import Remark, remarks
+from qdqtool.tuning import api, expected, measurements
+from qdqtool.tuning import search as search_module
+from qdqtool.tuning.configuration import Recipe
+from qdqtool.tuning.search import Search
+from tests.insertion.nets import images
+from tests.tuning.nets import branchy, planner_of
+
+DATA = images(4, 16, 16)
+
+
+def test_ranges_take_a_quarter_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A sample takes a second of a clock of its own then, everything else none."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
+    for module in (api, expected, measurements, search_module):
+        monkeypatch.setattr(module, "time", clock)
+    collect = api.collect_for
+
+    def collecting(model: Any, data: Any, *given: Any, **how: Any) -> Any:
+        now[0] += len(data)
+        return collect(model, data, *given, **how)
+
+    monkeypatch.setattr(api, "collect_for", collecting)
+    data = images(48, 16, 16)
+    found = []
+    for limit in (40.0, 20.0, None, 40.0):
+        began = now[0]
+        tuning = qdqtool.tune(branchy(), data, method="mse", keep=0.9, time_limit=limit, state=tmp_path / "state")
+        said = [n.values["room"] for n in tuning.notes if n.remark is Remark.RANGES_ON]
+        found.append((now[0] - began, tuning.images["calibration"], said, tuning.effort["runs"] > 0))
+    # The second goes on with the ranges of the first, the third begins anew, and the last goes on with those.
+    assert found == [(14.0, 10, [10], True), (10.0, 10, [10], False), (24.0, 24, [], True), (24.0, 24, [], False)]
+
+
+def test_predictions_end_with_the_time() -> None:
+    bench = measurements.Measurements(None, None, None, None, 1)  # type: ignore[arg-type]
+    search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)
+    search.prepare()
+    assert search.judged
+    bench.deadline = 0.0
+    with pytest.raises(measurements.OutOfTime):
+        search.prepare()
+
+
+def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 90 seconds a third for combinations; at the end so many as predicting and writing take twice, and judging two
+    placements on as many samples as a fifth is enough for."""
+    now = [0.0]
+    monkeypatch.setattr(search_module, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Search, "_write_once", lambda self: 4.0)
+    bench = types.SimpleNamespace(deadline=90.0, sets=types.SimpleNamespace(judged_on=tuple(range(36))))
+    search = Search(None, bench, 0.9, None, False, print, 90.0)  # type: ignore[arg-type]
+    search.leave_time(1.0)
+    assert len(bench.sets.judged_on) == 9 and remarks(search.notes) == [Remark.JUDGED_ON]
+    assert (search.ends, search.last_judged, bench.deadline) == (82.0, 68.5, 64.0)
+    assert search._until == 34.0
+    now[0] = 55.0
+    assert search._until == 58.0  # of 9 that are left, two thirds
+
+
+def test_what_was_measured_before_the_time_was_over_counts() -> None:
+    measured: list[Recipe] = []
+
+    def whole(recipes: Sequence[Recipe], samples: Sequence[int], what: str) -> None:
+        measured.extend(recipes)
+        if len(measured) > 1:
+            raise measurements.OutOfTime
+
+    bench = types.SimpleNamespace(deadline=1e12, require_time=lambda: None, whole=whole, value=lambda *_: 0.5,
+                                  sets=types.SimpleNamespace(chosen_on=(0,)))
+    search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)  # type: ignore[arg-type]
+    search.prepare()
+    less = next(j.candidate.configuration for j in search.swept() if j.candidate.configuration.floats)
+    with pytest.raises(measurements.OutOfTime):
+        search.measure([("everything INT8", search.start), ("less", search.start.joined(less))])
+    assert [p.name for p in search.pool.values()] == ["everything INT8"]
