@@ -1,0 +1,61 @@
+"""`benchmarks/run.py --compare`: two versions in turns."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import speed
+
+_WORKS = """
+import os
+from pathlib import Path
+with open("/dev/urandom", "rb") as source:
+    while os.times().system < 0.1:
+        source.read(1 << 16)
+while os.times().user < 0.1:
+    pass
+if os.fork():
+    os.wait()
+else:
+    while os.times().user < 0.1:
+        pass
+Path("took").write_text(str(sum(os.times()[:4])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /dev/urandom and forks")
+def test_a_process_of_a_tree_is_measured_with_its_children(tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text(_WORKS)
+    run = speed.measure([sys.executable, "-m", "works"], tmp_path)
+    took = float((tmp_path / "took").read_text())
+    assert took >= 0.3 and took <= run.cpu <= took + 0.2 and run.wall > 0 and run.peak > 5
+    with pytest.raises(RuntimeError, match="ended with 3: nothing"):
+        speed.measure([sys.executable, "-c", "print('nothing'); raise SystemExit(3)"], tmp_path)
+
+
+def test_two_versions_run_in_turns_each_first_in_half_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[Path] = []
+    asked: list[str] = []
+
+    def sources(commit: str, folder: Path) -> Path:
+        asked.append(commit)
+        return tmp_path
+
+    def measure(command: list[str], tree: Path) -> speed.Run:
+        ran.append(tree)
+        seconds = len(ran) * (3.0 if tree == tmp_path else 1.0)  # of a machine that gets slower
+        return speed.Run(seconds, 2 * seconds, 10.0)
+
+    monkeypatch.setattr(speed, "sources", sources)
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed.subprocess, "run", lambda *command, **how: None)
+    (row,) = speed.compare("abc", ["help"], 4, None, None)
+    here = speed.ROOT
+    assert asked == ["abc"] and ran == [here, tmp_path, tmp_path, here, here, tmp_path, tmp_path, here]
+    # 1 to 2 * 3, 4 to 3 * 3, 5 to 6 * 3 and 8 to 7 * 3: the median is the mean of the two in the middle
+    middle = (5 / 18 + 8 / 21) / 2
+    assert row[:3] == ["`--help`", "2.0 s", f"{middle:.2f} [0.17, 0.44]"]
+    assert "now/before" in capsys.readouterr().out
