@@ -18,13 +18,12 @@ def test_a_sample_is_counted_in_turn_and_seen_whole() -> None:
         adding = threading.Thread(target=tally.add, args=(0, ({"x": np.ones((1, 4), np.float32)}, 1)))
         adding.start()
         assert waits(adding)
-        tally.lock.acquire()  # as while it is being added
-        turn.release()
         found: list[int] = []
         looking = threading.Thread(target=lambda: found.append(ThreadPass(iter(()), [tally]).snapshot()[0].images))
-        looking.start()
-        assert waits(adding) and waits(looking) and not found
-        tally.lock.release()
+        with tally.lock:  # as while a sample is being added
+            turn.release()
+            looking.start()
+            assert waits(adding) and waits(looking) and not found
         for thread in (adding, looking):
             thread.join()
         assert tally.images == 1 and tally.tensors["x"].count == 4
