@@ -106,6 +106,7 @@ class Remark(Enum):
 
     # tune
     RANGES_ON = "ranges from {room} of {images} images: more would not have fitted the time limit"
+    CHOSEN_ON = "chosen on {room} of {images} images: more would not have fitted the time limit"
     JUDGED_ON = "judged on {room} of {images} images: more would not have fitted the time limit"
     RANGES_NOT_TAKEN = "other ranges had a smaller output error and not a better metric: not taken"
     GOAL_NOT_REACHED = "the choices that were tried together do not reach the goal with anything in INT8"

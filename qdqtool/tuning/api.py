@@ -39,7 +39,7 @@ from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.expected import expected
+from qdqtool.tuning.expected import expected, leave_time
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
@@ -170,13 +170,15 @@ def tune(
 def _run(search: Search, say: Callable[[str], None] | None) -> None:
     bench = search.bench
     try:
-        _require_agreement(search, bench.sets.chosen_on)
+        if bench.deadline is None:
+            _require_agreement(search, bench.sets.chosen_on)
         search.prepare()
         if say is not None or bench.deadline is not None:
             what, each = expected(search)
             search.say(what)
-            search.leave_time(each)
-        _require_agreement(search, bench.sets.judged_on)  # of which a time limit may have left few
+            leave_time(search, each)
+        for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # of which a time limit may have left few
+            _require_agreement(search, samples)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
         raise QdqtoolError(said(

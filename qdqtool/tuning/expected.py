@@ -1,13 +1,24 @@
-"""How long a search will take, before it begins."""
+"""How long a search will take, before it begins, and what a time limit leaves time for."""
 
 import itertools
 import time
+from collections.abc import Sequence
 
+from calibration.dataset import spread
+from qdqtool import prediction
+from qdqtool.base.notes import Remark
 from qdqtool.base.text import counted
 from qdqtool.tuning.search import BETTER, FLOAT_RECIPE, Search
 
 _WHOLE = 30  # combinations that a search usually measures
 _FEW = 2
+_OBVIOUS = 10  # placements that are measured whatever the time: float, everything INT8, what one would try at once
+_OBVIOUSLY = 1 / 3  # part of a time limit that these may take
+_JUDGED = 2  # placements that are judged when the time is over
+_JUDGING = 0.2  # part of a time limit that this may take
+_FEWEST = 4  # samples to choose on and to judge on, whatever the time
+_WRITING = 0.03  # part of it that is left for the prediction and the files, at least,
+_WRITTEN = 2.0  # and so many times what the prediction and the bytes of everything INT8 take
 
 
 def expected(search: Search) -> tuple[str, float]:
@@ -43,3 +54,48 @@ def sentence(choices: int, never: int, images: int, seconds: float | None, worke
     else:
         long = f"at most about {'a minute' if seconds < 90 else f'{seconds / 60:.0f} minutes'} with {many}"
     return f"{choices} choices to measure on {counted(images, 'image')}{unmeasured}, then combinations: {long}"
+
+
+def leave_time(search: Search, each: float) -> None:
+    """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be.
+
+    Args:
+        search: The search, prepared.
+        each: Seconds that a run on one sample takes.
+    """
+    bench, sets, limit = search.bench, search.bench.sets, search.limit
+    if bench.deadline is None:
+        return
+    search.each = each
+    chosen, judged = len(sets.chosen_on), len(sets.judged_on)
+    sets.chosen_on = _fitting(sets.chosen_on, _OBVIOUSLY * limit, _OBVIOUS * each)
+    if len(sets.chosen_on) < chosen:
+        sets.swept_on = _some(sets.chosen_on, len(sets.swept_on))
+        search.notes.append(Remark.CHOSEN_ON(room=len(sets.chosen_on), images=chosen))
+    sets.judged_on = _fitting(sets.judged_on, _JUDGING * limit, _JUDGED * each)
+    if len(sets.judged_on) < judged:
+        search.notes.append(Remark.JUDGED_ON(room=len(sets.judged_on), images=judged))
+    one = each * len(sets.judged_on)
+    writing = max(_WRITING * limit, _WRITTEN * _write_once(search))
+    left = bench.deadline - time.monotonic()
+    search.ends = bench.deadline - writing
+    search.last_judged = search.ends - 1.5 * one
+    bench.deadline -= min(_JUDGED * one + writing, left / 2)
+
+
+def _fitting(samples: Sequence[int], seconds: float, each: float) -> tuple[int, ...]:
+    """As many samples as there is time for, spread over all."""
+    return _some(samples, max(_FEWEST, int(seconds / max(each, 1e-9))))
+
+
+def _some(samples: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(samples[i] for i in spread(len(samples), min(count, len(samples))))
+
+
+def _write_once(search: Search) -> float:
+    """Seconds that it takes to build and predict everything INT8, as is done with what is chosen in the end."""
+    began, planner = time.monotonic(), search.planner
+    made, _ = planner.build(planner.plan(search.start), "float")
+    prediction.predict(made, planner.target)
+    made.proto.SerializeToString()
+    return time.monotonic() - began

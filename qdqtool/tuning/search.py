@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import spread
-from qdqtool import prediction
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.said import said
 from qdqtool.base.text import counted
@@ -31,11 +30,6 @@ _OVER = 4  # placements just over a budget that are looked at for one choice les
 _LEAST = 1e-9  # of the squared error: what a choice counts as that made none of it go
 _EQUAL = 1e-9  # by which the cost of equal placements may differ
 _FITTING = 3  # last steps of the chain within a budget, which are measured
-_JUDGED = 2  # placements that are judged when the time is over
-_JUDGING = 0.2  # part of a time limit that this may take,
-_FEWEST_JUDGED = 4  # with at least so many samples
-_WRITING = 0.03  # part of it that is left for the prediction and the files, at least,
-_WRITTEN = 2.0  # and so many times what the prediction and the bytes of everything INT8 take
 FIRST_SAMPLES = 2  # on which all choices are measured alone,
 BETTER = 1 / 4  # and this part of them on twice as many
 _SURE = 2.0  # standard errors by which another scale has to be better
@@ -108,8 +102,9 @@ class Search:
             self._everything_int8()
             value = self.bench.value(self.recipe(self.start), self.bench.sets.chosen_on)
             if self.pool:  # else there is nothing to take
-                self.say(said("everything INT8: {value:.4g} on the images to choose on; after Ctrl-C the same command "
-                              "with a {`time_limit`} takes the best that was measured", value=value))
+                kept = self.bench.store.path is not None and self.bench.deadline is None
+                self.say(said("everything INT8: {value:.4g} on the images to choose on" + kept * "; after Ctrl-C the "
+                              "same command with a {`time_limit`} takes the best that was measured", value=value))
             self._float_model()
             if self._is_enough() and not self.whole_front:
                 return
@@ -223,32 +218,6 @@ class Search:
     @functools.cached_property
     def _behind(self) -> list[float]:
         return share_behind(self.planner.model)
-
-    def leave_time(self, each: float) -> None:
-        """Moves the deadline so that what is found can be judged before the limit, on fewer samples if need be."""
-        bench = self.bench
-        if bench.deadline is None:
-            return
-        self.each = each
-        judged = bench.sets.judged_on
-        room = max(_FEWEST_JUDGED, int(_JUDGING * self.limit / (_JUDGED * max(each, 1e-9))))
-        if room < len(judged):
-            bench.sets.judged_on = tuple(judged[i] for i in spread(len(judged), room))
-            self.notes.append(Remark.JUDGED_ON(room=room, images=len(judged)))
-        one = each * len(bench.sets.judged_on)
-        writing = max(_WRITING * self.limit, _WRITTEN * self._write_once())
-        left = bench.deadline - time.monotonic()
-        self.ends = bench.deadline - writing
-        self.last_judged = self.ends - 1.5 * one
-        bench.deadline -= min(_JUDGED * one + writing, left / 2)
-
-    def _write_once(self) -> float:
-        """Seconds that it takes to build and predict everything INT8, as is done with what is chosen in the end."""
-        began = time.monotonic()
-        made, _ = self.planner.build(self.planner.plan(self.start), "float")
-        prediction.predict(made, self.planner.target)
-        made.proto.SerializeToString()
-        return time.monotonic() - began
 
     def with_choice(self, candidate: Candidate) -> Configuration:
         return self.start.joined(candidate.configuration)

@@ -56,14 +56,18 @@ def test_predictions_end_with_the_time() -> None:
 
 def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 90 seconds a third for combinations; at the end so many as predicting and writing take twice, and judging two
-    placements on as many samples as a fifth is enough for."""
+    placements on as many samples as a fifth is enough for. Ten are measured on what a third is enough for."""
     now = [0.0]
-    monkeypatch.setattr(search_module, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(Search, "_write_once", lambda self: 4.0)
-    bench = types.SimpleNamespace(deadline=90.0, sets=types.SimpleNamespace(judged_on=tuple(range(36))))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    for module in (expected, search_module):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(expected, "_write_once", lambda search: 4.0)
+    sets = types.SimpleNamespace(chosen_on=tuple(range(32)), swept_on=tuple(range(8)), judged_on=tuple(range(36)))
+    bench = types.SimpleNamespace(deadline=90.0, sets=sets)
     search = Search(None, bench, 0.9, None, False, print, 90.0)  # type: ignore[arg-type]
-    search.leave_time(1.0)
-    assert len(bench.sets.judged_on) == 9 and remarks(search.notes) == [Remark.JUDGED_ON]
+    expected.leave_time(search, 0.5)
+    assert (len(sets.chosen_on), len(sets.judged_on)) == (6, 18) and sets.swept_on == sets.chosen_on
+    assert max(sets.chosen_on) > 24 and remarks(search.notes) == [Remark.CHOSEN_ON, Remark.JUDGED_ON]
     assert (search.ends, search.last_judged, bench.deadline) == (82.0, 68.5, 64.0)
     assert search._until == 34.0
     now[0] = 55.0
