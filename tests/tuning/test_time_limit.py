@@ -90,3 +90,25 @@ def test_what_was_measured_before_the_time_was_over_counts() -> None:
     with pytest.raises(measurements.OutOfTime):
         search.measure([("everything INT8", search.start), ("less", search.start.joined(less))])
     assert [p.name for p in search.pool.values()] == ["everything INT8"]
+
+
+def test_time_that_combinations_leave_goes_back_to_single_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until all are measured, or none more is."""
+    for swept, rounds in (([(False, 3), (False, 2), (True, 1)], 3), ([(False, 3), (False, 0), (True, 1)], 2)):
+        bench = types.SimpleNamespace(deadline=None, runs=0, value=lambda *_: 0.5,
+                                      sets=types.SimpleNamespace(chosen_on=()))
+        search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)  # type: ignore[arg-type]
+        left, combined = iter(swept), []
+
+        def sweep(self: Search, left: Any = left) -> bool:
+            done, runs = next(left)
+            self.bench.runs += runs
+            return bool(done)
+
+        for name in ("_everything_int8", "_float_model", "_is_enough"):
+            monkeypatch.setattr(Search, name, lambda self: False)
+        monkeypatch.setattr(Search, "_sweep", sweep)
+        monkeypatch.setattr(Search, "_ranges", lambda self: "other")
+        monkeypatch.setattr(Search, "_combinations", lambda self, ranges, found=combined: found.append(ranges))
+        search.run()
+        assert len(combined) == rounds and (combined[-1] == "other") is (rounds == 3)
