@@ -235,7 +235,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < 1e9:
-        raise ValueError(f"'{text}' is no time above 0, such as 600, 10m or 1.5h")
+        raise ValueError(f"'{text}' is no time above 0 and below 30 years, such as 600, 10m or 1.5h")
     return value
 
 
