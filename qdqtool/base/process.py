@@ -148,7 +148,7 @@ def require_room() -> None:
 
 
 def load_numpy() -> None:
-    """Imports numpy without threads for its linear algebra: starting them is work that only large products pay for."""
+    """Imports numpy without threads for its linear algebra: only large products pay for them, and they wait busily."""
     threads = "OPENBLAS_NUM_THREADS"
     if "numpy" in sys.modules or threads in os.environ:
         return

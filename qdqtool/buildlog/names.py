@@ -69,7 +69,7 @@ class FusedName:
     @property
     def bases(self) -> list[str]:
         """The components without the suffixes that TensorRT adds to copies of a node."""
-        return [base_name(part) for group in self.alternatives for part in group]
+        return [base_name(part) for part in self.components]
 
     @property
     def is_copy(self) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qdqtool.base import budgets
 from qdqtool.base.files import not_dash
 from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import inputs
@@ -29,7 +28,6 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
     from qdqtool.verification.build_model import build_model
 
     not_dash(how.output or "", "-o")
-    budgets.seconds(how.timeout, "timeout")
     if how.sm and how.builder != "tensorrt-rtx":
         raise BuilderError(f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine")
     if how.builder == "tensorrt-rtx":

@@ -39,7 +39,7 @@ from qdqtool.timing import gpus
 from qdqtool.timing.parts import PAYS
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
-from qdqtool.tuning.expected import expected, leave_time
+from qdqtool.tuning.expected import expected, fitting, leave_time
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
 from qdqtool.tuning.metrics import compared, metric_for
@@ -268,8 +268,7 @@ def _calibrate(
     if time_limit is not None and not store.resumed and workers.cluster is None and len(data) > 2 * _TIMED:
         began, few = time.monotonic(), _some(sets, _TIMED)
         collect_for(planner.model, few, groups, max_images=len(few), workers=workers)
-        each = (time.monotonic() - began) / len(few)
-        room = max(_TIMED, int(_RANGING * time_limit / max(each, 1e-9)))
+        room = fitting(_RANGING * time_limit, (time.monotonic() - began) / len(few))
     store.ranged_on = room if 0 < room < len(data) else 0
     if store.ranged_on:
         data = _some(sets, room)

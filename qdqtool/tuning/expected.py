@@ -16,7 +16,7 @@ _OBVIOUS = 10  # placements that are measured whatever the time: float, everythi
 _OBVIOUSLY = 1 / 3  # part of a time limit that these may take
 _JUDGED = 2  # placements that are judged when the time is over
 _JUDGING = 0.2  # part of a time limit that this may take
-_FEWEST = 4  # samples to choose on and to judge on, whatever the time
+_FEWEST = 4  # samples for ranges, to choose on and to judge on, whatever the time
 _WRITING = 0.03  # part of it that is left for the prediction and the files, at least,
 _WRITTEN = 2.0  # and so many times what the prediction and the bytes of everything INT8 take
 
@@ -68,11 +68,11 @@ def leave_time(search: Search, each: float) -> None:
         return
     search.each = each
     chosen, judged = len(sets.chosen_on), len(sets.judged_on)
-    sets.chosen_on = _fitting(sets.chosen_on, _OBVIOUSLY * limit, _OBVIOUS * each)
+    sets.chosen_on = _some(sets.chosen_on, fitting(_OBVIOUSLY * limit, _OBVIOUS * each))
     if len(sets.chosen_on) < chosen:
         sets.swept_on = _some(sets.chosen_on, len(sets.swept_on))
         search.notes.append(Remark.CHOSEN_ON(room=len(sets.chosen_on), images=chosen))
-    sets.judged_on = _fitting(sets.judged_on, _JUDGING * limit, _JUDGED * each)
+    sets.judged_on = _some(sets.judged_on, fitting(_JUDGING * limit, _JUDGED * each))
     if len(sets.judged_on) < judged:
         search.notes.append(Remark.JUDGED_ON(room=len(sets.judged_on), images=judged))
     one = each * len(sets.judged_on)
@@ -83,12 +83,13 @@ def leave_time(search: Search, each: float) -> None:
     bench.deadline -= min(_JUDGED * one + writing, left / 2)
 
 
-def _fitting(samples: Sequence[int], seconds: float, each: float) -> tuple[int, ...]:
-    """As many samples as there is time for, spread over all."""
-    return _some(samples, max(_FEWEST, int(seconds / max(each, 1e-9))))
+def fitting(seconds: float, each: float) -> int:
+    """Samples that there is time for."""
+    return max(_FEWEST, int(seconds / max(each, 1e-9)))
 
 
 def _some(samples: Sequence[int], count: int) -> tuple[int, ...]:
+    """So many of them, spread over all."""
     return tuple(samples[i] for i in spread(len(samples), min(count, len(samples))))
 
 
