@@ -165,7 +165,8 @@ def insert(
         if losses != 0 and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                agreement = compare(floats, first, readable, samples=losses or SAMPLES, images=images)
+                found_half = compare(floats, [first], readable, samples=losses or SAMPLES, images=images)
+                agreement = next(iter(found_half), None)
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
                     warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
             except ModelError as error:

@@ -385,25 +385,25 @@ def _largest(
 
 
 def compare(
-    floats: Model, made: Model, data: object, *, samples: int, images: Images = AS_CALIBRATED
-) -> Fidelity | None:
-    """How far the outputs of a Q/DQ model are from those of the float model that it was made from.
+    floats: Model, made: Sequence[Model], data: object, *, samples: int, images: Images = AS_CALIBRATED
+) -> list[Fidelity]:
+    """How far the outputs of Q/DQ models are from those of the float model that they were made from.
 
-    The outputs are the last convolutions in front of any decoding, where both models name them alike. None where the
+    The outputs are the last convolutions in front of any decoding, where the models name them alike. Empty where the
     data cannot be read a second time.
 
     Raises:
         ModelError: onnxruntime cannot run one of them.
     """
     if isinstance(data, Iterator):
-        return None
-    ends = [t for t in compared_tensors(made) if t in floats.producers] or list(made.outputs)
-    errors = []
-    for one, two in _runs([floats, made], ends, data, images, samples):
+        return []
+    ends = [t for t in compared_tensors(made[0]) if t in floats.producers] or list(made[0].outputs)
+    errors: list[list[float]] = []
+    for one, *others in _runs([floats, *made], ends, data, images, samples):
         before = Compared(one, None)
-        finite = all(np.isfinite(v).all() for v in two.values())
-        errors.append(before.error(two) if finite else float("nan"))
-    return Fidelity(float(np.mean(errors)), len(errors)) if errors else None
+        errors.append([before.error(found) if all(np.isfinite(v).all() for v in found.values()) else float("nan")
+                       for found in others])
+    return [Fidelity(float(np.mean(each)), len(each)) for each in zip(*errors, strict=True)]
 
 
 def _runs(

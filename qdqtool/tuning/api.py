@@ -147,7 +147,7 @@ def tune(
         plan = planner.plan(point.configuration)
         made, quantized = planner.build(plan, placing.weights)
         if half:
-            notes.extend(_moved_by_half(work, plan.recipe.build(work)[0], made, sets, warnings))
+            notes.extend(_moved_by_half([work, plan.recipe.build(work)[0], made], sets, search.moved_on, warnings))
         made.path, made.sha256 = "", None
         result = Tuning(
             made.proto, quantized, prediction.predict(made, chosen), reached, keep, aim.budget_ms, point, bought,
@@ -291,14 +291,15 @@ def _wide(planner: Planner, sets: Sets, warnings: list[Note]) -> dict[str, float
     return too_large(made, quantized, seen, _some(sets, losses.FEW), warnings)
 
 
-def _moved_by_half(work: Model, single: Model, made: Model, sets: Sets, warnings: list[Note]) -> list[Note]:
-    """How far FP16 moves the outputs of what was measured in FP32."""
+def _moved_by_half(models: Sequence[Model], sets: Sets, samples: int, warnings: list[Note]) -> list[Note]:
+    """How far FP16 moves the outputs of what was measured in FP32: the float model, that, and the same in FP16."""
+    floats, *made = models
     try:
-        errors = [losses.compare(work, m, _some(sets, losses.FEW), samples=losses.FEW) for m in (single, made)]
+        found = losses.compare(floats, made, _some(sets, samples), samples=samples)
     except ModelError as error:
         warnings.append(Remark.HALF_NOT_MEASURED(error=of_error(error)))
         return []
-    before, after = (e.error if e is not None else math.nan for e in errors)
+    before, after = (f.error for f in found) if found else (math.nan, math.nan)
     return [Remark.MEASURED_IN_FP32(before=before, after=after)]
 
 

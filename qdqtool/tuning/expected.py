@@ -8,6 +8,7 @@ from calibration.dataset import spread
 from qdqtool import prediction
 from qdqtool.base.notes import Remark
 from qdqtool.base.text import counted
+from qdqtool.insertion.losses import FEW
 from qdqtool.tuning.search import BETTER, FLOAT_RECIPE, Search
 
 _WHOLE = 30  # combinations that a search usually measures
@@ -17,6 +18,7 @@ _OBVIOUSLY = 1 / 3  # part of a time limit that these may take
 _JUDGED = 2  # placements that are judged when the time is over
 _JUDGING = 0.2  # part of a time limit that this may take
 _FEWEST = 4  # samples for ranges, to choose on and to judge on, whatever the time
+_MOVING = 0.05  # part of it that comparing the float model, FP32 and FP16 may take in the end
 _WRITING = 0.03  # part of it that is left for the prediction and the files, at least,
 _WRITTEN = 2.0  # and so many times what the prediction and the bytes of everything INT8 take
 
@@ -77,6 +79,10 @@ def leave_time(search: Search, each: float) -> None:
         search.notes.append(Remark.JUDGED_ON(room=len(sets.judged_on), images=judged))
     one = each * len(sets.judged_on)
     writing = max(_WRITING * limit, _WRITTEN * _write_once(search))
+    if search.planner.half:
+        moved = 3 * each
+        search.moved_on = min(FEW, fitting(_MOVING * limit, moved))
+        writing += moved * search.moved_on
     left = bench.deadline - time.monotonic()
     search.ends = bench.deadline - writing
     search.last_judged = search.ends - 1.5 * one

@@ -10,6 +10,7 @@ import pytest
 
 import qdqtool
 from qdqtool.base.notes import Remark, remarks
+from qdqtool.insertion.losses import FEW
 from qdqtool.tuning import api, expected, measurements
 from qdqtool.tuning import search as search_module
 from qdqtool.tuning.configuration import Recipe
@@ -56,7 +57,8 @@ def test_predictions_end_with_the_time() -> None:
 
 def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 90 seconds a third for combinations; at the end so many as predicting and writing take twice, and judging two
-    placements on as many samples as a fifth is enough for. Ten are measured on what a third is enough for."""
+    placements on as many samples as a fifth is enough for. Ten are measured on what a third is enough for. With FP16
+    beside INT8 a twentieth goes into running three models on some samples more, four at least."""
     now = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     for module in (expected, search_module):
@@ -64,7 +66,8 @@ def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "_write_once", lambda search: 4.0)
     sets = types.SimpleNamespace(chosen_on=tuple(range(32)), swept_on=tuple(range(8)), judged_on=tuple(range(36)))
     bench = types.SimpleNamespace(deadline=90.0, sets=sets)
-    search = Search(None, bench, 0.9, None, False, print, 90.0)  # type: ignore[arg-type]
+    planner = types.SimpleNamespace(half=False)
+    search = Search(planner, bench, 0.9, None, False, print, 90.0)  # type: ignore[arg-type]
     expected.leave_time(search, 0.5)
     assert (len(sets.chosen_on), len(sets.judged_on)) == (6, 18) and sets.swept_on == sets.chosen_on
     assert max(sets.chosen_on) > 24 and remarks(search.notes) == [Remark.CHOSEN_ON, Remark.JUDGED_ON]
@@ -72,6 +75,12 @@ def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert search._until == 34.0
     now[0] = 55.0
     assert search._until == 58.0  # of 9 that are left, two thirds
+    assert search.moved_on == FEW
+    planner.half, now[0] = True, 0.0
+    for each, samples, ends in ((0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FEW, 81.76)):
+        bench.deadline = 90.0
+        expected.leave_time(search, each)
+        assert search.moved_on == samples and search.ends == pytest.approx(ends)
 
 
 def test_what_was_measured_before_the_time_was_over_counts() -> None:
