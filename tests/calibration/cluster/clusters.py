@@ -10,6 +10,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from qdqtool.base.deferred import NO_TELEMETRY
+
 #: What Dask looks at by itself, up to a hundred times a second in each process, takes a tenth of the tests' time.
 _QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "1s",
           "distributed.admin.system-monitor.interval": "10s"}
@@ -22,8 +26,12 @@ def processes(folder: Path, count: int = 2) -> Iterator[Any]:
     from distributed import Client, LocalCluster
     from distributed.utils import get_mp_context
 
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_QUIET}):
-        get_mp_context().set_forkserver_preload(["distributed", "calibration.clustered", "calibration.cluster.worker"])
+    quiet = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_QUIET})
+    with pytest.MonkeyPatch.context() as patch, quiet:
+        for name, value in NO_TELEMETRY.items():
+            patch.setenv(name, value)  # onnxruntime starts a thread for it, which no copy would have
+        get_mp_context().set_forkserver_preload(["distributed", "calibration.clustered", "calibration.cluster.worker",
+                                                 "onnxruntime", "qdqtool.tuning.measure"])
         cluster = LocalCluster(
             n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
             silence_logs=logging.CRITICAL, local_directory=str(folder),

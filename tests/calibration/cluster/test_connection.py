@@ -109,11 +109,12 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
             assert address.startswith("tls://127.0.0.1:")
             for given in (address, address.replace("tls://", "tcp://")):
                 security = Security.temporary() if given.startswith("tls") else None
-                with collector_paused(), pytest.raises(OSError), Client(  # noqa: PT011 - a timeout, or a handshake's end
-                    given, timeout=2, set_as_default=False, security=security
-                ):
-                    raise AssertionError
-                gc.collect()  # closes it, which waits for ever while another one starts
+                with collector_paused():
+                    with pytest.raises(OSError), Client(  # noqa: PT011 - a timeout, or a handshake's end
+                        given, timeout=2, set_as_default=False, security=security
+                    ):
+                        raise AssertionError
+                    gc.collect(1)  # closes it, which waits for ever while another one starts; it is young
         for services in (facts["services"], facts["workers"][worker]["services"]):
             for port in services.values():
                 for page in ("", "status", "info/main/workers.html", "metrics", "health", "json/counts.json"):
