@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.records import published
 from qdqtool.base.text import as_text, counted, middle
-from qdqtool.buildlog.summary import IMPLICIT
 from qdqtool.explain.codes import ALL_TARGETS, Code
-from qdqtool.explain.lines import LineAnswer, Rule
 from qdqtool.render.output import Page
 from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from qdqtool.explain.errors import KnownError
+    from qdqtool.explain.lines import LineAnswer, Rule
     from qdqtool.explain.ways import Way
 
 _MANY = 12
@@ -53,6 +52,8 @@ def _head(page: Page, facts: Json) -> None:
         hint = "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
         _fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
+        from qdqtool.buildlog.summary import IMPLICIT
+
         _fact(page, "INT8", IMPLICIT)
     if model["file"]:
         extra = [f"opset {model['opset']}" if model["opset"] else "", model["producer"] or "",
