@@ -82,7 +82,9 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
             dict(line.split("=", 1) for line in told))
 
 
-def test_the_action_and_the_hook_predict_what_changed(repository: Path, tmp_path: Path) -> None:
+def test_the_action_and_the_hook_predict_what_changed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = git(repository, "rev-parse", "HEAD~")
     code, said, summary, outputs = act(repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"})
     assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in said
@@ -91,13 +93,10 @@ def test_the_action_and_the_hook_predict_what_changed(repository: Path, tmp_path
     uris = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in runs[0]["results"]}
     assert len(runs) == 1 and uris == {"new%20model.onnx"}
     files = [name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)]
-    command = [sys.executable, "-m", *shlex.split(HOOK["entry"])]
-    env = {**os.environ, "PYTHONPATH": str(TREE)}
-    codes = [
-        subprocess.run([*command, *arguments, *files], cwd=repository, env=env, capture_output=True).returncode
-        for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])
-    ]
-    assert files == ["new model.onnx", "old.onnx"] and codes == [0, 1]
+    tool, *entry = shlex.split(HOOK["entry"])
+    monkeypatch.chdir(repository)
+    codes = [run([*entry, *arguments, *files]) for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])]
+    assert (tool, files, codes) == ("qdqtool", ["new model.onnx", "old.onnx"], [0, 1])
 
 
 @pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(2, [

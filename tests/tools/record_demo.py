@@ -8,6 +8,7 @@ Needs tensorrt_rtx. Run it again when the demo's model or the placement of its Q
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from qdqtool.commands.demo_run import RECORDING, structure, write_images, yolov8n
 from qdqtool.insertion.api import insert
@@ -18,13 +19,13 @@ from qdqtool.verification.build_model import build_model
 SIZE = 320  # the demo's default
 
 
-def quantized_demo(folder: Path, images: int) -> Path:
-    """The demo's default model with Q/DQ, calibrated with its first images, as ``qdqtool demo`` writes it."""
+def quantized_demo(folder: Path, images: int, **others: Any) -> Path:
+    """The demo's default model with Q/DQ, calibrated with its first images, as ``qdqtool demo`` writes it, unless for ``others``."""
     model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
     (folder / "images").mkdir()
     save(yolov8n(SIZE), model)
     write_images(folder / "images", images, SIZE)
-    insert(model, folder / "images", target="trt8.5").save(quantized)
+    insert(model, folder / "images", target="trt8.5", **others).save(quantized)
     return quantized
 
 
