@@ -1,5 +1,6 @@
 """Signals at any moment: what is ended, what is cleaned up, and with which code."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,43 +93,84 @@ def test_ctrl_c_that_python_drops_while_the_command_line_is_loaded_comes_again()
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("kind", ["ImportError", "RuntimeError", "SystemError"])
-def test_a_signal_that_a_library_turned_into_its_own_error(kind: str) -> None:
-    """Ctrl-C while onnxruntime is loaded came as an error of its bindings, and ended with 2."""
-    code = (
-        "import os, signal, sys\n"
-        "from qdqtool.commands import cli\n"
-        "def main(**_):\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    except BaseException:\n"
-        f"        raise {kind}('initialization failed') from None\n"
-        "cli.cli.main = main\n"
-        "cli.main()\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (130, "")
-    assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
+#: What happens to the command line, by name: its source, and what is on stdout when it has ended with 130.
+_STOPPED = {
+    # Ctrl-C while onnxruntime is loaded came as an error of its bindings, and ended with 2.
+    **{kind: (f"""
+def main(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        raise {kind}('initialization failed') from None
+cli.cli.main = main
+""", "") for kind in ("ImportError", "RuntimeError", "SystemError")},
+    # Exceptions that are raised while an object is deleted are printed and forgotten.
+    "dropped": ("""
+class Thing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+def main(**_):
+    Thing()
+    time.sleep(30)
+cli.cli.main = main
+""", ""),
+    # Threads that libraries start take signals as well, and Python's handler runs in the one that loads.
+    "compiled": ("""
+begun = threading.Event()
+def send():
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+thread = threading.Thread(target=send)
+def load(*_):
+    begun.set()
+    thread.join()
+    print('loaded whole')
+ExtensionFileLoader.exec_module = load
+def main(**_):
+    thread.start()
+    ExtensionFileLoader.exec_module(None)
+    print('went on')
+cli.cli.main = main
+""", "loaded whole\n"),
+    # Protobuf's compiled code calls Python's while onnx's classes are made, and does not bear an exception there.
+    "modules": ("""
+Path('library.py').write_text("import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nprint('loaded whole')\\n")
+sys.path.insert(0, '')
+def main(**_):
+    import library
+    print('went on')
+cli.cli.main = main
+""", "loaded whole\n"),
+}
+
+#: Each in a copy of a process that has loaded the command line.
+_EACH = """
+import json, os, signal, sys, threading, time
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from qdqtool.commands import cli
+codes = {}
+for name, source in json.load(sys.stdin).items():
+    if not (child := os.fork()):
+        for number, end in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{name}.{end}", os.O_CREAT | os.O_WRONLY), number)
+        exec(source)
+        cli.main()
+    codes[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps(codes))
+"""
 
 
-def test_a_stop_that_python_drops_comes_again() -> None:
-    """Exceptions that are raised while an object is deleted are printed and forgotten."""
-    code = (
-        "import os, signal, time\n"
-        "from qdqtool.commands import cli\n"
-        "class Thing:\n"
-        "    def __del__(self):\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "        time.sleep(0.1)\n"
-        "def main(**_):\n"
-        "    Thing()\n"
-        "    time.sleep(30)\n"
-        "cli.cli.main = main\n"
-        "cli.main()\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
-    assert (run.returncode, run.stdout) == (130, "")
-    assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+def test_a_stop_that_a_library_keeps_or_drops_comes_again(tmp_path: Path) -> None:
+    sources = json.dumps({name: source for name, (source, _) in _STOPPED.items()})
+    run = subprocess.run([sys.executable, "-c", _EACH], input=sources, capture_output=True, text=True, cwd=tmp_path,
+                         timeout=60, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    said = "qdqtool: interrupted; nothing half-written was left\n"
+    for name, code in json.loads(run.stdout).items():
+        found = [(tmp_path / f"{name}.{end}").read_text() for end in ("out", "err")]
+        assert (code, *found) == (130, _STOPPED[name][1], said), name
 
 
 def test_a_stop_does_not_wait_for_threads_that_are_at_work(tmp_path: Path) -> None:
@@ -146,45 +188,6 @@ def test_a_stop_does_not_wait_for_threads_that_are_at_work(tmp_path: Path) -> No
     """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
     assert (run.returncode, run.stderr, (tmp_path / "ended").is_dir()) == (130, "", True)
-
-
-def test_a_signal_waits_for_a_compiled_module_whichever_thread_takes_it() -> None:
-    """Threads that libraries start take signals as well, and Python's handler runs in the one that loads."""
-    code = (
-        "import os, signal, threading\n"
-        "from importlib.machinery import ExtensionFileLoader\n"
-        "from qdqtool.commands import cli\n"
-        "begun = threading.Event()\n"
-        "def send():\n"
-        "    begun.wait()\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "thread = threading.Thread(target=send)\n"
-        "def load(*_):\n"
-        "    begun.set()\n"
-        "    thread.join()\n"
-        "    print('loaded whole')\n"
-        "ExtensionFileLoader.exec_module = load\n"
-        "def main(**_):\n"
-        "    thread.start()\n"
-        "    ExtensionFileLoader.exec_module(None)\n"
-        "    print('went on')\n"
-        "cli.cli.main = main\n"
-        "cli.main()\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
-    assert (run.returncode, run.stdout) == (130, "loaded whole\n"), run.stderr
-    assert run.stderr == "qdqtool: interrupted; nothing half-written was left\n"
-
-
-def test_ctrl_c_while_a_library_of_python_modules_loads(tmp_path: Path) -> None:
-    """Protobuf's compiled code calls Python's while onnx's classes are made, and does not bear an exception there."""
-    (tmp_path / "library.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('loaded whole')\n")
-    code = ("from qdqtool.commands import cli\ndef main(**_):\n    import library\n    print('went on')\n"
-            "cli.cli.main = main\ncli.main()\n")
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25,
-                         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
-    assert (run.returncode, run.stdout) == (130, "loaded whole\n"), run.stderr
 
 
 @pytest.mark.parametrize("place", slow_after(1, [3, 5, 1, 0, 2, 4]))
