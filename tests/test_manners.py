@@ -64,17 +64,15 @@ def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
 
 
 def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:
-    done = shell(f"{TOOL} predict {model} -o {tmp_path / 'out'} --format json <&- >&- 2>&-")
-    assert done.returncode == 0
-    assert json.loads((tmp_path / "out").read_text())["schema"]
     with open("/dev/full", "w") as full:
         assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
     given = onnx.load(model).graph.input[0]
     shape = [d.dim_value for d in given.type.tensor_type.shape.dim]
     np.savez(tmp_path / "x.npz", **{given.name: np.ones(shape, np.float32)})
-    done = shell(f"PYTHONWARNINGS=error {TOOL} predict {model} --format json --calib {tmp_path / 'x.npz'}")
+    words = f"predict {model} -o {tmp_path / 'out'} --format json --calib {tmp_path / 'x.npz'}"
+    done = shell(f"PYTHONWARNINGS=error {TOOL} {words} <&- >&-")
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["schema"]
+    assert json.loads((tmp_path / "out").read_text())["schema"]
 
 
 _FORKS = """
@@ -463,9 +461,9 @@ def test_an_argument_with_a_nul_is_refused(args: list[str], capsys: pytest.Captu
     assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.NO_NAME}\n")
 
 
-def test_a_deleted_folder_is_named(tmp_path: Path, model: Path) -> None:
+def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
     command = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; {TOOL}"
-    done = shell(f"{command} extract {model} --node c1 -o o.onnx --check true")
+    done = shell(f"{command} gpus -o o.txt")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "folder" in done.stderr
 
 
