@@ -1,5 +1,6 @@
 """What is measured, against whole networks run by onnxruntime and errors worked out with numpy."""
 
+import functools
 import json
 import math
 import pickle
@@ -88,11 +89,16 @@ def test_what_a_mapper_gives_again_or_in_the_end_is_no_fault() -> None:
     assert list(looked_at(mapper)(None, tasks)) == given and ended  # type: ignore[arg-type]
 
 
+@functools.cache
+def output(recipe: Recipe | None, sample: int) -> Any:
+    """What the last convolution of the network, or of what a recipe makes of it, gives."""
+    proto = branchy() if recipe is None else recipe.build(Model(branchy()))[0].proto
+    return run(proto, DATA[sample])[0].astype(np.float64)
+
+
 def by_hand(recipe: Recipe, sample: int) -> float:
     """Root mean square difference of the last convolution's output, over the float output's standard deviation."""
-    quantized, _ = recipe.build(Model(branchy()))
-    wanted = run(branchy(), DATA[sample])[0].astype(np.float64)
-    found = run(quantized.proto, DATA[sample])[0].astype(np.float64)
+    wanted, found = output(None, sample), output(recipe, sample)
     return float(np.sqrt(np.mean((wanted - found) ** 2)) / wanted.std())
 
 
@@ -179,7 +185,7 @@ def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
 def test_the_float_network_runs_once_for_each_sample(
     job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole) for r in recipes for i in (0, 2) for whole in (True, False)]
+    tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole) for r in recipes[:3] for i in (0, 2) for whole in (True, False)]
     found: list[list[Result]] = []
     asked: list[Any] = []
     kept = OutputAgreement.kept
@@ -228,9 +234,8 @@ def test_open_sessions_have_a_bound(job: Job, recipes: list[Recipe], monkeypatch
 
 
 def test_metrics_of_outputs() -> None:
-    found = metric_for(Model(yolov8n(64, classes=3)), None)
-    assert found == AgreementMap("output0", 3)
     proto = yolov8n(64, classes=3)
+    assert metric_for(Model(proto), None) == AgreementMap("output0", 3)
     proto.graph.node.append(onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1]))
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
     assert metric_for(Model(proto), None) == AgreementMap("turned", 3, True)

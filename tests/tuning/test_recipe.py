@@ -34,7 +34,7 @@ def test_recipes() -> None:
         made, _ = planner.plan(Configuration(floats=frozenset(floats))).recipe.build(planner.model)
         proto = made.proto
         inserted = qdqtool.insert(branchy(), data, method="mse", exclude=[f"^{n}$" for n in floats], residual="skip",
-                                  predict=False)  # fmt: skip
+                                  losses=0, predict=False)  # fmt: skip
         check(proto)
         assert [(n.op_type, n.name, *n.input) for n in proto.graph.node] == [
             (n.op_type, n.name, *n.input) for n in inserted.model.graph.node
@@ -42,7 +42,7 @@ def test_recipes() -> None:
         assert np.array_equal(run(proto, data[0])[0], run(inserted.model, data[0])[0])
     changed = planner.plan(Configuration(methods=frozenset({("add.out", "max")}))).recipe
     inserted = qdqtool.insert(branchy(), data, method="mse", method_for=[("^add.out$", "max")], residual="skip",
-                              predict=False)  # fmt: skip
+                              losses=0, predict=False)  # fmt: skip
     wanted = {q.tensor: q.scale for q in inserted.activations}
     assert {p.tensor: p.scale for p in changed.pairs} == wanted
     apart = planner.plan(Configuration(apart=frozenset({"x"}))).recipe
@@ -172,7 +172,7 @@ def test_a_metric_that_computes_for_ever_is_stopped() -> None:
             turns[0] += 1
 
     with pytest.raises(limited.Over):
-        limited.within(0.2, spin)
+        limited.within(0.05, spin)
     time.sleep(0.2)
     seen = turns[0]
     time.sleep(0.1)
