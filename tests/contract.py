@@ -20,11 +20,11 @@ import numpy as np
 import onnx
 from PIL import Image
 
+from qdqtool import predict
 from qdqtool.commands.cli import COMMANDS, cli, run
 from tests.buildlog import samples
 from tests.tables import rows
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
 
 DATA = Path(__file__).parent / "data" / "contract.json"
@@ -36,8 +36,6 @@ SINGLE = (
     "qdqtool.errors:DataError", "qdqtool.errors:BuildLogError", "qdqtool.errors:BuilderError",
 )  # fmt: skip
 NEEDS_TORCH = ("qdqtool.qat",)
-CASE = "resnet18-qat-rtx2000-trt8510"
-MODEL = HOME / CASE / "model.onnx.gz"
 
 Described = dict[str, Any]
 
@@ -143,14 +141,15 @@ def _parameter(parameter: click.Parameter) -> Described:
 def prepare(folder: Path) -> None:
     """Writes the files that :data:`RUNS` name."""
     onnx.save(residual(), folder / "residual.onnx")
+    onnx.save(whole := _whole(), folder / "whole.onnx")
     onnx.save(_plain(), folder / "float.onnx")
     (folder / "images").mkdir()
     for i in range(2):
         pixels = np.random.default_rng(i).integers(0, 255, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
-    lines = log_of(prediction(CASE))
+    lines = log_of(predict(whole, "trt8.5"))
     (folder / "agrees.log").write_text("\n".join(lines) + "\n")
-    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(C") and " Conv_9 +" in x.replace(",", " +"))
+    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(C"))
     before, arrow, after = lines[at].rpartition(" -> ")
     swapped = after.replace("Int8", "Float") if "Int8" in after else after.replace("Float", "Int8")
     (folder / "differs.log").write_text("\n".join([*lines[:at], before + arrow + swapped, *lines[at + 1 :]]) + "\n")
@@ -170,6 +169,16 @@ def residual() -> onnx.ModelProto:
     return g.model(g.conv(g.conv(total, "c3", scale=0.05), "c4", weights="float"))
 
 
+def _whole() -> onnx.ModelProto:
+    """Two blocks and what is pooled of them, with names of their own; all that fuses has Q/DQ."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 8, 16, 16), "Conv_0", scale=0.05), "Relu_0")
+    for at in (1, 3):
+        long = g.relu(g.conv(x, f"Conv_{at}", scale=0.05), f"Relu_{at}")
+        x = g.relu(g.add(g.conv(long, f"Conv_{at + 1}", scale=0.05), g.pair(x, f"skip_{at}", 0.05), f"Add_{at}"), f"Relu_{at + 1}")
+    return g.model(g.conv(g.pool(x, "MaxPool_5"), "Conv_6", scale=0.05))
+
+
 def _plain() -> onnx.ModelProto:
     """A float network."""
     g = Graph()
@@ -179,7 +188,7 @@ def _plain() -> onnx.ModelProto:
     return g.model(g.conv(g.concat(parts, "join"), "c2", scale=None, weights="float"))
 
 
-# Name of the run and arguments ({d} is the folder, {m} the recorded model); of JSON on stdout the fields count.
+# Name of the run and arguments ({d} is the folder, {m} the network of the builds); of JSON on stdout the fields count.
 RUNS = rows("contract-runs.tsv")
 # Objects whose keys are names of the model or finding codes and not fields.
 MAPS = ("before.findings", "after.findings", "mismatches[].predicted", "mismatches[].built")
@@ -191,7 +200,7 @@ def runs(folder: Path) -> Described:
     for name, arguments in RUNS:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = run([a.format(d=folder, m=MODEL) for a in shlex.split(arguments)])
+            code = run([a.format(d=folder, m=folder / "whole.onnx") for a in shlex.split(arguments)])
         found[name] = {"exit": code}
         if "--format json" in arguments:
             assert out.getvalue(), f"{name}: exit {code}, {err.getvalue()}"

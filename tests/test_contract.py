@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests import contract
+from tests.tables import in_turn
 
 PROMISED: dict[str, Any] = json.loads(contract.DATA.read_text())
 _TEXTS = {"text", "path", "file"}
@@ -38,7 +39,7 @@ def python_api() -> dict[str, Any]:
     return contract.python_api()
 
 
-@pytest.mark.parametrize("module", PROMISED["python"])
+@in_turn("module", PROMISED["python"])
 def test_python_api(python_api: dict[str, Any], module: str) -> None:
     broken = broken_names(PROMISED["python"][module], python_api[module])
     broken = [text for text in broken if text not in MEANT]
@@ -108,7 +109,7 @@ def command_line() -> dict[str, Any]:
     return contract.command_line()
 
 
-@pytest.mark.parametrize("command", PROMISED["commands"])
+@in_turn("command", PROMISED["commands"])
 def test_command_line(command_line: dict[str, Any], command: str) -> None:
     assert command in command_line, f"the command {command} is gone"
     broken = broken_options(PROMISED["commands"][command], command_line[command])
@@ -165,7 +166,7 @@ def test_runs_files_and_fields_are_as_recorded(prepared: Path) -> None:
         "n[].y is gone", 'schema was string "a/1", is string "a/2"']  # fmt: skip
 
 
-@pytest.mark.parametrize("run", PROMISED["runs"])
+@in_turn("run", PROMISED["runs"])
 def test_exit_code_and_fields(runs: dict[str, Any], run: str) -> None:
     promised = PROMISED["runs"][run]
     assert runs[run]["exit"] == promised["exit"]

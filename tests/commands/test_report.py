@@ -33,7 +33,7 @@ def test_reports(made: Made, tmp_path: Path, cli: Cli, seeds: Path) -> None:
         assert f'<section id="{part}">' in text
     for log, words in (("agrees.log", "✓ agrees"), ("differs.log", "✗ differs")):
         out = tmp_path / f"{log}.html"
-        cli("report", contract.MODEL, seeds / log, "-o", out)
+        cli("report", seeds / "whole.onnx", seeds / log, "-o", out)
         assert words in out.read_text() and '<section id="verification">' in out.read_text()
         assert cli.err == ""
     out = tmp_path / "r.html"
