@@ -175,7 +175,8 @@ def _whole() -> onnx.ModelProto:
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "Conv_0", scale=0.05), "Relu_0")
     for at in (1, 3):
         long = g.relu(g.conv(x, f"Conv_{at}", scale=0.05), f"Relu_{at}")
-        x = g.relu(g.add(g.conv(long, f"Conv_{at + 1}", scale=0.05), g.pair(x, f"skip_{at}", 0.05), f"Add_{at}"), f"Relu_{at + 1}")
+        total = g.add(g.conv(long, f"Conv_{at + 1}", scale=0.05), g.pair(x, f"skip_{at}", 0.05), f"Add_{at}")
+        x = g.relu(total, f"Relu_{at + 1}")
     return g.model(g.conv(g.pool(x, "MaxPool_5"), "Conv_6", scale=0.05))
 
 

@@ -135,7 +135,8 @@ def test_wrong_arguments(wrong: dict[str, int]) -> None:
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quantized_demo(tmp_path_factory.mktemp("demo"), 1, method="max", losses=0, predict=False)  # scales do not count
+    """The recording was made with 100 images and another method: scales do not count."""
+    return quantized_demo(tmp_path_factory.mktemp("demo"), 1, method="max", losses=0, predict=False)
 
 
 def test_the_default_model_is_the_recorded_one(quantized: Path) -> None:

@@ -20,7 +20,10 @@ SIZE = 320  # the demo's default
 
 
 def quantized_demo(folder: Path, images: int, **others: Any) -> Path:
-    """The demo's default model with Q/DQ, calibrated with its first images, as ``qdqtool demo`` writes it, unless for ``others``."""
+    """The demo's default model with Q/DQ, calibrated with its first images, as ``qdqtool demo`` writes it.
+
+    ``others`` are options of :func:`qdqtool.insertion.api.insert` that it does not set.
+    """
     model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
     (folder / "images").mkdir()
     save(yolov8n(SIZE), model)

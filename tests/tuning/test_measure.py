@@ -185,7 +185,8 @@ def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
 def test_the_float_network_runs_once_for_each_sample(
     job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole) for r in recipes[:3] for i in (0, 2) for whole in (True, False)]
+    tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole)
+             for r in recipes[:3] for i in (0, 2) for whole in (True, False)]  # fmt: skip
     found: list[list[Result]] = []
     asked: list[Any] = []
     kept = OutputAgreement.kept
