@@ -31,10 +31,9 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 _WAIT = """
-import sys, time
+import json, os, sys, time
 from qdqtool.commands import cli
 from qdqtool.base import outputs
-from qdqtool.base import process
 import click
 @cli.cli.command("wait")
 @click.argument("path")
@@ -42,24 +41,40 @@ def wait(path):
     with outputs.atomic_write(path) as file:
         file.write(b"half")
         file.flush()
-        print("ready", flush=True)
+        print(os.getpid(), path, flush=True)
         time.sleep(60)
 cli.LazyGroup.get_command = lambda self, ctx, name: click.Group.get_command(self, ctx, name)
-cli.main()
+children = []
+for path in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.dup2(os.open(f"{path}.err", os.O_CREAT | os.O_WRONLY), 2)
+        sys.argv[1:] = ["wait", f"{path}/out"]
+        cli.main()
+    children.append(child)
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_signals_clean_up(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _WAIT, "wait", str(tmp_path / "out")], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, preexec_fn=_default_signals)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    assert len(list(tmp_path.iterdir())) == 1
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert "nothing half-written" in error and "Traceback" not in error
-    assert not list(tmp_path.iterdir())
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+def test_signals_clean_up(tmp_path: Path) -> None:
+    """In copies of a process that has loaded the command line."""
+    folders = {signal.SIGTERM: tmp_path / "term", signal.SIGHUP: tmp_path / "hup", signal.SIGINT: tmp_path / "int"}
+    for folder in folders.values():
+        folder.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", _WAIT, *map(str, folders.values())], stdout=subprocess.PIPE,
+                               text=True, preexec_fn=_default_signals)
+    assert process.stdout is not None
+    ready = [process.stdout.readline().split() for _ in folders]
+    pids = {Path(path).parent: int(pid) for pid, path in ready}
+    for number, folder in folders.items():
+        assert len(list(folder.iterdir())) == 1
+        os.kill(pids[folder], number)
+    out, _ = process.communicate(timeout=60)
+    assert json.loads(out) == [143, 129, 130]
+    for folder in folders.values():
+        error = folder.with_suffix(".err").read_text()
+        assert "nothing half-written" in error and "Traceback" not in error
+        assert not list(folder.iterdir())
 
 
 def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ _WORKS = """
 import os
 from pathlib import Path
 with open("/dev/urandom", "rb") as source:
-    while os.times().system < 0.1:
+    while os.times().system < 0.05:
         source.read(1 << 16)
-while os.times().user < 0.1:
+while os.times().user < 0.05:
     pass
 if os.fork():
     os.wait()
 else:
-    while os.times().user < 0.1:
+    while os.times().user < 0.05:
         pass
 Path("took").write_text(str(sum(os.times()[:4])))
 """
@@ -29,7 +29,7 @@ def test_a_process_of_a_tree_is_measured_with_its_children(tmp_path: Path) -> No
     (tmp_path / "works.py").write_text(_WORKS)
     run = speed.measure([sys.executable, "-m", "works"], tmp_path)
     took = float((tmp_path / "took").read_text())
-    assert took >= 0.3 and took <= run.cpu <= took + 0.2 and run.wall > 0 and run.peak > 5
+    assert took >= 0.15 and took <= run.cpu <= took + 0.2 and run.wall > 0 and run.peak > 5
     with pytest.raises(RuntimeError, match="ended with 3: nothing"):
         speed.measure([sys.executable, "-c", "print('nothing'); raise SystemExit(3)"], tmp_path)
 
