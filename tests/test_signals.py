@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.calibration.nets import conv_net
 from tests.fuzz.grammar import network
 from tests.fuzz_inputs import interrupts
-from tests.fuzz_inputs.seeds import write_seeds
 from tests.slow import slow_after
 
 
@@ -78,7 +79,8 @@ def test_signals_clean_up(tmp_path: Path) -> None:
 
 
 def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:
-    write_seeds(tmp_path)
+    (tmp_path / "float.onnx").write_bytes(conv_net().SerializeToString())
+    np.save(tmp_path / "samples.npy", np.random.default_rng(0).random((8, 3, 16, 16), np.float32))
     (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n")
     words = "tune float.onnx --include conv --no-state --workers 1 --calib samples.npy -o out --metric slow:metric"
     run = subprocess.Popen([sys.executable, "-m", "qdqtool", *words.split()], cwd=tmp_path, stdout=subprocess.DEVNULL,
