@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.commands.demo_run import yolov8n
+from tests.calibration.nets import conv_net
 from tests.tables import in_turn
 
 HERE = Path(__file__).parents[1] / "benchmarks"
@@ -102,7 +102,7 @@ def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_f
     peer, asked, model = tmp_path / "peer", tmp_path / "asked", tmp_path / "net.onnx"
     peer.write_text(f'#!/bin/sh\necho . >> "{asked}"\ncp "$3" "$7"\n')
     peer.chmod(0o755)
-    onnx.save(yolov8n(64), model)
+    onnx.save(conv_net((1, 3, 64, 64)), model)
     options = SimpleNamespace(work=tmp_path, modelopt=peer)
     images = np.zeros((2, 3, 64, 64), np.float32)
     split = accuracy["Split"]("a", model, tmp_path / "images", tmp_path / "others")
