@@ -1,6 +1,7 @@
 """What tests of tuning share."""
 
 import contextlib
+import copy
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -45,6 +46,10 @@ def predicted_once() -> Iterator[None]:
             predictions[key] = predict(index, target, advice=advice)
         return predictions[key]
 
+    def told(made: Model, target: Target) -> Prediction:
+        """Of what was chosen, with findings: a copy, for what it is written to changes it."""
+        return copy.deepcopy(predicted(made, target, True))
+
     def settled(index: Model, target: Target) -> Prediction:
         """What the rules for residual Adds are chosen by."""
         key = (index.proto.SerializeToString(deterministic=True), target)
@@ -78,6 +83,7 @@ def predicted_once() -> Iterator[None]:
         patch.setattr(configuration, "choose_scale", chosen)
         patch.setattr(rules, "settled", settled)
         patch.setattr(configuration, "prediction", SimpleNamespace(predict=predicted))
+        patch.setattr(api, "prediction", SimpleNamespace(predict=told))
         yield
 
 
