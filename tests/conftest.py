@@ -36,7 +36,7 @@ SHARING = (
      "tests/fixing/test_places.py", "tests/trt/rtx/test_experiments.py", "tests/base/test_base.py"),
     ("tests/trt/test_evidence.py", "tests/trt/test_cases.py", "tests/trt/test_network.py",
      "tests/explain/test_codes.py", "tests/render/reporting/test_collect.py", "tests/timing/", "tests/verification/",
-     "tests/fixing/test_effects.py", "tests/commands/test_verify.py"),
+     "tests/fixing/test_effects.py"),
     ("tests/calibration/test_clustered.py", "tests/calibration/cluster/test_mapping.py",
      "tests/tuning/test_clustered.py"),
     ("tests/qat/",),
