@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx import ModelProto
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -46,8 +45,7 @@ def model(case: str) -> Model:
 @functools.cache
 def graph(case: str) -> Model:
     """The same without the megabytes of zeros that its weights are, of which the simulation reads none."""
-    packed = (HOME / case / "model.onnx.gz").read_bytes()
-    return Model(without_large_weights(ModelProto.FromString(gzip.decompress(packed)), 1 << 16))
+    return Model(without_large_weights(model(case).proto, 1 << 16))
 
 
 #: Ids of the cases that a simulation rests on; the passes with the kinds of those of their lines that do not name them.
