@@ -5,6 +5,7 @@ read the stub.
 """
 
 import ast
+import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ _HEAD = '"""The signatures that functions have at run time; ``python -m tests.to
 _WIDTH = 120
 
 
+@functools.cache
 def defined(module: str) -> dict[str, str]:
     """Name to the line that imports it, of what a module imports (for type checkers as well) and defines."""
     path = sys.modules[module].__file__
@@ -79,6 +81,7 @@ def path_of(package: ModuleType) -> Path:
     return Path(package.__file__).with_suffix(".pyi")
 
 
+@functools.cache
 def stub(package: ModuleType) -> str:
     """The text of a package's stub."""
     public: dict[str, Any] = {name: getattr(package, name) for name in package.__all__}
