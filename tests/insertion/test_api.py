@@ -155,7 +155,8 @@ def test_dynamic_batch_and_size(folder: Path) -> None:
     output = model.graph.output[0].type.tensor_type.shape
     for name in ("batch", "channels", "anchors"):
         output.dim.add(dim_param=name)
-    result = qdqtool.insert(model, folder, predict=False)  # its imgsz metadata say 64
+    # Its imgsz metadata say 64
+    result = qdqtool.insert(model, folder, method="max", residual="both", losses=0, predict=False)
     kept = result.model.graph.input[0].type.tensor_type.shape.dim
     assert [d.dim_param for d in kept] == ["batch", "", "height", "width"]
     assert len(result.weights) == 27

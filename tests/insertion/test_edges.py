@@ -239,8 +239,8 @@ def test_inputs_of_integers() -> None:
 @pytest.mark.parametrize("kind", slow_after(1, ["int8", "uint8"]))
 def test_the_prediction_stays(kind: str) -> None:
     data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
-    plain = qdqtool.insert(detector(), data, method="max", losses=0).prediction
-    changed = qdqtool.insert(detector(), data, method="max", losses=0, input_type=kind).prediction
+    plain, changed = (qdqtool.insert(detector(), data, method="max", residual="both", losses=0, input_type=i).prediction
+                      for i in ("float", kind))
     assert plain is not None and changed is not None
     before, after = plain.summary(), changed.summary()
     assert after["int8"] == before["int8"] == 27

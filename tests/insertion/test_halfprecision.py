@@ -162,8 +162,8 @@ def test_the_tail_stays_float(net: Net) -> None:
 def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
     model = detector()
     data = images(2, 3, 64, "images")
-    single = insert(model, data, target="trt11", method="max", predict=False)
-    half = insert(model, data, target="trt11", method="max", predict=False, high_precision="fp16")
+    choices = {"target": "trt11", "method": "max", "residual": "both", "losses": 0, "predict": False}
+    single, half = (insert(model, data, high_precision=kind, **choices) for kind in (None, "fp16"))
     check(half.model)
     index = Model(half.model)
     assert index.opset == 19

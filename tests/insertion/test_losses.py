@@ -288,13 +288,13 @@ def test_the_price_is_the_difference_of_two_predictions(
 def test_price_in_the_engine_and_text() -> None:
     rng = np.random.default_rng(0)
     data = [{"images": rng.random((1, 3, 64, 64), np.float32)} for _ in range(2)]
-    made = qdqtool.insert(detector(), data, losses=1)
+    made = qdqtool.insert(detector(), data, method="max", residual="both", losses=1)
     assert made.losses is not None and 0 < len(made.losses.tensors) <= 5 and made.losses.tried == 8
     assert made.prediction is not None
     before = made.prediction.summary()
     for loss in made.losses.tensors:
         entry = next(a for a in made.activations if a.tensor == loss.tensor)
-        after = qdqtool.predict(without_pair(Model(made.model), entry)).summary()
+        after = qdqtool.predict(without_pair(Model(made.model), entry), advice=False).summary()
         assert loss.convolutions == before["int8"] - after["int8"]
         assert loss.conversions == after["conversions"] - before["conversions"]
     text = render(made, 80)
@@ -306,7 +306,7 @@ def test_price_in_the_engine_and_text() -> None:
     made.losses.tensors[0] = replace(made.losses.tensors[0], gain=0.4)
     (line,) = [line for line in render(made, 80).splitlines() if "--exclude" in line]
     (pattern,) = shlex.split(line.partition("--exclude ")[2])
-    again = qdqtool.insert(detector(), data, exclude=[pattern], predict=False)
+    again = qdqtool.insert(detector(), data, method="max", residual="both", losses=0, exclude=[pattern], predict=False)
     assert made.losses.tensors[0].tensor not in [a.tensor for a in again.activations]
 
 

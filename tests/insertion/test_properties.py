@@ -348,7 +348,7 @@ def _counted(prediction: qdqtool.Prediction) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt11", "rtx1.7"]))
 def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_against_it(target: str) -> None:
-    made = insert(detector(), images(2, 3, 64, "images"), target=target, method="max", losses=1)
+    made = insert(detector(), images(2, 3, 64, "images"), target=target, method="max", residual="both", losses=1)
     assert made.float_type == "fp16" and not made.float32
     types = {v.type.tensor_type.elem_type for v in (*made.model.graph.input, *made.model.graph.output)}
     assert types == {onnx.TensorProto.FLOAT}
@@ -362,7 +362,8 @@ def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_agai
 
 
 def test_fp32_can_be_asked_for_and_the_fix_that_is_named_works() -> None:
-    made = insert(detector(), images(2, 3, 64, "images"), target="trt11", method="max", high_precision="fp32")
+    made = insert(detector(), images(1, 3, 64, "images"), target="trt11", method="max", residual="both",
+                  high_precision="fp32")
     assert made.prediction is not None and made.float_type == "fp32" and made.agreement is None
     finding = next(f for f in made.prediction.findings if f.code == "FLOAT-FP32")
     assert finding.automatic

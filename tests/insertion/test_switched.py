@@ -50,7 +50,7 @@ def branched() -> Net:
 
 def detecting() -> tuple[Insertion, list[dict[str, Array]]]:
     data = images(2, 3, 64, "images")
-    return qdqtool.insert(detector(), data, predict=False), data
+    return qdqtool.insert(detector(), data, method="max", residual="both", losses=0, predict=False), data
 
 
 def branching() -> tuple[Insertion, list[dict[str, Array]]]:
