@@ -58,16 +58,19 @@ def published_models_are_unpacked_once() -> Iterator[None]:
     """They are megabytes of zeros behind kilobytes, and kept with one block of zeros for all."""
     from qdqtool.model import modelfile
 
-    home, read = Path(__file__).parent / "data" / "evidence", modelfile._read
+    home, read, kept = Path(__file__).parent / "data" / "evidence", modelfile._read, {}
 
-    @functools.cache
-    def blocks(path: Path) -> list[bytes]:
+    def unpacked(path: Path) -> bytes:
+        if path in kept:
+            return b"".join(kept[path])
         data = read(path)
-        return [ZEROS if (block := data[i : i + BLOCK]) == ZEROS else block for i in range(0, len(data), BLOCK)]
+        if path.is_relative_to(home):
+            blocks = (data[i : i + BLOCK] for i in range(0, len(data), BLOCK))
+            kept[path] = [ZEROS if block == ZEROS else block for block in blocks]
+        return data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modelfile, "_read",
-                      lambda path: b"".join(blocks(path)) if path.is_relative_to(home) else read(path))
+        patch.setattr(modelfile, "_read", unpacked)
         yield
 
 

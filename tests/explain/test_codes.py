@@ -28,7 +28,7 @@ from tests.explain.test_causes import residual
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.tables import cases, in_turn
-from tests.trt.evidence import DIFFERENT, advised
+from tests.trt.evidence import DIFFERENT, advised, truth
 
 
 @in_turn("entry", codes.CODES.values())
@@ -89,7 +89,7 @@ def test_codes_are_found_however_they_are_typed(typed, code):
 
 @pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
 def test_everything_is_explained(case):
-    prediction = advised(case, "trt8.5")
+    prediction = advised(case, truth(case)["target"])
     for conv in prediction.convolutions:
         assert conv.int8_in_int8_out or conv.findings, conv.name
     told = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
