@@ -1,4 +1,4 @@
-"""What the page shows, as plain data; ``dataclasses.asdict`` of these is the JSON inside the page.
+"""What the page shows, as plain data; what ``dataclasses.asdict`` makes of these is the JSON inside the page.
 
 Indices (``node``, ``layer``, ``finding`` ...) are places in the lists of the :class:`Model` they belong to; -1 is
 none. Milliseconds, bytes and multiply-accumulates (MACs) are None where they are not known.

