@@ -132,12 +132,16 @@ def images(count: int = 4, channels: int = 16, side: int = 8, name: str = "x", s
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | None = None) -> list[Array]:
     """Outputs of a model on the CPU, with onnxruntime's own Q/DQ rewriting switched off."""
+    return list(_session(model.SerializeToString()).run(outputs, feeds))
+
+
+@functools.lru_cache(4)  # most are run with several samples, in turn with another
+def _session(model: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # more wait busily for each other, three times as long as a small network takes
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(outputs, feeds))
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def check(model: onnx.ModelProto) -> None:
