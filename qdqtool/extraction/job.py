@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import onnx
@@ -52,7 +53,6 @@ class Job:
 
     def __init__(self, model: Model, target: str) -> None:
         self.model, self.target = model, target
-        self.whole = predict(model, target)
         self.cutter = Cutter(model)
         self.shown = Shown()
         self.effort = Effort()
@@ -62,6 +62,11 @@ class Job:
         self.proto = model.proto
         self.widened = self.interrupted = self.built = self.between = False
         self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
+
+    @cached_property
+    def whole(self) -> Prediction:
+        """What is predicted of the whole model, when the arguments are known to be right."""
+        return predict(self.model, self.target)
 
     # Selecting ---------------------------------------------------------------------------------------------------
 
@@ -101,6 +106,7 @@ class Job:
                 self.why = said("what the prediction of {node} depends on", node=anchor.name)
         else:
             self._set(self.cutter.whole())
+            self.shown = of_findings(self.whole, ())
             self.why = said("what the build depends on")
 
     def _node(self, name: str) -> Node:
@@ -249,7 +255,7 @@ class Job:
             if asked:
                 index = load(proto)
                 index.sha256 = _PART
-                if not self.shown.holds(predict(index, self.target)):
+                if not self.shown.holds(of_part(index, target_named(self.target))):
                     return False
             return check is None or check.holds(proto)
 
