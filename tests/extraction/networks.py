@@ -9,7 +9,7 @@ from tests.trt.builder import Graph
 SECRET = "Acme7"
 
 
-def residual(depth: int = 3) -> onnx.ModelProto:
+def residual(depth: int = 2) -> onnx.ModelProto:
     """Residual blocks, of which the second adds its skip branch as float."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "stem", scale=0.05), "stem.r")

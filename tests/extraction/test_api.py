@@ -44,7 +44,7 @@ def told(prediction: qdqtool.Prediction, code: str) -> list[tuple[str, str, list
 
 
 def test_a_finding_and_its_names() -> None:
-    model = residual()
+    model = residual(3)
     whole = qdqtool.predict(model)
     result = qdqtool.extract(model, finding="SKIP-FLOAT")
     onnx.checker.check_model(result.proto, full_check=True)
@@ -60,17 +60,23 @@ def test_a_finding_and_its_names() -> None:
 
 @pytest.mark.parametrize("code", slow_after(1, ["OUT-FLOAT", "CONCAT-SCALE:2", "BN-UNFOLDED", "SKIP-FLOAT:8"]))
 def test_findings_of_a_real_network(code: str) -> None:
-    result = qdqtool.extract(str(YOLO), finding=code)
+    result = qdqtool.extract(str(YOLO), finding=code, private=True)
     onnx.checker.check_model(result.proto)  # not its shapes: those of the whole, rebuilt, are at odds in the head
-    (wanted,) = result.shown.findings
+    assert result.private is not None
+    (wanted,), names = result.shown.findings, result.private.names
     assert [t for t in told(result.prediction, wanted.code) if t[0] == wanted.node] == [
-        t for t in told(result.whole, wanted.code) if t[0] == wanted.node]
+        (wanted.node, *t[1:]) for t in told(result.whole, wanted.code) if names.get(t[0]) == wanted.node] != []
     assert result.nodes[0] < 80
+    whole = onnx.load_from_string(gzip.decompress(YOLO.read_bytes()))
+    data = result.proto.SerializeToString()
+    there = {n.name for n in whole.graph.node} | {t for n in whole.graph.node for t in (*n.input, *n.output)}
+    assert not [n for n in there if len(n) > 4 and n.encode() in data]
 
 
 def test_cuts_compute_what_the_whole_does() -> None:
     """Held against onnxruntime on the whole network, with the tensors at the cut read out."""
-    model = residual()
+    model = residual(3)
+    model.graph.value_info.append(helper.make_tensor_value_info("b1.r0:0", onnx.TensorProto.FLOAT, ["n", 8, 16, 16]))
     result = qdqtool.extract(model, finding="SKIP-FLOAT")
     inputs = [v.name for v in result.proto.graph.input]
     outputs = [v.name for v in result.proto.graph.output]
@@ -84,9 +90,7 @@ def test_cuts_compute_what_the_whole_does() -> None:
     part = run(result.proto, {t: values[t] for t in inputs}, outputs)
     for name, value in zip(outputs, part, strict=True):
         np.testing.assert_array_equal(value, values[name])
-    model = residual()
-    model.graph.value_info.append(helper.make_tensor_value_info("b1.r0:0", onnx.TensorProto.FLOAT, ["n", 8, 16, 16]))
-    proto = qdqtool.extract(model, finding="SKIP-FLOAT").proto
+    proto = result.proto
     assert {p.key: p.value for p in proto.metadata_props} == {"stride": "32"}
     assert (proto.producer_name, proto.doc_string, proto.ir_version) == ("maker", "about it", model.ir_version)
     assert proto.opset_import == model.opset_import
@@ -105,7 +109,7 @@ def test_cuts_compute_what_the_whole_does() -> None:
 
 def test_what_is_not_cut_or_changed() -> None:
     model = residual()
-    for hops in range(6):
+    for hops in range(4):
         proto = qdqtool.extract(model, node="b1.c1", hops=hops).proto
         made = {o for n in proto.graph.node for o in n.output if n.op_type == Q}
         read = {n.input[0] for n in proto.graph.node if n.op_type == DQ}
@@ -113,7 +117,7 @@ def test_what_is_not_cut_or_changed() -> None:
         assert all(v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for v in proto.graph.input)
     model = residual()
     before = model.SerializeToString(deterministic=True)
-    first, second = (qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True, limit=15)
+    first, second = (qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True, private=True, limit=5)
                      for _ in range(2))
     assert model.SerializeToString(deterministic=True) == before
     assert first.proto.SerializeToString(deterministic=True) == second.proto.SerializeToString(deterministic=True)
@@ -134,18 +138,17 @@ def test_bad_requests(arguments: dict[str, object], told: str) -> None:
 def test_minimize_keeps_finding_fix_and_outcomes() -> None:
     model = residual()
     whole = qdqtool.predict(model)
-    cut = qdqtool.extract(model, finding="SKIP-FLOAT")
     small = qdqtool.extract(model, finding="SKIP-FLOAT", minimize=True)
     onnx.checker.check_model(small.proto, full_check=True)
     prediction = qdqtool.predict(small.proto)
     assert told(prediction, "SKIP-FLOAT") == told(whole, "SKIP-FLOAT")
     one, two = whole.convolution("b1.c1"), prediction.convolution("b1.c1")
     assert (one.precision, one.inputs, one.output) == (two.precision, two.inputs, two.output)
-    assert small.nodes[0] <= cut.nodes[0]
+    assert small.nodes[0] <= 12
     assert all(max((d.dim_value for d in v.type.tensor_type.shape.dim), default=0) <= 2
                for v in small.proto.graph.input)
     assert sum(numpy_helper.to_array(t).size for t in small.proto.graph.initializer) < 200
-    result = qdqtool.extract(residual(), finding="SKIP-FLOAT", minimize=True, limit=3)
+    result = qdqtool.extract(model, outputs=[model.graph.output[0].name], minimize=True, limit=3)
     assert Remark.STOPPED(tries=3) in result.notes
     assert told(result.prediction, "SKIP-FLOAT")
 
@@ -153,24 +156,25 @@ def test_minimize_keeps_finding_fix_and_outcomes() -> None:
 def test_external_weights_and_files(tmp_path: Path) -> None:
     model = residual()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
-    result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT")
+    result = qdqtool.extract(str(tmp_path / "m.onnx"), node="b1.c1", hops=1)
+    assert len(result.proto.graph.initializer) > 5
     constants = {t.name: numpy_helper.to_array(t) for t in residual().graph.initializer}
     for tensor in result.proto.graph.initializer:
         assert not tensor.external_data
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), constants[tensor.name])
     (tmp_path / "weights.bin").unlink()
     with raises(ModelError, "load_full weights.bin"):
-        qdqtool.extract(str(tmp_path / "m.onnx"), node="b1.c1")
+        qdqtool.extract(str(tmp_path / "m.onnx"), node="b1.c1", hops=1)
     model = residual()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location=f"{SECRET}.bin", size_threshold=0)
-    result = qdqtool.extract(str(tmp_path / "m.onnx"), finding="SKIP-FLOAT", private=True)
+    result = qdqtool.extract(str(tmp_path / "m.onnx"), node="b1.c1", hops=1, private=True)
     assert SECRET.encode() not in result.proto.SerializeToString()
     assert all(t.raw_data for t in result.proto.graph.initializer)
     model = residual()
     for letter in "bcdfghjklmnpqrstvwxz":
         model.metadata_props.add(key=f"t_{letter}", value=f"n_{letter}")
     with pytest.raises(qdqtool.errors.ModelError, match="leave none free"):
-        qdqtool.extract(model, finding="SKIP-FLOAT", private=True)
+        qdqtool.extract(model, node="b1.c1", hops=1, private=True)
 
 
 def test_doubled_names_and_plugins() -> None:
@@ -196,8 +200,8 @@ def test_doubled_names_and_plugins() -> None:
     result = qdqtool.extract(model, finding=["SKIP-FLOAT", "OUT-FLOAT"])
     assert {"SKIP-FLOAT", "OUT-FLOAT"} <= {f.code for f in result.prediction.findings}
     assert [(f.code, f.node) for f in result.shown.findings] == [("SKIP-FLOAT", "b1.sum"), ("OUT-FLOAT", "last")]
-    one, two = (qdqtool.extract(model, finding=c).nodes[0] for c in ("SKIP-FLOAT", "OUT-FLOAT"))
-    assert max(one, two) < result.nodes[0] < len(model.graph.node)
+    assert {"b1.sum", "last"} < {n.name for n in result.proto.graph.node}
+    assert result.nodes[0] < len(model.graph.node)
 
 
 def _function(name: str, *calls: str) -> onnx.FunctionProto:
@@ -225,7 +229,7 @@ def test_functions_that_the_part_calls_stay_and_no_others(inside: bool) -> None:
     part = qdqtool.extract(model, node="outer", hops=1).proto
     assert [f.name for f in part.functions] == ["Outer", "Inner"]
     onnx.checker.check_model(part, full_check=True)
-    assert not qdqtool.extract(model, finding="SKIP-FLOAT").proto.functions
+    assert not qdqtool.extract(model, node="b1.c0", hops=1).proto.functions
 
 
 def test_trimming_a_wide_part_ends_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +257,7 @@ def test_trimming_a_wide_part_ends_within_its_budget(monkeypatch: pytest.MonkeyP
 
 def test_of_many_branches_beside_each_other_a_group_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking away the farthest nodes, the ends of all branches, leaves each of them: that took five times the whole."""
-    proto = split_joined(240)
+    proto = split_joined(210)
     drawn = []
     sketch = Cutter.sketch
     monkeypatch.setattr(Cutter, "sketch", lambda self, part: drawn.append(len(part.nodes)) or sketch(self, part))
@@ -280,7 +284,7 @@ def test_a_part_without_a_reader_that_a_finding_lists_is_not_predicted(monkeypat
 
 def test_what_trimming_may_take_counts_findings_where_they_are_more_than_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Q behind eight parts of a Split becomes eight: a part of 900 nodes took as long as one of 4,000."""
-    proto = split_joined(160)
+    proto = split_joined(96)
     counted = []
     predicted = job.of_part
 
@@ -289,12 +293,12 @@ def test_what_trimming_may_take_counts_findings_where_they_are_more_than_nodes(m
         counted.append((len(model.nodes), len(prediction.findings)))
         return prediction
 
-    monkeypatch.setattr(budgets, "TRIMMED_NODES", 1000)
+    monkeypatch.setattr(budgets, "TRIMMED_NODES", 600)
     monkeypatch.setattr(job, "of_part", counting)
     extract(proto, node="n4", target="trt8.5")
     largest = max(map(max, counted))
     assert largest > 1.5 * len(proto.graph.node)
-    assert sum(map(max, counted)) < 1000 + largest
+    assert sum(map(max, counted)) < 600 + largest
 
 
 def test_minimizing_ends_within_its_budget_unless_a_limit_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,8 +319,7 @@ def test_minimizing_ends_within_its_budget_unless_a_limit_is_given(monkeypatch: 
         assert len(whole.proto.graph.node) < len(bounded.proto.graph.node)
     for limit, value in limits.items():
         monkeypatch.setattr(budgets, limit, value)
-    asked = minimized(limit=2000)
-    assert asked.proto.SerializeToString() == whole.proto.SerializeToString()
+    assert Remark.STOPPED(tries=20) in minimized(limit=20).notes
 
 
 def test_minimizing_a_model_of_large_weights_sheds_them_first(g: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +345,9 @@ def test_minimizing_a_model_of_large_weights_sheds_them_first(g: Graph, monkeypa
     assert tried[0] < size / 100 and sum(tried) < size / 4
     given = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     same = []
-    Shrinker(model, lambda proto: same.append(
-        [np.array_equal(numpy_helper.to_array(t), given[t.name]) for t in proto.graph.initializer]) or True).run()
-    assert any(map(len, same[:3])) and all(map(all, same[:3]))  # before channels are fewer
+    Shrinker(model, lambda proto: same.append([np.array_equal(numpy_helper.to_array(t), given[t.name])
+                                               for t in proto.graph.initializer]) or True, limit=3).run()
+    assert any(map(len, same)) and all(map(all, same))  # before channels are fewer
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +399,7 @@ def test_private_parts_keep_weights_apart(pair: tuple[qdqtool.Extraction, qdqtoo
     assert len(weights) > 4
     for before, after in weights:
         assert np.mean(before == after) < 0.01 and abs(np.corrcoef(before.reshape(-1), after.reshape(-1))[0, 1]) < 0.2
-    plain, hidden = (Model(qdqtool.extract(residual(), node="b0.c1", private=p).proto) for p in (False, True))
+    plain, hidden = (Model(qdqtool.extract(residual(), node="b0.c1", hops=2, private=p).proto) for p in (False, True))
     checked = 0
     for one, two in zip(quantizers(plain), quantizers(hidden), strict=True):
         before, after = plain.constant(one.input(0)), hidden.constant(two.input(0))
@@ -433,16 +436,6 @@ def test_counts_and_names_of_structure() -> None:
     assert [d.dim_value for d in typed.graph.output[0].type.tensor_type.shape.dim] == [1, 8, 1, 1]
 
 
-@pytest.mark.parametrize("code", slow_after(1, ["BN-UNFOLDED", "SKIP-FLOAT"]))
-def test_a_real_network(code: str) -> None:
-    result = qdqtool.extract(str(YOLO), finding=code, private=True)
-    whole = onnx.load_from_string(gzip.decompress(YOLO.read_bytes()))
-    data = result.proto.SerializeToString()
-    names = {n.name for n in whole.graph.node} | {t for n in whole.graph.node for t in (*n.input, *n.output)}
-    assert not [n for n in names if len(n) > 4 and n.encode() in data]
-    assert code in {f.code for f in qdqtool.predict(result.proto).findings}
-
-
 def test_what_a_builder_says_names_nothing_in_private(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of dimensions and graphs too, beside a name that stands as a layer of several does."""
     model = residual(1)
@@ -469,7 +462,7 @@ def test_scales_that_a_concat_joins_differ_in_private_too() -> None:
 
 def with_head(op: str = "AcmeHead", domain: str = "acme", **attributes: object) -> onnx.ModelProto:
     """A network that ends in an operator of somebody's own."""
-    model = residual()
+    model = residual(1)
     node = onnx.helper.make_node(op, [model.graph.output[0].name], ["done"], "head", domain=domain, **attributes)
     model.graph.node.append(node)
     model.graph.output[0].name = "done"
@@ -510,11 +503,11 @@ def test_tables_and_words_are_others() -> None:
     conv = next(n for n in model.graph.node if n.op_type == "Conv")
     conv.attribute.extend([onnx.helper.make_attribute("acme_note", 1.0), onnx.helper.make_attribute("mode", "acme way"),
                            onnx.helper.make_attribute("auto_pad", "NOTSET")])
-    result = qdqtool.extract(model, node=conv.name, private=True)
+    result = qdqtool.extract(model, node=conv.name, hops=1, private=True)
     data = result.proto.SerializeToString()
     assert b"acme" not in data and b"NOTSET" in data
     # Slopes of a PRelu or a depthwise 1x1 kernel: a range for each channel would be the number itself
-    model = residual()
+    model = residual(1)
     slopes = np.random.default_rng(1).random((8, 1, 1)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(slopes, "slopes"))
     model.graph.node.append(onnx.helper.make_node("PRelu", [model.graph.output[0].name, "slopes"], ["done"], "prelu"))

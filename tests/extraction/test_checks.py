@@ -2,11 +2,11 @@
 
 import os
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -48,20 +48,18 @@ def test_builds_that_are_refused_and_healthy_ones() -> None:
         qdqtool.extract(residual(1), builder="tensorrt-rtx")
 
 
-PYTHON = f"'{sys.executable}' -IS"  # which starts in half of the time
-
-
 def script(folder: Path, source: str) -> str:
-    path = folder / "check it.py"
+    """For a shell, which starts in a fifth of Python's time."""
+    path = folder / "check it.sh"
     path.write_text(source)
-    return f"{PYTHON} '{path}'"
+    return f"sh '{path}'"
 
 
 def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     """Exits with 3 for models that hold a MaxPool."""
-    x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float"), "r0")
+    x = g.conv(g.input(1, 8, 8, 8), "c0", scale=None, weights="float")
     model = g.model(g.relu(g.pool(x, "pool"), "r1"))
-    command = script(tmp_path, "import sys\nsys.exit(3 if b'MaxPool' in open(sys.argv[1], 'rb').read() else 0)\n")
+    command = script(tmp_path, 'if grep -q MaxPool "$1"; then exit 3; fi')
     result = qdqtool.extract(model, check=command)
     assert [n.op_type for n in result.proto.graph.node] == ["MaxPool"]
     assert (result.checked.remark, result.checked.values["code"]) == (Remark.CHECKED_COMMAND, 3)
@@ -70,26 +68,30 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
     with raises(QdqtoolError, "extract well"):
         qdqtool.extract(residual(1), finding="SKIP-FLOAT", says="pooling")
     with raises(QdqtoolError, "Job.minimize model"):
-        qdqtool.extract(model, check=script(tmp_path, "import sys\nsys.exit(3)\n"), limit=200)
+        qdqtool.extract(result.proto, check=script(tmp_path, "exit 3"), limit=200)
     trap = tmp_path / "trap"
-    check = CommandCheck(residual(1), f"{PYTHON} -c 'pass' ; touch {trap} $(touch {trap})")
+    check = CommandCheck(residual(1), f"true ; touch {trap} $(touch {trap})")
     check.close()
     assert not trap.exists()
     seen = tmp_path / "seen"
-    command = script(tmp_path, f"import sys\nopen({str(seen)!r}, 'w').write('|'.join(sys.argv[1:]))\n")
+    command = script(tmp_path, f"IFS='|'; printf %s \"$*\" > '{seen}'")
     CommandCheck(residual(1), f"{command} --onnx={{}} last").close()
     first, last = seen.read_text().split("|")
     assert first.startswith("--onnx=") and first.endswith("model.onnx") and last == "last"
 
 
-_TWO_FAULTS = """
-import sys
-data = open(sys.argv[1], 'rb').read()
-ops = {op for op in ('Conv', 'MaxPool', 'Relu') if b'\x22' + bytes([len(op)]) + op.encode() in data}
-print('x' * 3_000_000)
-if {'Conv', 'MaxPool'} <= ops:
-    sys.exit('Error: pooling of ' + str(len(ops)))
-sys.exit('another Error' if ops and 'Conv' not in ops else 0)
+# An operator's name stands behind its length.
+_TWO_FAULTS = r"""
+has() { LC_ALL=C grep -q "$(printf '"\\%03o%s' ${#1} $1)" "$model"; }
+model=$1; conv=0; pool=0; relu=0
+if has Conv; then conv=1; fi
+if has MaxPool; then pool=1; fi
+if has Relu; then relu=1; fi
+head -c 3000000 /dev/zero
+case $conv$pool in
+11) echo "Error: pooling of $((2 + relu))" >&2; exit 1;;
+0?) if [ $pool$relu != 00 ]; then echo another Error >&2; exit 1; fi;;
+esac
 """
 
 
@@ -120,11 +122,15 @@ def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.Monke
         return True
 
     monkeypatch.setattr(CommandCheck, "holds", holds)
-    result = qdqtool.extract(residual(2), finding="SKIP-FLOAT", check="true", minimize=True, keep_interrupted=True)
+    model = residual()
+    whole: dict[str, Any] = {"node": "b1.sum", "hops": 2, "check": "true", "minimize": True}
+    result = qdqtool.extract(model, keep_interrupted=True, **whole)
     assert result.interrupted and result.as_json()["interrupted"] and result.notes[0].remark is Remark.INTERRUPTED
-    assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings)
+    assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings) and len(result.proto.graph.node) < len(
+        model.graph.node)
+    calls = 0
     with pytest.raises(type(stop)):
-        qdqtool.extract(residual(2), finding="SKIP-FLOAT", check="true", minimize=True)
+        qdqtool.extract(model, **whole)
 
 
 def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +153,8 @@ def test_commands_that_are_none(command: str, said: str) -> None:
 
 def test_commands_without_end(tmp_path: Path) -> None:
     with raises(QdqtoolError, "CommandCheck.__init__ did"):
-        CommandCheck(residual(1), f"{PYTHON} -c 'import time; time.sleep(30)'", timeout=0.5)
-    command = f"{PYTHON} -c 'import time; time.sleep(30)'"
+        CommandCheck(residual(1), "sh -c 'exec sleep 30'", timeout=0.5)
+    command = "sh -c 'exec sleep 30'"
     with raises(QdqtoolError, "CommandCheck.__init__ 0.4"):
         qdqtool.extract(residual(1), check=command, check_timeout=0.4)
     with raises(QdqtoolError, "seconds check_timeout=0"):
@@ -168,11 +174,8 @@ def test_commands_without_end(tmp_path: Path) -> None:
 
 
 _HANGS = """
-import sys, time
-data = open(sys.argv[1], 'rb').read()
-while b'Conv' in data:
-    pass
-time.sleep(0 if b'MaxPool' in data else 60)
+if grep -q Conv "$1"; then while :; do :; done; fi
+grep -q MaxPool "$1" || exec sleep 60
 """
 shows_processes = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
@@ -225,7 +228,7 @@ def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:
 
 def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "COMMAND_OUTPUT", 100_000)
-    command = f"{PYTHON} -c \"print('here' + 'x' * 3_000_000 + 'there')\""
+    command = "sh -c 'printf here; head -c 3000000 /dev/zero; printf there'"
     check = CommandCheck(residual(1), command, "here")
     assert check._output.stat().st_size == 100_000 and check.holds(residual(1))
     check.close()
@@ -259,8 +262,12 @@ def test_a_command_that_kills_what_waits_for_it_is_told_and_ended() -> None:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
 def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    source = f"import qdqtool.builders.run as r; r.exit_code(['sh', '-c', 'kill -STOP $PPID; sleep {mark}'], 60)"
-    process = subprocess.Popen([sys.executable, "-c", source])
+    process = os.fork()
+    if not process:
+        try:
+            run.exit_code(["sh", "-c", f"kill -STOP $PPID; sleep {mark}"], 60)
+        finally:
+            os._exit(0)
 
     def left() -> list[Path]:
         return [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep " + mark.encode() in _read(p)]
@@ -277,8 +284,8 @@ def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> N
     try:
         assert wait_for(stopped, 1)  # the command's parent; its command line is there before the command runs
     finally:
-        process.kill()
-        process.wait()
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
     assert wait_for(left, 0)
 
 
@@ -298,7 +305,7 @@ def _read(path: Path) -> bytes:
 
 def test_constants_stay_nodes_where_the_command_needs_them(tmp_path: Path) -> None:
     model = with_constant_nodes(residual(2))
-    command = script(tmp_path, "import sys\nsys.exit(3 if b'Constant' in open(sys.argv[1], 'rb').read() else 0)\n")
+    command = script(tmp_path, 'if grep -q Constant "$1"; then exit 3; fi')
     result = qdqtool.extract(model, finding="SKIP-FLOAT", check=command)
     plain = qdqtool.extract(model, finding="SKIP-FLOAT")
     assert any(n.op_type == "Constant" for n in result.proto.graph.node) and not result.notes
