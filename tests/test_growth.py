@@ -234,7 +234,7 @@ def _grows_by_calls(command, family, monkeypatch):
 
 def test_what_many_read_is_looked_at_once():
     """Each of many Qs on one tensor names all the others; the names of these are collected once."""
-    _grows_with_the_file(_calls, WORK["predict"], "wide Split with own scales", [(120, 240)])
+    _grows_with_the_file(_calls, WORK["predict"], "wide Split with own scales", [(80, 160)])
 
 
 def test_ways_to_what_writes_a_tensor_are_listed_in_part(monkeypatch):
@@ -269,7 +269,7 @@ def test_what_is_between_weights_and_their_quantizers_is_listed_in_part(monkeypa
 
 
 @pytest.mark.parametrize(("family", "sizes"), slow_after(1, [("one pair of weights", (100, 200)),
-                                                             ("Casts of a weight", (250, 500))]))
+                                                             ("Casts of a weight", (125, 250))]))
 def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
     """The constants on the way are computed once, and one refusal does not name all that read them."""
     bounded_by_an_eighth(monkeypatch)
@@ -279,7 +279,7 @@ def test_fix_of_what_many_convolutions_read(family, sizes, monkeypatch):
 @pytest.mark.slow
 def test_what_many_read_is_asked_once_whether_it_becomes_half():
     _grows_with_the_file(_calls, WORK["fix to half"], "Concat with the root", [(100, 200)])
-    _grows_with_the_file(_calls, WORK["fix to half"], "wide Split", [(150, 300)])  # read by one node n times
+    _grows_with_the_file(_calls, WORK["fix to half"], "wide Split", [(100, 200)])  # read by one node n times
 
 
 def test_changes_answer_their_own_findings_where_all_of_these_name_one_tensor(monkeypatch):
@@ -294,13 +294,10 @@ def test_changes_answer_their_own_findings_where_all_of_these_name_one_tensor(mo
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])
 def test_fix_predicts_the_whole_a_few_times_however_large_it_is(family, monkeypatch):
     """Places of a step are tried together, and those at fault are left out by what the prediction shows."""
-    def predictions(size: int) -> int:
-        seen = []
-        monkeypatch.setattr(api, "predict", lambda *args: seen.append(1) or qdqtool.predict(args[0], args[1].name))
-        fix(FAMILIES[family](size), target="trt8.5")
-        return len(seen)
-
-    assert predictions(100) <= 5 and predictions(400) <= 5
+    seen = []
+    monkeypatch.setattr(api, "predict", lambda *args: seen.append(1) or qdqtool.predict(args[0], args[1].name))
+    fix(FAMILIES[family](200), target="trt8.5")
+    assert len(seen) <= 5
 
 
 def _seconds(work, model) -> float:
