@@ -301,7 +301,7 @@ def test_classes_and_codes_of_fixes():
 
 
 @pytest.mark.parametrize(("target", "times"), slow_after(2, [
-    ("trt8.5", 1), ("rtx1.7", 1), ("trt10", 2), ("trt8.4", 2), ("trt11", 2)]))
+    ("trt8.5", 1), ("rtx1.7", 1), ("trt10", 2), ("trt8.4", 1), ("trt11", 1)]))
 def test_each_promise_is_tried(target, times):
     """Of the graphs of all refusals and cases: a step has a place for each finding that is marked as automatic.
 

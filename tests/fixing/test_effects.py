@@ -109,7 +109,7 @@ def test_figures_of_fixes() -> None:
     model = evidence.model("resnet18-a100-qat")
     gpu = find("RTX 3060")
     prediction = predict(model, TARGET)
-    time = estimate(model, prediction, gpu, TARGET)
+    time = estimate(model, prediction, gpu, TARGET, compare=False)
     add_fixes(model, prediction, time, TARGET)
     (skips,) = time.fixes
     assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
@@ -119,7 +119,7 @@ def test_figures_of_fixes() -> None:
     assert stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms  # the pooling behind the stem goes too
     fixed = fix(evidence.model("resnet18-qat-rtx2000-trt8510"), "trt8.5")
     model = evidence.model("resnet18-qat-rtx2000-trt8510")
-    time = estimate(model, fixed.before, gpu, TARGET)
+    time = estimate(model, fixed.before, gpu, TARGET, compare=False)
     add_fixes(model, fixed.before, time, TARGET)
     after = estimate(load(fixed.proto), fixed.after, gpu, TARGET, compare=False)
     if fixed.applied:
@@ -138,7 +138,7 @@ def test_gpus_without_int8_and_per_tensor_weights() -> None:
     for case, gpu in (("resnet18-a100-qat-residual-qgap", "RTX 3060"), ("resnet18-a100-qat", "P100")):
         model = evidence.model(case)
         prediction = predict(model, TARGET)
-        time = estimate(model, prediction, find(gpu), TARGET)
+        time = estimate(model, prediction, find(gpu), TARGET, compare=False)
         add_fixes(model, prediction, time, TARGET)
         assert time.fixes == []
 

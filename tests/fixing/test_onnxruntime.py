@@ -30,7 +30,7 @@ def quantized(tmp_path_factory):
     return onnx.load(folder / "qdq.onnx")
 
 
-@pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt8.4", "trt10"]))
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt10"]))
 def test_defaults(quantized, target):
     fixed = fix(quantized, target)
     before, after = fixed.before.summary(), fixed.after.summary()

@@ -90,7 +90,7 @@ def check_network(seed: int) -> None:
     check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
 
 
-@pytest.mark.parametrize("seed", SEEDS[:40])
+@in_turn("seed", SEEDS[:40])
 def test_network(seed: int) -> None:
     check_network(seed)
 
