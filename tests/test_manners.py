@@ -64,6 +64,8 @@ def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
 
 
 def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:
+    done = shell(f"{TOOL} predict {model} -o {tmp_path / 'closed'} --format json <&- >&- 2>&-")
+    assert done.returncode == 0 and json.loads((tmp_path / 'closed').read_text())["schema"]
     with open("/dev/full", "w") as full:
         assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
     given = onnx.load(model).graph.input[0]

@@ -1,5 +1,6 @@
-"""Tasks on a cluster: the rows of one process, and the network once to each worker."""
+"""Tasks on a cluster: the rows of one process, whoever dies, and the network once to each worker."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +14,8 @@ from calibration.cluster.mapping import Cluster
 from qdqtool.tuning import measure as clustered
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.configuration import Configuration
-from qdqtool.tuning.measure import ClusterMapper, Job, Task, local
-from tests.calibration.cluster.clusters import left_behind
+from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, Result, Task, local
+from tests.calibration.cluster.clusters import kill_one, left_behind
 from tests.insertion.nets import images
 from tests.tuning.nets import branchy, job_of, planner_of, segmentation
 from tests.tuning.test_measure import rows_of
@@ -39,6 +40,22 @@ def test_rows_are_those_of_one_process(client: Any) -> None:
         for given in (tasks, whole):
             wanted = rows_of(local(1)(job, given))
             assert len(wanted) == 24 and rows_of(mapper(job, given)) == wanted
+    assert left_behind(client) == (0, 0, [])
+
+
+@pytest.mark.slow  # calibration loses one in every run of the tests
+def test_a_worker_that_dies_loses_nothing(client: Any) -> None:
+    job, tasks = job_and_tasks()
+
+    def watched(mapper: Mapper) -> Iterator[Result]:
+        for place, result in enumerate(mapper(job, tasks)):
+            if place == 0:
+                kill_one(client)
+            yield result
+
+    with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
+        assert rows_of(watched(mapper)) == rows_of(local(1)(job, tasks))
+    client.wait_for_workers(2, timeout=60)
     assert left_behind(client) == (0, 0, [])
 
 
