@@ -82,7 +82,7 @@ def test_commands_that_say_something(g: Graph, tmp_path: Path) -> None:
 
 # An operator's name stands behind its length.
 _TWO_FAULTS = r"""
-has() { LC_ALL=C grep -q "$(printf '"\\%03o%s' ${#1} $1)" "$model"; }
+has() { LC_ALL=C grep -q "$(printf "$(printf '"\\%03o%s' ${#1} $1)")" "$model"; }
 model=$1; conv=0; pool=0; relu=0
 if has Conv; then conv=1; fi
 if has MaxPool; then pool=1; fi
