@@ -309,6 +309,7 @@ class _Reader:
         """Nodes of no layer: Myelin's regions, or, on a target without named layers, everything."""
         left = [n for n in self.model.ordered if n.name not in covered and n.op not in work.FREE and self._runs(n)]
         chain: list[Node] = []
+        made: set[str] = set()  # by the chain
         for node in left:
             if node.name in self.regions and not (node.op in WEIGHTED and self._fixed_behind(node.input(1))):
                 self._flush(chain)
@@ -332,9 +333,12 @@ class _Reader:
                 self._flush(chain)
                 self._region([node], work.SOFTMAX if "oftmax" in node.op else work.POOL)
             else:
-                if chain and not set(node.inputs) & {t for n in chain for t in n.outputs}:
+                if made.isdisjoint(node.inputs):
                     self._flush(chain)
+                if not chain:
+                    made = set()
                 chain.append(node)
+                made.update(node.outputs)
         self._flush(chain)
 
     def _runs(self, node: Node) -> bool:
