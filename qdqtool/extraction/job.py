@@ -65,7 +65,7 @@ class Job:
 
     @cached_property
     def whole(self) -> Prediction:
-        """What is predicted of the whole model, when the arguments are known to be right."""
+        """What is predicted of the whole model, when it is needed: wrong names of nodes and tensors are told first."""
         return predict(self.model, self.target)
 
     # Selecting ---------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Job:
                 self.why = said("what the prediction of {node} depends on", node=anchor.name)
         else:
             self._set(self.cutter.whole())
-            self.shown = of_findings(self.whole, ())
+            self.shown = of_findings(self.whole, ())  # nothing; no builder is asked about what cannot be predicted
             self.why = said("what the build depends on")
 
     def _node(self, name: str) -> Node:

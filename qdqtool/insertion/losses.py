@@ -389,8 +389,8 @@ def compare(
 ) -> list[Fidelity]:
     """How far the outputs of Q/DQ models are from those of the float model that they were made from.
 
-    The outputs are the last convolutions in front of any decoding, where the models name them alike. Empty where the
-    data cannot be read a second time.
+    The outputs are the last convolutions in front of any decoding, where the models name them alike. Empty where no
+    sample can be read, or the data not a second time.
 
     Raises:
         ModelError: onnxruntime cannot run one of them.

@@ -16,7 +16,6 @@ from qdqtool.base.said import said
 from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
-from qdqtool.insertion.losses import FEW
 from qdqtool.tuning import sites as choices
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner, Recipe, apart, first_change, share_behind
 from qdqtool.tuning.measurements import SWEEP, Measurements, OutOfTime
@@ -51,7 +50,7 @@ class Search:
     ends: float | None = None  # when all of that is measured has to be; None without a limit
     last_judged: float | None = None  # when only one placement more can be judged
     each: float = 0.0  # seconds that a run on one sample takes, where the bench has a deadline
-    moved_on: int = FEW  # samples on which FP16 is compared with FP32 in the end
+    moved_on: int = losses.FEW  # samples on which FP16 is compared with FP32 in the end
     sites: list[Site] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     scales: list[Candidate] = field(default_factory=list)

@@ -155,14 +155,14 @@ _SPLIT = ("Split", ["x"], ["o", "p"])
 ODD = {
     "axis": _odd_model(helper.make_node(*_NORM, axis=1 << 31)),
     "largest axis": _odd_model(helper.make_node(*_NORM, axis=(1 << 63) - 1)),
-    "outputs": _odd_model(helper.make_node(*_SPLIT, num_outputs=1 << 28, axis=1)),
+    "outputs": _odd_model(helper.make_node(*_SPLIT, num_outputs=1 << 25, axis=1)),
     "axis of a function": _odd_model(
         helper.make_node("F", ["x", "g", "g"], ["o", "m", "i"], domain="own", a=1 << 31),
         [_called(helper.make_node(*_NORM), "axis")]),
     "axis that a function has by default": _odd_model(
         helper.make_node("F", ["x", "g", "g"], ["o", "m", "i"], domain="own"),
         [_called(helper.make_node(*_NORM), "axis", 1 << 31)]),
-    "outputs of a function": _odd_model(helper.make_node("F", ["x"], ["o", "p"], domain="own", a=1 << 28),
+    "outputs of a function": _odd_model(helper.make_node("F", ["x"], ["o", "p"], domain="own", a=1 << 25),
                                         [_called(helper.make_node(*_SPLIT), "num_outputs")]),
 }
 

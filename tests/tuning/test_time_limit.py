@@ -89,6 +89,15 @@ def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert search.moved_on == samples and search.ends == pytest.approx(ends)
 
 
+def test_fp16_is_compared_on_as_many_samples_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(api, "leave_time", lambda search, each: setattr(search, "moved_on", 5))
+    monkeypatch.setattr(api.losses, "compare", lambda floats, made, data, *, samples: asked.append(
+        (len(made), len(data), samples)) or [])
+    tuning = qdqtool.tune(branchy(), images(16, 16, 16), method="mse", keep=0.1, target="trt11", say=lambda line: None)
+    assert asked == [(2, 5, 5)] and Remark.MEASURED_IN_FP32 in remarks(tuning.notes)
+
+
 def test_what_was_measured_before_the_time_was_over_counts() -> None:
     measured: list[Recipe] = []
 

@@ -97,7 +97,7 @@ def embedded(page: data.Page) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As ``dataclasses.asdict`` has it, in a quarter of the time: what is no dataclass and no list stays the same."""
+    """As ``dataclasses.asdict`` has it, in a quarter of the time: what it does not know stays the same."""
     kind: type[Any] = value.__class__
     if kind in _LEAVES:
         return value
