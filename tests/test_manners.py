@@ -29,6 +29,7 @@ from qdqtool.errors import ModelError
 from qdqtool.fixing.sandbox import Sandbox
 from qdqtool.model.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
+from tests.forks import can_fork
 from tests.fuzz.grammar import network
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.raising import raises
@@ -95,7 +96,7 @@ print([child.exitcode for child in children], signal.getsignal(signal.SIGTERM) i
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+@can_fork
 def test_what_the_users_code_forks_has_pythons_manners() -> None:
     """A worker of a pool in a `--metric` is ended by SIGTERM, without a traceback; our process keeps its handlers."""
     done = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, check=False)
@@ -121,7 +122,7 @@ print(os.path.exists("out"), os.path.exists(inner), os.path.isdir(kept.name))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+@can_fork
 def test_what_the_users_code_forks_takes_nothing_away_when_it_ends(tmp_path: Path) -> None:
     """Only the process that made a folder, or a file that waits for its name, removes it; and that one does."""
     (temporary := tmp_path / "temporary").mkdir()

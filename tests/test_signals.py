@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.calibration.nets import conv_net
+from tests.forks import can_fork
 from tests.fuzz.grammar import network
 from tests.fuzz_inputs import interrupts
 from tests.slow import slow_after
@@ -56,7 +57,7 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+@can_fork
 def test_signals_clean_up(tmp_path: Path) -> None:
     """In copies of a process that has loaded the command line."""
     folders = {signal.SIGTERM: tmp_path / "term", signal.SIGHUP: tmp_path / "hup", signal.SIGINT: tmp_path / "int"}
@@ -179,7 +180,7 @@ print(json.dumps(codes))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
+@can_fork
 def test_a_stop_that_a_library_keeps_or_drops_comes_again(tmp_path: Path) -> None:
     sources = json.dumps({name: source for name, (source, _) in _STOPPED.items()})
     run = subprocess.run([sys.executable, "-c", _EACH], input=sources, capture_output=True, text=True, cwd=tmp_path,

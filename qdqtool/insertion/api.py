@@ -166,7 +166,7 @@ def insert(
             try:
                 floats = load_full(model) if ours else loaded
                 found_half = compare(floats, [first], readable, samples=losses or SAMPLES, images=images)
-                agreement = next(iter(found_half), None)
+                agreement = found_half[0] if found_half else None
                 if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
                     warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
             except ModelError as error:

@@ -147,7 +147,7 @@ def tune(
         plan = planner.plan(point.configuration)
         made, quantized = planner.build(plan, placing.weights)
         if half:
-            notes.extend(_moved_by_half([work, plan.recipe.build(work)[0], made], sets, search.moved_on, warnings))
+            notes.extend(_moved_by_half(work, [plan.recipe.build(work)[0], made], sets, search.moved_on, warnings))
         made.path, made.sha256 = "", None
         result = Tuning(
             made.proto, quantized, prediction.predict(made, chosen), reached, keep, aim.budget_ms, point, bought,
@@ -291,11 +291,12 @@ def _wide(planner: Planner, sets: Sets, warnings: list[Note]) -> dict[str, float
     return too_large(made, quantized, seen, _some(sets, losses.FEW), warnings)
 
 
-def _moved_by_half(models: Sequence[Model], sets: Sets, samples: int, warnings: list[Note]) -> list[Note]:
-    """How far FP16 moves the outputs of what was measured in FP32: the float model, that, and the same in FP16."""
-    floats, *made = models
+def _moved_by_half(
+    work: Model, made: Sequence[Model], sets: Sets, samples: int, warnings: list[Note]
+) -> list[Note]:
+    """How far FP16 moves the outputs of what was measured in FP32: of that, and of the same in FP16."""
     try:
-        found = losses.compare(floats, made, _some(sets, samples), samples=samples)
+        found = losses.compare(work, made, _some(sets, samples), samples=samples)
     except ModelError as error:
         warnings.append(Remark.HALF_NOT_MEASURED(error=of_error(error)))
         return []

@@ -17,8 +17,8 @@ _OBVIOUS = 10  # placements that are measured whatever the time: float, everythi
 _OBVIOUSLY = 1 / 3  # part of a time limit that these may take
 _JUDGED = 2  # placements that are judged when the time is over
 _JUDGING = 0.2  # part of a time limit that this may take
-_FEWEST = 4  # samples for ranges, to choose on and to judge on, whatever the time
 _MOVING = 0.05  # part of it that comparing the float model, FP32 and FP16 may take in the end
+_FEWEST = 4  # samples for ranges, to choose on and to judge on, whatever the time
 _WRITING = 0.03  # part of it that is left for the prediction and the files, at least,
 _WRITTEN = 2.0  # and so many times what the prediction and the bytes of everything INT8 take
 

@@ -20,6 +20,7 @@ from qdqtool.insertion.prepare import raise_opset
 from qdqtool.model import apart
 from qdqtool.model.graph import Model
 from qdqtool.model.inference import is_odd
+from tests.forks import can_fork
 from tests.fuzz.grammar import network
 from tests.growth import FAMILIES
 from tests.raising import raises
@@ -247,9 +248,6 @@ def forked(work: Callable[[], object]) -> int:
         finally:
             os._exit(1)
     return os.waitpid(fork, 0)[1]
-
-
-can_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
 
 
 @can_fork

@@ -29,14 +29,13 @@ from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, expected, measurements
 from qdqtool.tuning import search as search_module
-from qdqtool.tuning.configuration import Configuration, Cost, Planner, Recipe
+from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, local
 from qdqtool.tuning.metrics import OutputAgreement
 from qdqtool.tuning.result import Tuning
-from qdqtool.tuning.search import Search
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
-from tests.insertion.nets import check, detector, images, run
+from tests.insertion.nets import check, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
 from tests.raising import raises
@@ -249,8 +248,8 @@ def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> N
     assert error.values["after"] == pytest.approx(np.mean(judged), abs=5e-5)
 
 
-def test_tensors_that_fp16_cannot_hold_and_fp32_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Planner, "_cost", lambda self, recipe: Cost(7, len(recipe.weights), 0))  # of no placement here
+@pytest.mark.usefixtures("costs_take_no_time")
+def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
     net = branchy()
     tensor = next(t for t in net.graph.initializer if t.name == "c6.weight")
     tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
@@ -307,9 +306,9 @@ def test_it_goes_on_where_it_was_killed(
         tune(keep=KEEP, state=state)
 
 
-def test_activations_are_smoothed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("costs_take_no_time")
+def test_activations_are_smoothed_first(tmp_path: Path) -> None:
     """What is written is the smoothed network, as a state of it is no state of the other."""
-    monkeypatch.setattr(Planner, "_cost", lambda self, recipe: Cost(99, len(recipe.weights), 0))
     model, data, state = heavy(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
     assert any(n.remark is Remark.SMOOTHED and n.values["alpha"] == 0.5 for n in tuning.notes)
@@ -489,33 +488,6 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     assert limit >= 90 or len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)
     if limit >= 90:
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
-
-
-@pytest.mark.slow
-def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    measure = Search.measure
-
-    def watching(self: Search, named: Sequence[tuple[str, Configuration]]) -> None:
-        asked.extend(name for name, _ in named)
-        measure(self, named)
-
-    monkeypatch.setattr(Search, "measure", watching)
-    monkeypatch.setattr(Search, "_sweep", lambda self: asked.append("sensitivity"))  # the time for it is over
-    # Predicting each of its fifty placements takes four fifths of the time, and is asked for after this.
-    monkeypatch.setattr(Planner, "_cost", lambda self, recipe: Cost(31, len(recipe.weights), 0))
-    tuning = qdqtool.tune(detector(), images(8, 3, 64, name="images"), keep=1.0, metric=agrees, time_limit=3600)
-    first = asked[: asked.index("sensitivity")]
-    worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
-    assert first[-7:] == ["last convolutions float", "whole head float", *worst]
-    assert set(first[:-7]) == {"everything INT8"}
-    points = {p.name: p for p in [*tuning.front, *tuning.others]}
-    assert points.keys() >= set(first) and not tuning.reached
-    assert tuning.chosen.chosen_on == max(p.chosen_on for p in points.values())
-
-
-def agrees(reference: Any, outputs: Any, image: str) -> float:
-    return float(np.mean([np.corrcoef(reference[n].ravel(), outputs[n].ravel())[0, 1] for n in reference]))
 
 
 @pytest.mark.parametrize(*cases("tuning/api-wrong-options"))

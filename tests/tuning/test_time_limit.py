@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import qdqtool
@@ -13,18 +14,14 @@ from qdqtool.base.notes import Remark, remarks
 from qdqtool.insertion.losses import FEW
 from qdqtool.tuning import api, expected, measurements
 from qdqtool.tuning import search as search_module
-from qdqtool.tuning.configuration import Cost, Planner, Recipe
+from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.search import Search
-from tests.insertion.nets import images
+from tests.insertion.nets import detector, images
 from tests.tuning.nets import branchy, planner_of
 
 DATA = images(4, 16, 16)
 
-
-@pytest.fixture(autouse=True)
-def costs_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a placement costs decides nothing here, and takes most of the time."""
-    monkeypatch.setattr(Planner, "_cost", lambda self, recipe: Cost(7, len(recipe.weights), 0))
+pytestmark = pytest.mark.usefixtures("costs_take_no_time")
 
 
 def test_ranges_take_a_quarter_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -136,3 +133,28 @@ def test_time_that_combinations_leave_goes_back_to_single_choices(monkeypatch: p
         monkeypatch.setattr(Search, "_combinations", lambda self, ranges, found=combined: found.append(ranges))
         search.run()
         assert len(combined) == rounds and (combined[-1] == "other") is (rounds == 3)
+
+
+@pytest.mark.slow
+def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    measure = Search.measure
+
+    def watching(self: Search, named: Sequence[tuple[str, Configuration]]) -> None:
+        asked.extend(name for name, _ in named)
+        measure(self, named)
+
+    monkeypatch.setattr(Search, "measure", watching)
+    monkeypatch.setattr(Search, "_sweep", lambda self: asked.append("sensitivity"))  # the time for it is over
+    tuning = qdqtool.tune(detector(), images(8, 3, 64, name="images"), keep=1.0, metric=agrees, time_limit=3600)
+    first = asked[: asked.index("sensitivity")]
+    worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
+    assert first[-7:] == ["last convolutions float", "whole head float", *worst]
+    assert set(first[:-7]) == {"everything INT8"}
+    points = {p.name: p for p in [*tuning.front, *tuning.others]}
+    assert points.keys() >= set(first) and not tuning.reached
+    assert tuning.chosen.chosen_on == max(p.chosen_on for p in points.values())
+
+
+def agrees(reference: Any, outputs: Any, image: str) -> float:
+    return float(np.mean([np.corrcoef(reference[n].ravel(), outputs[n].ravel())[0, 1] for n in reference]))

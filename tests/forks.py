@@ -1,0 +1,7 @@
+"""Tests that copy the process they are in."""
+
+import os
+
+import pytest
+
+can_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
