@@ -33,7 +33,7 @@ os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's, which comes with selenium, 
 SHARING = (
     ("tests/test_structure.py", "tests/test_files.py", "tests/test_options.py", "tests/explain/test_producers.py",
      "tests/explain/test_alike.py", "tests/explain/test_each_code.py", "tests/fixing/test_api.py",
-     "tests/fixing/test_places.py", "tests/trt/rtx/test_experiments.py", "tests/base/test_base.py"),
+     "tests/fixing/test_places.py", "tests/trt/rtx/test_experiments.py", "tests/test_patterns.py"),
     ("tests/trt/test_evidence.py", "tests/trt/test_cases.py", "tests/trt/test_network.py",
      "tests/explain/test_codes.py", "tests/render/reporting/test_collect.py", "tests/timing/", "tests/verification/",
      "tests/fixing/test_effects.py"),

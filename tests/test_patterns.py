@@ -1,0 +1,241 @@
+"""The time that regular expressions take grows linearly with the length of the text.
+
+Each pattern in the package is matched against texts that provoke backtracking. The tests compare measurements of one
+process at two lengths, so that they do not depend on the speed of the machine.
+"""
+
+import ast
+import importlib
+import importlib.util
+import itertools
+import pkgutil
+import re
+import re._constants as sre
+import re._parser as parser
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import calibration
+import qdqtool
+from qdqtool.buildlog.names import base_name, parts
+from tests.sources import nodes_like
+
+METHODS = ("match", "fullmatch", "search", "finditer", "findall", "sub", "split")
+
+SHORTEST, LONGEST = 1 << 8, 1 << 16  # characters
+STEP = 4  # ratio of one length to the next
+RESOLUTION = 0.002  # seconds; a shorter measurement is not compared
+# A linear pattern takes 4 times as long for 4 times the text, a quadratic one 16 times, a cubic one 64 times.
+LINEAR, QUADRATIC = STEP**1.5, STEP**2.5
+
+# These patterns search the first 4,000 characters of a message only, and may be quadratic.
+BOUNDED_MODULE, BOUNDED_LENGTH = "qdqtool.explain.errors", 1 << 12
+
+
+def module_names() -> Iterator[str]:
+    for package in (qdqtool, calibration):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(("__main__", ".worker")):
+                yield module.name
+
+
+def collect_patterns() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
+    """Return all patterns by their place, each with the methods that the package calls on it."""
+    patterns: dict[str, tuple[re.Pattern[Any], set[str]]] = {}
+    for name in module_names():
+        attributes: dict[str, list[re.Pattern[Any]]] = {}
+        if name.startswith("qdqtool.qat."):  # importing these takes seconds and needs training libraries
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            source = (path := Path(str(spec.origin))).read_text()
+            assert "re.compile" not in source, f"{name}: pass the pattern to a function of `re` where it is used"
+        else:
+            try:
+                module = importlib.import_module(name)
+            except ImportError:  # an optional dependency is missing
+                continue
+            attributes = {label: found for label, value in vars(module).items() if (found := [*patterns_in(value)])}
+            source = (path := Path(str(module.__file__))).read_text()
+        methods: dict[str, set[str]] = {}
+        for node in nodes_like(path, ast.Attribute, ast.Call) if attributes or re.search(r"\bre\.", source) else ():
+            if isinstance(node, ast.Attribute) and node.attr in METHODS and isinstance(node.value, ast.Name):
+                methods.setdefault(node.value.id, set()).add(node.attr)
+            if (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+                and isinstance(node.func.value, ast.Name) and node.func.value.id == "re" and node.func.attr in METHODS
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                patterns[f"{name}:{node.lineno}"] = re.compile(node.args[0].value), {node.func.attr}
+        for label, found in attributes.items():
+            for number, pattern in enumerate(found):
+                patterns[f"{name}.{label}[{number}]"] = pattern, methods.get(label, {"search"})
+    return patterns
+
+
+def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from patterns_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from patterns_in(item)
+
+
+def matching_text(items: Any) -> str:
+    """Return a text that matches a sequence of parsed items."""
+    text = ""
+    for op, argument in items:
+        if op in (sre.LITERAL, sre.NOT_LITERAL):
+            text += chr(argument) if op is sre.LITERAL else "~"
+        elif op is sre.ANY:
+            text += "a"
+        elif op is sre.IN:
+            text += matching_character(argument)
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            low, _, inner = argument
+            text += matching_text(inner) * max(1, low)
+        elif op is sre.SUBPATTERN:
+            text += matching_text(argument[-1])
+        elif op is sre.BRANCH:
+            text += matching_text(argument[1][0])
+    return text
+
+
+def matching_character(choices: Any) -> str:
+    for op, argument in choices:
+        if op is sre.LITERAL:
+            return chr(argument)
+        if op is sre.RANGE:
+            return chr(argument[0])
+        if op is sre.CATEGORY:
+            return {sre.CATEGORY_DIGIT: "1", sre.CATEGORY_SPACE: " "}.get(argument, "a")
+        if op is sre.NEGATE:
+            return next(c for c in "a1 ~\"'" if not any(o is sre.LITERAL and chr(a) == c for o, a in choices[1:]))
+    return "a"
+
+
+def group_literals(items: Any) -> list[list[Any]]:
+    """Split a sequence of parsed items into groups; adjacent letters form one group."""
+    groups: list[list[Any]] = []
+    for item in items:
+        if item[0] is sre.LITERAL and groups and groups[-1][-1][0] is sre.LITERAL:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield texts that match the start of a pattern, then repeat one part of it, but never match its end.
+
+    Yields:
+        Start of the text, the part to repeat, end of the text.
+    """
+    groups = group_literals(items)
+    for first, last in itertools.combinations(range(min(len(groups), 9) + 1), 2):
+        unit = matching_text([item for group in groups[first:last] for item in group])
+        if unit:
+            start = matching_text([item for group in groups[:first] for item in group])
+            yield start, unit, "\x00"
+            yield start, unit, ""
+    for op, argument in items:
+        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            yield from provoking_texts(argument[2])
+        elif op is sre.SUBPATTERN:
+            yield from provoking_texts(argument[-1])
+        elif op is sre.BRANCH:
+            for branch in argument[1]:
+                yield from provoking_texts(branch)
+
+
+def processor_time(function: Callable[[], object], repeats: int) -> float:
+    """Return the shortest processor time of several calls, in seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def growth_factor(work: Callable[[int], object], limit: float, longest: int = LONGEST) -> float:
+    """Return how many times as long `work` takes for `STEP` times the length.
+
+    The length grows until the factor exceeds `limit` twice in a row of measurements, or reaches `longest`.
+    """
+    times: dict[int, float] = {}
+    length = SHORTEST
+    factor = 0.0
+    while length <= longest:
+        times[length] = processor_time(lambda: work(length), repeats=1)  # noqa: B023
+        shorter = length // STEP
+        if shorter in times and times[length] > RESOLUTION:
+            factor = times[length] / max(times[shorter], 1e-7)
+            if factor > limit:  # measure again: other processes may have disturbed one of the two
+                first = processor_time(lambda: work(shorter), repeats=5)  # noqa: B023
+                factor = processor_time(lambda: work(length), repeats=3) / max(first, 1e-7)  # noqa: B023
+            if factor > limit:
+                return factor
+        length *= STEP
+    return factor
+
+
+def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:
+    subject: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
+    if method == "sub":
+        pattern.sub(subject[:0], subject)
+    elif method == "finditer":
+        for _ in pattern.finditer(subject):
+            pass
+    else:
+        getattr(pattern, method)(subject)
+
+
+def slow_text(pattern: re.Pattern[Any], method: str, limit: float = LINEAR, longest: int = LONGEST) -> str:
+    """Return the start of a text on which the pattern grows faster than `limit` allows, empty if there is none."""
+    texts = {*provoking_texts(parser.parse(pattern.pattern, pattern.flags)), *(("", unit, "") for unit in "[( ")}
+    for start, unit, end in sorted(texts):
+        def match(length: int) -> None:
+            apply_method(pattern, method, start + unit * (length // len(unit)) + end)  # noqa: B023
+
+        if growth_factor(match, limit, longest) > limit:
+            return (start + unit * 9 + end)[:60]
+    return ""
+
+
+def test_patterns_are_linear() -> None:
+    patterns = collect_patterns()
+    assert len(patterns) > 60
+    slow = {}
+    for place, (pattern, methods) in patterns.items():
+        bounded = place.startswith(BOUNDED_MODULE)
+        limits = (QUADRATIC, BOUNDED_LENGTH) if bounded else (LINEAR, LONGEST)
+        for method in methods:
+            if text := slow_text(pattern, method, *limits):
+                slow[f"{place} ({method})"] = text
+    assert not slow
+
+
+@pytest.mark.parametrize(("pattern", "method"), [(r"(?:_clone_\d+)+$", "search"), (r"\x1b\][^\x07]*\x07", "sub")])
+def test_patterns_quadratic_pattern_is_found(pattern: str, method: str) -> None:
+    assert slow_text(re.compile(pattern), method)
+
+
+def test_patterns_linear_pattern_is_accepted() -> None:
+    assert not slow_text(re.compile(r"_clone_\d"), "search")
+
+
+@pytest.mark.parametrize("unit", ["_clone_1", "_clone_", "1", "_clone_11111111", "_"])
+def test_names_long_suffix_takes_linear_time(unit: str) -> None:
+    def strip_suffixes(length: int) -> None:
+        name = "x" + unit * (length // len(unit)) + "x"
+        assert base_name(name) == name
+        parts(name)
+
+    assert growth_factor(strip_suffixes, LINEAR) <= LINEAR
